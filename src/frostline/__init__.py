@@ -1,0 +1,1 @@
+"""Fine-tune pretrained networks on data that stays in its store."""

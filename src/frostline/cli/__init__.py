@@ -1,0 +1,1 @@
+"""The command line: verbs; the only place that prints or exits."""

@@ -1,0 +1,59 @@
+"""What a trainer needs of a node: one protocol, spoken over HTTP and within the process."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from frostline.core import FeatureBatch
+from frostline.profiles import Profile
+from frostline.wire.messages import FeatureRequest, Health
+
+__all__ = ("Transport", "TransportStatistics")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportStatistics:
+    """What crossed between the store side and the trainer so far.
+
+    Attributes:
+        bytes_received: store side to trainer, bodies and headers (at the embedded node: bytes read from the store).
+        bytes_sent: trainer to store side, bodies and headers.
+        requests: exchanges begun.
+        failures: exchanges that broke or were refused.
+        receive_s: seconds in which answers were being read, summed over connections.
+    """
+
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    requests: int = 0
+    failures: int = 0
+    receive_s: float = 0.0
+
+
+class Transport(Protocol):
+    """A way to a node. Safe for use by several threads at once.
+
+    Every method raises ``Unavailable`` where asking again may help and ``Refused`` where it cannot.
+    """
+
+    def health(self) -> Health:
+        """What the node says of itself."""
+
+    def put_prefix(self, digest: str, artifact: bytes) -> None:
+        """Upload a prefix unless the node holds it already."""
+
+    def profile(self, request: FeatureRequest) -> Profile:
+        """Have the node measure reading, decoding and every cut of the prefix on the request's samples."""
+
+    def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:
+        """Yield the answer's batches as they arrive, in the order of the request.
+
+        Every sample comes exactly once, in a batch's ids or among its ``skipped``. Closing the iterator
+        abandons the rest of the answer.
+        """
+
+    def statistics(self) -> TransportStatistics:
+        """What crossed so far."""
+
+    def close(self) -> None:
+        """Close the connections. Calling it again does nothing."""

@@ -1,0 +1,79 @@
+"""Settings: one frozen class a component; every default says why it is what it is."""
+
+import os
+from dataclasses import dataclass, field
+
+from frostline.errors import SettingError
+
+__all__ = ("LoaderSettings", "NodeSettings")
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """What a node may use.
+
+    Attributes:
+        memory_bytes: for weights, samples in work and answers not yet sent. Never exceeded: raise it when
+            the node answers that a request is over budget.
+        decode_threads: images decoded at once; one a core.
+        compute_threads: threads of the engine inside one operation.
+        device: where prefixes run, in torch's words.
+        device_batch: samples in one run of the network, a multiple of 8.
+        max_requests: requests in work or waiting; one more is refused with 429.
+    """
+
+    memory_bytes: int = 2 * _GIB
+    decode_threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    compute_threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    device: str = "cpu"
+    device_batch: int = 32
+    max_requests: int = 64
+
+    def __post_init__(self) -> None:
+        _at_least("memory_bytes", self.memory_bytes, 64 * _MIB)
+        _at_least("decode_threads", self.decode_threads, 1)
+        _at_least("compute_threads", self.compute_threads, 1)
+        _at_least("max_requests", self.max_requests, 1)
+        if self.device_batch < 8 or self.device_batch % 8:
+            raise SettingError(f"device_batch must be a multiple of 8, not {self.device_batch}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """How a job's loader asks.
+
+    Attributes:
+        requests_in_flight: requests under way at once; more hides a longer round trip.
+        samples_per_request: rows in one request.
+        window_bytes: most bytes asked for and not yet handed out; raise it for a long, fast link.
+        cache_bytes: features kept at the trainer between epochs; 0 keeps none.
+        retry_for_s: how long a sample is asked for again while its node does not answer, before the job stops.
+        deadline_s: longest silence on a connection before it counts as broken.
+        skip_allowance: share of a data set's samples that may be unreadable before the job stops.
+    """
+
+    requests_in_flight: int = 4
+    samples_per_request: int = 64
+    window_bytes: int = 256 * _MIB
+    cache_bytes: int = 1 * _GIB
+    retry_for_s: float = 60.0
+    deadline_s: float = 120.0
+    skip_allowance: float = 0.01
+
+    def __post_init__(self) -> None:
+        _at_least("requests_in_flight", self.requests_in_flight, 1)
+        _at_least("samples_per_request", self.samples_per_request, 1)
+        _at_least("window_bytes", self.window_bytes, 1)
+        _at_least("cache_bytes", self.cache_bytes, 0)
+        _at_least("retry_for_s", self.retry_for_s, 0)
+        _at_least("deadline_s", self.deadline_s, 0.001)
+        if not 0 <= self.skip_allowance <= 1:
+            raise SettingError(f"skip_allowance is a share between 0 and 1, not {self.skip_allowance}")
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if value < least:
+        raise SettingError(f"{name} must be at least {least}, not {value}")

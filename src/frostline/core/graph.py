@@ -1,0 +1,103 @@
+"""A traced network as a value: nodes that name their operator, leaves that name their tensor, and cuts.
+
+The same value describes the whole network in the user's process, the frozen prefix that travels to a
+node (as JSON, see ``models.artifact``), the frozen rest of it at the trainer, and the trainable head.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ("Argument", "Cut", "Dim", "Graph", "Node", "Ref", "Token")
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value of the node, input or leaf of that name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A constant that is no number: ``kind`` is dtype, device, layout or memory_format; ``value`` its name.
+
+    A device token always means "where the graph runs", so that a trace made on one device runs on another.
+    """
+
+    kind: str
+    value: str
+
+
+Argument = object  # None, bool, int, float, str, Ref, Token, or a tuple of these
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension: ``per_sample * batch + fixed``."""
+
+    fixed: int
+    per_sample: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operation.
+
+    Attributes:
+        name: unique in the graph; also the name of its result.
+        op: overload name, such as ``aten.conv2d.default`` or ``operator.mul``.
+        args: positional arguments: None, bool, int, float, str, Ref, Token, or tuples of these.
+        kwargs: keyword arguments by name.
+        shape: of the result, None where it is no tensor or its shape is no simple multiple of the batch.
+        dtype: of the result, such as ``float32``; empty where it is no tensor.
+        module: dotted path of the module whose forward made it; empty for the network itself.
+    """
+
+    name: str
+    op: str
+    args: tuple[Argument, ...] = ()
+    kwargs: tuple[tuple[str, Argument], ...] = ()
+    shape: tuple[Dim, ...] | None = None
+    dtype: str = ""
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A place where computation may change sides.
+
+    Attributes:
+        number: 0 ships the encoded sample, 1 the decoded pixels, higher ones lie inside the network.
+        name: where it is, in the words of the network, such as ``layer4.1.relu``.
+        after: index of the last node that runs before it; -1 for cut 1, -2 for cut 0.
+        tensors: names of the values that cross it.
+        shapes: per-sample shape of each, without the batch dimension.
+        dtypes: of each, such as ``float32``.
+        bytes_per_sample: what crosses, uncompressed; 0 for cut 0, whose bytes are the sample's own.
+        is_relu: the one tensor that crosses comes from a ReLU, so that it is never negative and often zero.
+    """
+
+    number: int
+    name: str
+    after: int
+    tensors: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    bytes_per_sample: int
+    is_relu: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Nodes in an order in which each may run.
+
+    Attributes:
+        inputs: names of the values that come from outside, in order.
+        leaves: parameters, buffers and constants: name in the graph to the name of the tensor.
+        nodes: the operations.
+        outputs: the values that leave, in order.
+    """
+
+    inputs: tuple[str, ...]
+    leaves: tuple[tuple[str, str], ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Argument, ...]

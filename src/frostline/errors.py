@@ -1,0 +1,197 @@
+"""Every exception of Frostline, the tree drawn on top.
+
+    FrostlineError
+    ├── UserError                 the caller can put it right; a verb exits with 2
+    │   ├── SettingError          a setting, flag or argument does not make sense
+    │   ├── DataError             the data set cannot be used as it is
+    │   │   ├── DataNotFound      nothing at that URL, or nothing that can be read
+    │   │   ├── EmptyDataset      a place without one labelled sample
+    │   │   └── TooManySkipped    more unreadable samples than the job allows
+    │   ├── ModelError            the network cannot be used as it is
+    │   │   ├── UnknownModel      no such model; carries the nearest names
+    │   │   ├── UnknownLayer      no such layer; carries the nearest names
+    │   │   ├── WeightsMismatch   a weights file that does not fit the network
+    │   │   ├── NotTraceable      torch.export cannot follow the network
+    │   │   ├── NothingFrozen     no computation stands before the first trainable layer
+    │   │   └── FrozenInTrainMode a frozen layer would behave differently in train mode
+    │   ├── AddressInUse          the port is taken
+    │   └── OutOfSpace            the disk is full
+    ├── StoreError                the store did not give the bytes
+    │   ├── ObjectNotFound        no such object
+    │   ├── AccessDenied          the store refused the credentials
+    │   └── StoreUnavailable      worth trying again
+    ├── SampleError               one sample cannot be decoded; it is counted and skipped
+    ├── Refused                   the node will not do this, however often it is asked
+    │   ├── BadRequest            the request does not make sense
+    │   ├── UnknownPrefix         the node does not hold this prefix: upload it
+    │   ├── UnsafeArtifact        a prefix that is malformed, or names what is not allowed
+    │   └── OverBudget            it cannot fit the node's memory budget
+    └── Unavailable               worth trying again
+        ├── NodeUnreachable       no connection, or it broke
+        └── Overloaded            the node is busy; carries how long to wait
+"""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = (
+    "AccessDenied",
+    "AddressInUse",
+    "BadRequest",
+    "DataError",
+    "DataNotFound",
+    "EmptyDataset",
+    "FrostlineError",
+    "FrozenInTrainMode",
+    "ModelError",
+    "NodeUnreachable",
+    "NotTraceable",
+    "NothingFrozen",
+    "ObjectNotFound",
+    "OutOfSpace",
+    "OverBudget",
+    "Overloaded",
+    "Refused",
+    "SampleError",
+    "SettingError",
+    "StoreError",
+    "StoreUnavailable",
+    "TooManySkipped",
+    "Unavailable",
+    "UnknownLayer",
+    "UnknownModel",
+    "UnknownPrefix",
+    "UnsafeArtifact",
+    "UserError",
+    "WeightsMismatch",
+    "nearest",
+)
+
+
+class FrostlineError(Exception):
+    """The root: its message is one sentence that a user can act on."""
+
+
+class UserError(FrostlineError):
+    """The caller can put it right; a verb prints the sentence and exits with 2."""
+
+
+class SettingError(UserError):
+    """A setting, flag or argument does not make sense; the message names it."""
+
+
+class DataError(UserError):
+    """The data set cannot be used as it is."""
+
+
+class DataNotFound(DataError):
+    """Nothing is at that URL, or nothing that can be read."""
+
+
+class EmptyDataset(DataError):
+    """The place exists and holds not one labelled sample."""
+
+
+class TooManySkipped(DataError):
+    """More samples were unreadable than the job's allowance."""
+
+
+class ModelError(UserError):
+    """The network cannot be used as it is."""
+
+
+class UnknownModel(ModelError):
+    """No model of that name; the message carries the nearest names."""
+
+
+class UnknownLayer(ModelError):
+    """No layer of that name; the message carries the nearest names."""
+
+
+class WeightsMismatch(ModelError):
+    """A weights file does not fit the network."""
+
+
+class NotTraceable(ModelError):
+    """torch.export cannot follow the network, or it uses what Frostline cannot carry."""
+
+
+class NothingFrozen(ModelError):
+    """No computation stands before the first trainable layer, so nothing can run beside the data."""
+
+
+class FrozenInTrainMode(ModelError):
+    """A frozen layer would behave differently in train mode (BatchNorm, dropout)."""
+
+
+class AddressInUse(UserError):
+    """The address to listen on is taken."""
+
+
+class OutOfSpace(UserError):
+    """The disk is full; nothing half-written was left behind."""
+
+
+class StoreError(FrostlineError):
+    """The store did not give the bytes."""
+
+
+class ObjectNotFound(StoreError):
+    """The store has no such object."""
+
+
+class AccessDenied(StoreError):
+    """The store refused the credentials."""
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer, or was too busy: worth trying again."""
+
+
+class SampleError(FrostlineError):
+    """One sample cannot be decoded; it is counted, listed and skipped."""
+
+
+class Refused(FrostlineError):
+    """The node will not do this, however often it is asked."""
+
+
+class BadRequest(Refused):
+    """The request does not make sense; the message names the field."""
+
+
+class UnknownPrefix(Refused):
+    """The node does not hold this prefix: upload it and ask again."""
+
+
+class UnsafeArtifact(Refused):
+    """A prefix that is malformed, or names an operator that is not allowed."""
+
+
+class OverBudget(Refused):
+    """The work cannot fit the node's memory budget, whatever it waits for."""
+
+
+class Unavailable(FrostlineError):
+    """Worth trying again after a while."""
+
+
+class NodeUnreachable(Unavailable):
+    """No connection to the node, or it broke in the middle of an answer."""
+
+
+class Overloaded(Unavailable):
+    """The node refused the request before any work; ``retry_after_s`` says how long to wait."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
+    """End a sentence about an unknown name: ``"; did you mean a, b or c?"``, or nothing if none is near."""
+    matches = difflib.get_close_matches(name, list(known), n=most, cutoff=0.4)
+    if not matches:
+        return ""
+    *others, last = matches
+    return f"; did you mean {', '.join(others)} or {last}?" if others else f"; did you mean {last}?"

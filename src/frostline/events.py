@@ -1,0 +1,75 @@
+"""What happened, as values. Progress bars, reports, logs and metrics read these and nothing else."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = (
+    "BatchTaken",
+    "EpochFinished",
+    "EpochStarted",
+    "Event",
+    "Observer",
+    "RequestFinished",
+    "RequestRetried",
+    "SampleSkipped",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStarted:
+    """A loader starts to hand out the samples of one epoch."""
+
+    epoch: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTaken:
+    """The training loop took a batch after waiting ``stall_s`` seconds for it."""
+
+    epoch: int
+    samples: int
+    from_cache: int
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFinished:
+    """A request was answered whole, ``seconds`` after it was sent."""
+
+    samples: int
+    payload_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRetried:
+    """A request failed and is made again after ``delay_s`` seconds."""
+
+    samples: int
+    attempt: int
+    delay_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSkipped:
+    """A sample could not be read; it is left out of this job from now on."""
+
+    id: int
+    object: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochFinished:
+    """Every sample of the epoch was handed out once or skipped."""
+
+    epoch: int
+    samples: int
+    seconds: float
+    stall_s: float
+
+
+Event = BatchTaken | EpochFinished | EpochStarted | RequestFinished | RequestRetried | SampleSkipped
+Observer = Callable[[Event], None]

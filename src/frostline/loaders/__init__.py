@@ -1,0 +1,1 @@
+"""The loader and the job: features in, batches out."""

@@ -1,0 +1,1 @@
+"""Networks: freeze, trace, cut, ship the prefix, keep the head."""

@@ -1,0 +1,1 @@
+"""The server beside the store: fetch, decode, batch, run, encode, stream."""

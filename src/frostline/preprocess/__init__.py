@@ -1,0 +1,1 @@
+"""Preprocessing declared as data, with the same numbers on every side."""

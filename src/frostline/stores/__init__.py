@@ -1,0 +1,1 @@
+"""Object stores: read, list and write bytes."""

@@ -1,0 +1,1 @@
+"""The main job: train a head, evaluate, save, report."""

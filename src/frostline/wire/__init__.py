@@ -1,0 +1,1 @@
+"""Messages, framing and refusals between trainer and node."""
