@@ -1,1 +1,31 @@
-"""What every test shares."""
+"""What every test shares: how Hypothesis runs, real photographs, and a torchvision that can be imported."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from support.photographs import photographs_folder
+from support.torchvision_cpu import sitecustomize
+
+settings.register_profile("here", deadline=None, max_examples=50)
+# A shared machine may stall anywhere: only the tests' own timeout judges time there. The same examples each run.
+settings.register_profile(
+    "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+SHIM = str(Path(sitecustomize.__file__).parent)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _subprocesses_import_torchvision():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (SHIM, os.environ.get("PYTHONPATH")))))
+        yield
+
+
+@pytest.fixture(scope="session")
+def photographs(tmp_path_factory):
+    """A folder of real photographs in class folders; read it, don't write to it."""
+    return photographs_folder(tmp_path_factory)

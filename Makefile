@@ -1,0 +1,75 @@
+# Two commands: `make demo` shows the main job, `make test` runs every check and test.
+# Both need Python 3.11 or newer and pip, and set up what they need in .venv; a second run installs nothing.
+
+TORCH := 2.13.0
+VENV ?= .venv
+# Options for installing torch, where PyTorch's own instructions ask for some; see the README.
+TORCH_OPTIONS ?=
+# Options for `frostline demo`, such as --data DIR.
+DEMO ?=
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+UV_VERSION := 0.13.8
+
+.PHONY: demo test check install install-test docs bench lock clean
+.DELETE_ON_ERROR:
+
+demo: install
+	$(BIN)/frostline demo $(DEMO)
+
+test: install-test
+	@scripts/browser.sh
+	@$(MAKE) --no-print-directory check
+
+# What `make test` runs once everything is installed.
+check:
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m pytest
+
+install: $(STAMPS)/demo
+install-test: $(STAMPS)/test
+
+docs: install-test
+	$(BIN)/mkdocs build --strict
+
+bench: install-test
+	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+# Add `UPGRADE=--upgrade` for the newest versions of everything.
+lock: build/lock/bin/uv
+	UV=build/lock/bin/uv scripts/lock.sh $(UPGRADE)
+
+clean:
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(STAMPS)/venv:
+	@python=$$(scripts/python.sh) && echo "Making $(VENV) with $$python" && "$$python" -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# The locked set comes first, so that pip has nothing left to choose for torch; --no-deps, because the lock is complete.
+define install
+	@echo "Installing requirements/$(1).txt, torch $(TORCH) and Frostline into $(VENV) (once)"
+	@$(PIP) install --no-deps --require-hashes -r requirements/$(1).txt
+	@$(PIP) install $(TORCH_OPTIONS) torch==$(TORCH)
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+endef
+
+$(STAMPS)/demo: $(STAMPS)/venv requirements/demo.txt pyproject.toml
+	$(call install,demo)
+	@touch $@
+
+# The test set holds the demo set at the same versions.
+$(STAMPS)/test: $(STAMPS)/venv requirements/test.txt pyproject.toml
+	$(call install,test)
+	@touch $(STAMPS)/demo $@
+
+build/lock/bin/uv: $(STAMPS)/venv
+	@$(BIN)/python -m venv build/lock
+	@build/lock/bin/python -m pip --disable-pip-version-check --quiet install uv==$(UV_VERSION)
+	@touch $@
