@@ -6,7 +6,7 @@ node (as JSON, see ``models.artifact``), the frozen rest of it at the trainer, a
 
 from dataclasses import dataclass
 
-__all__ = ("Argument", "Cut", "Dim", "Graph", "Node", "Ref", "Token")
+__all__ = ("Argument", "Cut", "Dim", "Graph", "Node", "Ref", "Token", "references")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class Node:
         op: overload name, such as ``aten.conv2d.default`` or ``operator.mul``.
         args: positional arguments: None, bool, int, float, str, Ref, Token, or tuples of these.
         kwargs: keyword arguments by name.
-        shape: of the result, None where it is no tensor or its shape is no simple multiple of the batch.
+        shape: of the result; None where it is no tensor, is not contiguous, or has a dimension that is no ``Dim``.
         dtype: of the result, such as ``float32``; empty where it is no tensor.
+        size: the result itself where it is an integer that the batch decides, such as ``aten.sym_size.int``.
         module: dotted path of the module whose forward made it; empty for the network itself.
     """
 
@@ -58,6 +59,7 @@ class Node:
     kwargs: tuple[tuple[str, Argument], ...] = ()
     shape: tuple[Dim, ...] | None = None
     dtype: str = ""
+    size: Dim | None = None
     module: str = ""
 
 
@@ -101,3 +103,12 @@ class Graph:
     leaves: tuple[tuple[str, str], ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Argument, ...]
+
+
+def references(argument: Argument) -> list[str]:
+    """Names of all values that an argument reads, in order of appearance."""
+    if isinstance(argument, Ref):
+        return [argument.name]
+    if isinstance(argument, tuple):
+        return [name for one in argument for name in references(one)]
+    return []

@@ -1,0 +1,114 @@
+"""Run a graph node by node: no code is generated, and each value is freed after its last use."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from frostline.core import Graph, Node, Ref, Token
+from frostline.core.graph import Argument, references
+from frostline.engines.operators import resolve, token_value
+from frostline.errors import UnsafeArtifact
+
+__all__ = ("Runner", "leaf_values")
+
+_Build = Callable[[list[Any]], Any]
+_Observe = Callable[[int, Sequence[Any]], None]
+
+
+class Runner:
+    """A graph made ready to run. Immutable, so that threads may share it.
+
+    Args:
+        graph: what to run.
+        device: what its device tokens mean.
+        resolve_op: operator name to callable; the default takes every traced operator.
+
+    Raises:
+        UnsafeArtifact: An operator, constant or name that is unknown.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        device: torch.device | str = "cpu",
+        resolve_op: Callable[[str], Callable[..., Any]] = resolve,
+    ) -> None:
+        self._device = torch.device(device)
+        names = [*graph.inputs, *(name for name, _ in graph.leaves), *(node.name for node in graph.nodes)]
+        self._slots = {name: slot for slot, name in enumerate(names)}
+        if len(self._slots) != len(names):
+            raise UnsafeArtifact("two values of the graph have the same name")
+        self._inputs = len(graph.inputs)
+        self._first = self._inputs + len(graph.leaves)
+        self._steps = [self._step(node, resolve_op) for node in graph.nodes]
+        self._outputs = [self._build(output, len(names)) for output in graph.outputs]
+        self._last_uses = self._frees(graph)
+
+    def run(
+        self, inputs: Sequence[Any], leaves: Sequence[Any], *, observe: _Observe | None = None
+    ) -> tuple[Any, ...]:
+        """Run all nodes and return the outputs, in the graph's order.
+
+        Args:
+            inputs: values for ``graph.inputs``.
+            leaves: values for ``graph.leaves``, in their order.
+            observe: called after each node, before anything is freed, with the node's index and all values
+                (None where one is not there yet or already freed); for profiles and footprints.
+        """
+        values: list[Any] = [*inputs, *leaves, *([None] * len(self._steps))]
+        for index, (call, build_args, build_kwargs) in enumerate(self._steps):
+            arguments = {name: build(values) for name, build in build_kwargs}
+            values[self._first + index] = call(*[build(values) for build in build_args], **arguments)
+            if observe is not None:
+                observe(index, values)
+            for slot in self._last_uses[index]:
+                values[slot] = None
+        return tuple(build(values) for build in self._outputs)
+
+    def _step(
+        self, node: Node, resolve_op: Callable[[str], Callable[..., Any]]
+    ) -> tuple[Callable[..., Any], list[_Build], list[tuple[str, _Build]]]:
+        here = self._slots[node.name]
+        args = [self._build(argument, here) for argument in node.args]
+        return resolve_op(node.op), args, [(name, self._build(one, here)) for name, one in node.kwargs]
+
+    def _build(self, argument: Argument, here: int) -> _Build:
+        """A function from the values so far to this argument."""
+        if isinstance(argument, Ref):
+            slot = self._slots.get(argument.name, here)
+            if slot >= here:
+                raise UnsafeArtifact(f"value {argument.name!r} is used before it is made")
+            return lambda values: values[slot]
+        if isinstance(argument, tuple):
+            parts = [self._build(one, here) for one in argument]
+            return lambda values: [part(values) for part in parts]
+        constant = token_value(argument, self._device) if isinstance(argument, Token) else argument
+        return lambda values: constant
+
+    def _frees(self, graph: Graph) -> list[list[int]]:
+        """For each node, the slots that nothing reads after it; leaves stay."""
+        frees: list[list[int]] = [[] for _ in graph.nodes]
+        kept = {self._slots[name] for output in graph.outputs for name in references(output)}
+        seen: set[int] = set()
+        for index in range(len(graph.nodes) - 1, -1, -1):
+            node = graph.nodes[index]
+            read = {self._slots[name] for one in (node.args, node.kwargs) for name in references(one)}
+            for slot in {*read, self._first + index} - seen - kept:
+                if not self._inputs <= slot < self._first:
+                    frees[index].append(slot)
+            seen |= read
+        return frees
+
+
+def leaf_values(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of a graph's leaves, in their order.
+
+    Raises:
+        UnsafeArtifact: One is not there.
+    """
+    missing = [tensor for _, tensor in graph.leaves if tensor not in tensors]
+    if missing:
+        raise UnsafeArtifact(f"the graph's tensor {missing[0]!r} is missing")
+    return [tensors[tensor] for _, tensor in graph.leaves]

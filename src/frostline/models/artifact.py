@@ -1,0 +1,219 @@
+"""The prefix as a file that is data alone: a safetensors archive whose metadata holds the graph as JSON.
+
+It is named by the SHA-256 of its bytes. Reading it runs nothing: operators are looked up on an allow-list,
+sizes are bounded, and the graph is checked by a dry run on shapes before any tensor is made
+(``engines.footprint``). A ``.pt2`` archive or a pickle would run code when loaded and is not accepted.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from frostline.core import Cut, Graph, Node, Ref, Token
+from frostline.core.graph import Argument
+from frostline.engines.operators import ALLOWED
+from frostline.errors import ModelError, UnsafeArtifact
+
+__all__ = ("Prefix", "digest_of", "read_prefix", "write_prefix")
+
+_FORMAT = 1
+_KEY = "frostline.prefix"
+_MOST_NODES = 50_000
+_MOST_DEPTH = 4
+_MOST_GRAPH_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prefix:
+    """The frozen part of a network, from pixels to the frost line.
+
+    Attributes:
+        graph: its operations.
+        cuts: every place where it may stop, cut 1 (pixels) first, the frost line last.
+        tensors: its weights by name, as in ``graph.leaves``.
+    """
+
+    graph: Graph
+    cuts: tuple[Cut, ...]
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Per-sample shape of the pixels."""
+        return self.cuts[0].shapes[0]
+
+
+def digest_of(body: bytes | memoryview) -> str:
+    """The name of a prefix: SHA-256 of its file, in hexadecimal."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def write_prefix(prefix: Prefix) -> bytes:
+    """The file of a prefix; the same prefix gives the same bytes.
+
+    Raises:
+        ModelError: The frozen part uses an operator that nodes do not accept.
+    """
+    strange = sorted({node.op for node in prefix.graph.nodes} - ALLOWED)
+    if strange:
+        raise ModelError(f"the frozen part uses {', '.join(strange)}, which a node does not run; freeze less of it")
+    text = json.dumps(_graph_to_json(prefix), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(prefix.tensors.items())}
+    # One key only: safetensors writes several in no fixed order, and the digest would change.
+    return save_tensors(tensors, metadata={_KEY: text})
+
+
+def read_prefix(body: bytes | memoryview) -> Prefix:
+    """Read the file of a prefix, from wherever it came.
+
+    Raises:
+        UnsafeArtifact: It is no such file, or names or declares what is not allowed.
+    """
+    try:
+        graph = json.loads(_metadata(body)[_KEY])
+        tensors = load_tensors(bytes(body))
+        prefix = _prefix(graph, tensors)
+    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, SafetensorError, TypeError, ValueError) as error:
+        raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {error}") from error
+    return prefix
+
+
+def _metadata(body: bytes | memoryview) -> dict[str, str]:
+    """The metadata of a safetensors file: eight bytes of length, then a JSON header."""
+    length = int.from_bytes(body[:8], "little")
+    if not 2 <= length <= min(_MOST_GRAPH_BYTES, len(body) - 8):
+        raise UnsafeArtifact("this is not a safetensors file, or its header is too large")
+    found: dict[str, str] = json.loads(bytes(body[8 : 8 + length]))["__metadata__"]
+    return found
+
+
+def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
+    if value["format"] != _FORMAT:
+        raise UnsafeArtifact(f"this prefix is of format {value['format']}; this node reads format {_FORMAT}")
+    if len(value["nodes"]) > _MOST_NODES:
+        raise UnsafeArtifact(f"a prefix has at most {_MOST_NODES} nodes")
+    nodes = tuple(_node(node) for node in value["nodes"])
+    strange = sorted({node.op for node in nodes} - ALLOWED)
+    if strange:
+        raise UnsafeArtifact(f"operator {strange[0]!r} is not allowed in a prefix")
+    graph = Graph(
+        inputs=tuple(_text(name) for name in value["inputs"]),
+        leaves=tuple((_text(name), _text(tensor)) for name, tensor in value["leaves"]),
+        nodes=nodes,
+        outputs=tuple(_argument(output, 0) for output in value["outputs"]),
+    )
+    cuts = tuple(_cut(cut, len(nodes)) for cut in value["cuts"])
+    if len(graph.inputs) != 1 or not cuts or [cut.number for cut in cuts] != list(range(1, len(cuts) + 1)):
+        raise UnsafeArtifact("a prefix has one input, and cuts numbered from 1")
+    return Prefix(graph=graph, cuts=cuts, tensors=tensors)
+
+
+def _graph_to_json(prefix: Prefix) -> dict[str, Any]:
+    graph = prefix.graph
+    return {
+        "format": _FORMAT,
+        "inputs": list(graph.inputs),
+        "leaves": [list(leaf) for leaf in graph.leaves],
+        "nodes": [_node_to_json(node) for node in graph.nodes],
+        "outputs": [_argument_to_json(output) for output in graph.outputs],
+        "cuts": [_cut_to_json(cut) for cut in prefix.cuts],
+    }
+
+
+def _node_to_json(node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "op": node.op,
+        "args": [_argument_to_json(argument) for argument in node.args],
+        "kwargs": {name: _argument_to_json(argument) for name, argument in node.kwargs},
+    }
+
+
+def _node(value: dict[str, Any]) -> Node:
+    return Node(
+        name=_text(value["name"]),
+        op=_text(value["op"]),
+        args=tuple(_argument(argument, 0) for argument in value["args"]),
+        kwargs=tuple((_text(name), _argument(argument, 0)) for name, argument in sorted(value["kwargs"].items())),
+    )
+
+
+def _cut_to_json(cut: Cut) -> dict[str, Any]:
+    return {
+        "number": cut.number,
+        "name": cut.name,
+        "after": cut.after,
+        "tensors": list(cut.tensors),
+        "shapes": [list(shape) for shape in cut.shapes],
+        "dtypes": list(cut.dtypes),
+        "bytes_per_sample": cut.bytes_per_sample,
+        "is_relu": cut.is_relu,
+    }
+
+
+def _cut(value: dict[str, Any], nodes: int) -> Cut:
+    cut = Cut(
+        number=_integer(value["number"]),
+        name=_text(value["name"]),
+        after=_integer(value["after"]),
+        tensors=tuple(_text(name) for name in value["tensors"]),
+        shapes=tuple(tuple(_integer(size) for size in shape) for shape in value["shapes"]),
+        dtypes=tuple(_text(dtype) for dtype in value["dtypes"]),
+        bytes_per_sample=_integer(value["bytes_per_sample"]),
+        is_relu=bool(value["is_relu"]),
+    )
+    if not -1 <= cut.after < nodes or not len(cut.tensors) == len(cut.shapes) == len(cut.dtypes) >= 1:
+        raise UnsafeArtifact(f"cut {cut.number} does not make sense")
+    return cut
+
+
+def _argument_to_json(argument: Argument) -> Any:
+    match argument:
+        case Ref():
+            return {"ref": argument.name}
+        case Token():
+            return {argument.kind: argument.value}
+        case tuple():
+            return [_argument_to_json(one) for one in argument]
+        case float() if not math.isfinite(argument):
+            return {"float": repr(argument)}
+        case _:
+            return argument
+
+
+def _argument(value: Any, depth: int) -> Argument:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list() if depth < _MOST_DEPTH:
+            return tuple(_argument(one, depth + 1) for one in value)
+        case {"ref": str(name)} if len(value) == 1:
+            return Ref(name)
+        case {"float": "inf" | "-inf" | "nan" as text} if len(value) == 1:
+            return float(text)
+        case {"dtype": str() as text} | {"layout": str() as text} | {"memory_format": str() as text} if len(value) == 1:
+            return Token(next(iter(value)), text)
+        case {"device": ""} if len(value) == 1:
+            return Token("device", "")
+        case _:
+            raise UnsafeArtifact(f"a prefix cannot hold the argument {str(value)[:80]!r}")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > 1000:
+        raise UnsafeArtifact("a name in the prefix is no text")
+    return value
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -2 <= value < 1 << 40:
+        raise UnsafeArtifact("a number in the prefix is no integer, or out of bounds")
+    return value
