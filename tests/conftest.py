@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
 from support.photographs import photographs_folder
 from support.torchvision_cpu import sitecustomize
 

@@ -1,0 +1,98 @@
+"""Writes a run's files whole or not at all: a reader never meets half a file, and a full disk leaves nothing behind."""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frostline.errors import OutOfSpace, SettingError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ("make_folder", "write_bytes", "write_tensors", "write_text")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BLOCKED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are missing.
+
+    Raises:
+        SettingError: it cannot be made there, or a file is in its place.
+        OutOfSpace: the disk is full.
+    """
+    with _said(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text, as ``write_bytes`` does."""
+    write_bytes(path, text.encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
+    """Write a safetensors file that ``load_state_dict`` takes back whole, as ``write_bytes`` does.
+
+    Tensors may be on any device. Tied weights are written under each of their names.
+    """
+    from safetensors.torch import save
+
+    plain: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        one = tensor.detach().cpu().contiguous()
+        # The format refuses tensors that share memory, and a loader expects every name.
+        plain[name] = one.clone() if one.untyped_storage().data_ptr() in seen else one
+        seen.add(one.untyped_storage().data_ptr())
+    write_bytes(path, save(plain))
+
+
+def write_bytes(path: Path, payload: bytes) -> None:
+    """Put ``payload`` at ``path`` in one step, on the disk when this returns.
+
+    What was at ``path`` stays as it is until then, whatever happens on the way.
+
+    Raises:
+        OutOfSpace: the disk, the quota or the largest file allowed is full.
+        SettingError: the folder is missing or may not be written.
+    """
+    with _said(path):
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            with part.open("xb") as file:
+                file.write(payload)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+@contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """Turn the system's refusals into sentences."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise OutOfSpace(
+                f"no space left to write {path}: free some, or choose another folder; nothing half-written was left"
+            ) from error
+        if error.errno in (errno.ENOENT, *_BLOCKED):
+            raise SettingError(f"cannot write {path}: {os.strerror(error.errno)}; choose another folder") from error
+        raise
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,49 @@
+"""How numbers are said to people: bytes, seconds and shares in few digits, with their unit."""
+
+__all__ = ("in_bytes", "in_percent", "in_seconds", "in_times")
+
+_BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def in_bytes(count: float) -> str:
+    """Decimal units and three digits: ``"512 B"``, ``"1.28 MB"``, ``"154 GB"``."""
+    power = 0
+    while count >= 999.5 and power < len(_BYTES) - 1:
+        count /= 1000
+        power += 1
+    return f"{count:.0f} B" if power == 0 else f"{_three_digits(count)} {_BYTES[power]}"
+
+
+def in_seconds(seconds: float) -> str:
+    """The unit a person would choose: ``"850 µs"``, ``"12.5 ms"``, ``"41.3 s"``, ``"3 min 20 s"``, ``"2 h 5 min"``."""
+    if seconds <= 0:
+        return "0 s"
+    if seconds < 0.9995e-3:
+        return f"{_three_digits(seconds * 1e6)} µs"
+    if seconds < 0.9995:
+        return f"{_three_digits(seconds * 1e3)} ms"
+    if seconds < 99.95:
+        return f"{_three_digits(seconds)} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def in_percent(share: float) -> str:
+    """A share between 0 and 1 with one decimal: ``"83.7 %"``."""
+    return f"{share * 100:.1f} %"
+
+
+def in_times(ratio: float | None) -> str:
+    """A ratio: ``"46 ×"``, ``"3.2 ×"``; a dash where there is none."""
+    if ratio is None:
+        return "–"
+    return f"{ratio:,.0f} ×" if ratio >= 9.95 else f"{ratio:.1f} ×"
+
+
+def _three_digits(value: float) -> str:
+    if value >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

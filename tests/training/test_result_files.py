@@ -1,0 +1,77 @@
+"""A run's files come whole or not at all."""
+
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from frostline.errors import OutOfSpace, SettingError
+from frostline.training.files import make_folder, write_bytes, write_tensors, write_text
+
+
+@contextmanager
+def files_no_longer_than(size):
+    """The system refuses to let a file grow past this, much as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_the_old_file_as_it_was(tmp_path):
+    path = tmp_path / "report.json"
+    write_text(path, "old")
+    with files_no_longer_than(4096), pytest.raises(OutOfSpace, match=r"no space left to write .*report\.json"):
+        write_bytes(path, bytes(1 << 20))
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupt_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("frostline.training.files.os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(tmp_path / "report.json", "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_text_replaces_the_old_one(tmp_path):
+    path = tmp_path / "report.json"
+    write_text(path, "old")
+    write_text(path, "new – whole")
+    assert path.read_text(encoding="utf-8") == "new – whole"
+
+
+def test_a_missing_folder_is_a_sentence():
+    with pytest.raises(SettingError, match="No such file or directory; choose another folder"):
+        write_text(Path("/nowhere/at/all/report.json"), "")
+
+
+def test_a_file_in_the_place_of_a_folder_is_a_sentence(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(SettingError, match="cannot write"):
+        make_folder(tmp_path / "out")
+    with pytest.raises(SettingError, match="cannot write"):
+        make_folder(tmp_path / "out" / "below")
+
+
+def test_a_folder_is_made_with_those_above_it(tmp_path):
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_tied_weights_are_there_under_each_name(tmp_path):
+    weight = torch.arange(6.0).reshape(2, 3)
+    tensors = {"embed": weight, "head": weight, "part": weight[1:], "turned": weight.T}
+    write_tensors(tmp_path / "model.safetensors", tensors)
+    back = load_file(tmp_path / "model.safetensors")
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensors[name]) for name in tensors)
