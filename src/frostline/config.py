@@ -2,10 +2,13 @@
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from frostline.errors import SettingError
 
-__all__ = ("LoaderSettings", "NodeSettings")
+__all__ = ("LoaderSettings", "NodeSettings", "cache_folder")
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -72,6 +75,11 @@ class LoaderSettings:
         _at_least("deadline_s", self.deadline_s, 0.001)
         if not 0 <= self.skip_allowance <= 1:
             raise SettingError(f"skip_allowance is a share between 0 and 1, not {self.skip_allowance}")
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for Frostline (``XDG_CACHE_HOME`` where it is set); it may not exist yet."""
+    return user_cache_path("frostline")
 
 
 def _at_least(name: str, value: float, least: float) -> None:

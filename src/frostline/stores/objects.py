@@ -1,0 +1,38 @@
+"""Opens a store of objects by its URL: a folder, a bucket of S3, or memory."""
+
+from frostline.stores.driver import memory_store, s3_store
+from frostline.stores.faces import Buffer, Entry, Listable, ObjectStore, Readable, Writable
+from frostline.stores.folder import FolderStore
+from frostline.stores.urls import is_within, normalise_url, parse_url
+
+__all__ = (
+    "Buffer",
+    "Entry",
+    "Listable",
+    "ObjectStore",
+    "Readable",
+    "Writable",
+    "is_within",
+    "normalise_url",
+    "open_store",
+)
+
+
+def open_store(url: str) -> ObjectStore:
+    """The store at a URL. Nothing is connected or looked at until it is used.
+
+    Args:
+        url: ``file:///folder`` or a plain path; ``s3://bucket/prefix``, whose endpoint and credentials come from
+            the usual ``AWS_*`` variables; ``memory://name``, shared by all of a process that use the name.
+
+    Raises:
+        SettingError: the text is no URL that Frostline reads.
+    """
+    root = parse_url(url)
+    match root.scheme:
+        case "s3":
+            return s3_store(normalise_url(url), root.place, root.path)
+        case "memory":
+            return memory_store(normalise_url(url), root.place, root.path)
+        case _:
+            return FolderStore(root.path)

