@@ -1,1 +1,19 @@
 """The window and its driver: what to ask for now, what may be handed out."""
+
+from frostline.prefetch.assemble import BatchAssembler, Part
+from frostline.prefetch.driver import Fetch, Prefetcher
+from frostline.prefetch.stretches import Ask, Delivery, Stretch, stretches
+from frostline.prefetch.window import Window, WindowStatistics
+
+__all__ = (
+    "Ask",
+    "BatchAssembler",
+    "Delivery",
+    "Fetch",
+    "Part",
+    "Prefetcher",
+    "Stretch",
+    "Window",
+    "WindowStatistics",
+    "stretches",
+)

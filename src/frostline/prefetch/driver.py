@@ -1,0 +1,177 @@
+"""Runs the window against a fetch function on a few threads, and hands its rows to one consumer."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+from frostline.core import FeatureBatch, Samples
+from frostline.errors import StoreUnavailable, Unavailable
+from frostline.events import Event, Observer, RequestFinished, SampleSkipped
+from frostline.prefetch.stretches import Ask, Delivery
+from frostline.prefetch.window import Window, WindowStatistics
+
+__all__ = ("Fetch", "Prefetcher")
+
+Fetch = Callable[[Samples], Iterator[FeatureBatch]]
+
+
+class Prefetcher:
+    """An iterator over the window's deliveries, in order; use it as a context manager, in one thread.
+
+    Requests go out from the moment it is entered, and go on while the consumer computes. Nothing polls: threads
+    wait for an arrival, or until the time that the window names. Where ``fetch`` raises ``Unavailable`` or
+    ``StoreUnavailable`` the window decides; anything else reaches the consumer at once.
+
+    Closing abandons what is under way and joins the threads. ``close()`` is called on each answer from the closing
+    thread; an answer whose ``close`` is safe there frees a thread that is blocked in its ``next``. A plain generator
+    cannot be closed while it runs: closing waits for its read, at the longest for its transport's deadline.
+
+    Args:
+        window: what to ask and what to hand out; the prefetcher's alone from now on.
+        fetch: makes one request, usually ``Transport.features``; called from several threads.
+        threads: most requests under way at once, ``requests_in_flight`` of the window's settings.
+        clock: monotonic seconds.
+        observe: told what happened, in the consumer's thread.
+    """
+
+    def __init__(
+        self, window: Window, fetch: Fetch, *, threads: int, clock: Callable[[], float], observe: Observer
+    ) -> None:
+        self._window = window
+        self._fetch = fetch
+        self._clock = clock
+        self._observe = observe
+        self._pool = ThreadPoolExecutor(threads + 1, "frostline-prefetch")  # one more, to wait for the next retry
+        self._changed = threading.Condition()  # guards the window and all below
+        self._answers: dict[int, Iterator[FeatureBatch]] = {}
+        self._events: list[Event] = []
+        self._failure: BaseException | None = None
+        self._is_closed = False
+        self._awaits_retry = False
+
+    def __enter__(self) -> Self:
+        try:
+            with self._changed:
+                self._ask()
+        except BaseException:  # an interrupt between the first request and the with block
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delivery:
+        while True:
+            delivery, is_done = self._step()
+            if delivery is not None:
+                return delivery
+            if self._failure is not None:
+                raise self._failure
+            if is_done:
+                raise StopIteration
+
+    def close(self) -> None:
+        """Abandon what is under way and join the threads. Calling it again does nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            answers = list(self._answers.values())
+        for answer in answers:
+            _close(answer)
+        self._pool.shutdown(cancel_futures=True)
+
+    def statistics(self) -> WindowStatistics:
+        """Where the window stands. Safe from any thread."""
+        with self._changed:
+            return self._window.statistics()
+
+    def _step(self) -> tuple[Delivery | None, bool]:
+        """Take what is ready, or wait once for a change; tell the observer what happened meanwhile."""
+        with self._changed:
+            if self._is_closed:
+                raise ValueError("the prefetcher is closed")
+            delivery = None if self._failure else self._window.take()
+            self._ask()  # what was taken made room
+            if delivery is None and not (self._failure or self._events or self._window.is_done):
+                self._changed.wait()
+            events, self._events = self._events, []
+            is_done = self._window.is_done
+        for one in delivery.batch.skipped if delivery else ():
+            events.append(SampleSkipped(id=one.id, object=one.object, reason=one.reason))
+        for event in events:
+            self._observe(event)
+        return delivery, is_done
+
+    def _ask(self) -> None:
+        if self._is_closed or self._failure:
+            return
+        for ask in self._window.asks(self._clock()):
+            self._pool.submit(self._answer, ask).add_done_callback(self._ended)
+        if self._window.next_wakeup() is not None and not self._awaits_retry:
+            self._awaits_retry = True
+            self._pool.submit(self._await_retry).add_done_callback(self._ended)
+
+    def _await_retry(self) -> None:
+        with self._changed:
+            while not (self._is_closed or self._failure) and (wakeup := self._window.next_wakeup()) is not None:
+                self._changed.wait(max(0.0, wakeup - self._clock()))
+                self._ask()
+            self._awaits_retry = False
+
+    def _answer(self, ask: Ask) -> None:
+        """Make one request and tell the window what came of it."""
+        started = self._clock()
+        happened: Event | None
+        try:
+            payload_bytes = self._receive(ask)
+        except (Unavailable, StoreUnavailable) as reason:
+            with self._changed:
+                happened = self._window.failed(ask, reason, self._clock())
+        else:
+            with self._changed:
+                now = self._clock()
+                done = RequestFinished(samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started)
+                happened = self._window.finished(ask, now) or done
+        with self._changed:
+            if happened is not None:
+                self._events.append(happened)
+            self._ask()
+
+    def _receive(self, ask: Ask) -> int:
+        answer = self._fetch(ask.samples)
+        with self._changed:
+            self._answers[ask.number] = answer
+        payload_bytes = 0
+        try:
+            while not self._is_closed and (batch := next(answer, None)) is not None:
+                payload_bytes += batch.nbytes
+                with self._changed:
+                    self._window.arrived(ask, batch)
+                    self._changed.notify_all()
+        finally:
+            with self._changed:
+                del self._answers[ask.number]
+            _close(answer)
+        return payload_bytes
+
+    def _ended(self, future: Future[None]) -> None:
+        """Pass on what the window does not decide, and wake the consumer."""
+        with self._changed:
+            if not future.cancelled() and self._failure is None:
+                self._failure = future.exception()
+            self._changed.notify_all()
+
+
+def _close(answer: Iterator[FeatureBatch]) -> None:
+    close = getattr(answer, "close", None)  # an iterator need not have one
+    if close is None:
+        return
+    try:
+        close()
+    except ValueError:  # a generator that is running in another thread: that thread closes it
+        return

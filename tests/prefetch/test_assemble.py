@@ -1,0 +1,69 @@
+"""Batches of an exact size from rows that come in pieces."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.prefetch import BatchAssembler, Part
+
+
+def rows(ids):
+    ids = np.asarray(ids, np.int64)
+    return ids, ids[:, None] * np.ones(3, np.float32)
+
+
+def all_batches(assembler, pieces):
+    batches = [batch for piece in pieces for batch in assembler.add(*rows(piece))]
+    last = assembler.finish()
+    return batches if last is None else [*batches, last]
+
+
+@given(pieces=st.lists(st.lists(st.integers(0, 1000), max_size=20), max_size=10), size=st.integers(1, 8))
+def test_every_row_comes_once_in_order_in_batches_of_the_size(pieces, size):
+    batches = all_batches(BatchAssembler(batch_size=size, drop_last=False), pieces)
+    flat = [one for piece in pieces for one in piece]
+    assert [one for ids, _ in batches for one in ids.tolist()] == flat
+    assert all(len(ids) == size for ids, _ in batches[:-1])
+    assert all((values == ids[:, None]).all() for ids, values in batches)
+
+
+@given(pieces=st.lists(st.lists(st.integers(0, 1000), max_size=20), max_size=10), size=st.integers(1, 8))
+def test_a_last_batch_with_fewer_rows_is_dropped_on_request(pieces, size):
+    batches = all_batches(BatchAssembler(batch_size=size, drop_last=True), pieces)
+    assert len(batches) == sum(map(len, pieces)) // size
+    assert all(len(ids) == size for ids, _ in batches)
+
+
+@given(sources=st.lists(st.integers(0, 2), max_size=30), size=st.integers(1, 8))
+def test_rows_of_several_sources_are_merged_in_order(sources, size):
+    assembler = BatchAssembler(batch_size=size, drop_last=False)
+    parts = [
+        Part(places=(places := np.flatnonzero(np.array(sources, int) == source)), columns=rows(places))
+        for source in range(3)
+    ]
+    batches = [*assembler.merge(*parts), *filter(None, [assembler.finish()])]
+    assert [one for ids, _ in batches for one in ids.tolist()] == list(range(len(sources)))
+    assert all((values == ids[:, None]).all() for ids, values in batches)
+
+
+def test_a_batch_that_was_given_away_is_never_written_again():
+    assembler = BatchAssembler(batch_size=2, drop_last=False)
+    (first,) = assembler.add(*rows([1, 2]))
+    (_,) = assembler.add(*rows([3, 4]))
+    assert first[0].tolist() == [1, 2]
+
+
+def test_rows_are_copied_when_they_come():
+    assembler = BatchAssembler(batch_size=2, drop_last=False)
+    borrowed = np.array([5])
+    assert list(assembler.add(borrowed)) == []
+    borrowed[:] = 0
+    assert [one.tolist() for one in assembler.finish()] == [[5]]
+
+
+def test_rows_of_another_shape_are_refused():
+    assembler = BatchAssembler(batch_size=4, drop_last=False)
+    list(assembler.add(np.zeros((1, 3), np.float32)))
+    with pytest.raises(ValueError, match="cannot take rows like"):
+        list(assembler.add(np.zeros((1, 4), np.float32)))

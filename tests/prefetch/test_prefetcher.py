@@ -1,0 +1,182 @@
+"""The driver against a scripted transport: threads, failures, closing."""
+
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, Samples
+from frostline.errors import NodeUnreachable, OverBudget, Overloaded, StoreUnavailable
+from frostline.events import RequestFinished, RequestRetried, SampleSkipped
+from frostline.prefetch import Prefetcher, Window, stretches
+from frostline.testing import Act, ScriptedTransport
+from frostline.wire.messages import FeatureRequest
+
+
+def table(count):
+    ids = np.arange(count, dtype=np.int64)
+    objects = [f"{one}.jpg" for one in ids]
+    zeros = np.zeros(count, np.int64)
+    return Samples(ids=ids, objects=objects, offsets=zeros, lengths=zeros + 8, labels=zeros)
+
+
+def prefetcher(fetch, *, count=64, events=None, **settings):
+    chosen = LoaderSettings(**{"samples_per_request": 8, "requests_in_flight": 4, "retry_for_s": 20, **settings})
+    order = np.arange(count)
+    asked = stretches(table(count), order, order, samples_per_request=chosen.samples_per_request, bytes_per_sample=16)
+    return Prefetcher(
+        Window(asked, chosen),
+        fetch,
+        threads=chosen.requests_in_flight,
+        clock=time.monotonic,
+        observe=(events if events is not None else []).append,
+    )
+
+
+def features(transport):
+    return lambda samples: transport.features(
+        FeatureRequest(data="memory://", samples=samples, prefix="0" * 64, cut=3, preprocess={})
+    )
+
+
+def ids_of(deliveries):
+    return [int(one) for delivery in deliveries for one in delivery.batch.ids]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) == before
+
+
+def test_every_sample_comes_once_in_order_with_its_own_activations():
+    with prefetcher(features(ScriptedTransport())) as deliveries:
+        came = list(deliveries)
+    assert ids_of(came) == list(range(64))
+    assert all((one.batch.tensors[0][:, 0] == one.batch.ids).all() for one in came)
+
+
+def test_requests_go_on_while_the_consumer_computes():
+    transport = ScriptedTransport()
+    with prefetcher(features(transport)) as deliveries:
+        assert transport.wait_for_requests(8)
+        assert ids_of(deliveries) == list(range(64))
+
+
+def test_a_node_that_dies_in_the_middle_and_comes_back_loses_and_doubles_nothing():
+    transport = ScriptedTransport(otherwise=Act(rows_per_batch=2, gate="middle", gate_after=4))
+    events = []
+    with prefetcher(features(transport), events=events) as deliveries:
+        came = [next(deliveries), next(deliveries)]
+        assert transport.wait_for_requests(2)
+        transport.go_down()
+        assert transport.wait_for_requests(4), "it is asked again while the consumer computes"
+        transport.open("middle")
+        transport.come_back()
+        came += deliveries
+    assert ids_of(came) == list(range(64))
+    assert any(isinstance(one, RequestRetried) for one in events)
+    asked = [request.samples.ids.tolist() for request in transport.requests]
+    assert [4, 5, 6, 7] in asked, "the rows that had arrived are not asked for again"
+
+
+@pytest.mark.parametrize(
+    "error", [NodeUnreachable("reset"), StoreUnavailable("503"), Overloaded("busy", retry_after_s=0.01)]
+)
+def test_what_may_pass_is_tried_again(error):
+    transport = ScriptedTransport([Act(), Act(error=error, error_after=3)])
+    events = []
+    with prefetcher(features(transport), events=events) as deliveries:
+        assert ids_of(deliveries) == list(range(64))
+    (retried,) = [one for one in events if isinstance(one, RequestRetried)]
+    assert (retried.samples, retried.attempt, retried.reason) == (5, 2, str(error))
+
+
+def test_a_node_that_stays_away_ends_the_job_and_names_the_setting():
+    transport = ScriptedTransport()
+    transport.go_down()
+    with (
+        prefetcher(features(transport), retry_for_s=0.15) as deliveries,
+        pytest.raises(NodeUnreachable, match=r"scripted node is down.*retry_for_s"),
+    ):
+        next(deliveries)
+
+
+@pytest.mark.parametrize("error", [OverBudget("32 samples need 3 GB, the node may use 2"), KeyError("a mistake")])
+def test_what_cannot_pass_is_raised_at_once(error):
+    transport = ScriptedTransport([Act(gate="never"), Act(error=error)])
+    with prefetcher(features(transport)) as deliveries, pytest.raises(type(error)):
+        next(deliveries)
+
+
+def test_closing_early_frees_threads_that_wait_for_the_node():
+    transport = ScriptedTransport([Act()], otherwise=Act(gate="never"))
+    with prefetcher(features(transport)) as deliveries:
+        assert len(next(deliveries).batch) == 8
+        assert transport.wait_for_requests(3)
+    deliveries.close()
+    with pytest.raises(ValueError, match="closed"):
+        next(deliveries)
+
+
+def test_an_interrupt_gets_through_while_the_consumer_waits():
+    main = threading.main_thread().ident
+    transport = ScriptedTransport(otherwise=Act(gate="never"))
+    entered = threading.Event()
+
+    def fetch(samples):
+        assert entered.wait(10)
+        signal.pthread_kill(main, signal.SIGINT)
+        return features(transport)(samples)
+
+    with pytest.raises(KeyboardInterrupt), prefetcher(fetch, requests_in_flight=1) as deliveries:
+        entered.set()
+        next(deliveries)
+
+
+def test_a_generator_that_cannot_be_closed_from_outside_is_waited_for():
+    release, running = threading.Event(), threading.Event()
+
+    def fetch(samples):
+        running.set()
+        release.wait()
+        yield FeatureBatch(ids=samples.ids)
+
+    with prefetcher(fetch, requests_in_flight=1) as deliveries:
+        assert running.wait(10)
+        threading.Timer(0.05, release.set).start()
+    assert deliveries.statistics().rows_handed_out == 0
+
+
+def test_unreadable_samples_are_reported_once_and_leave_no_hole():
+    transport = ScriptedTransport(unreadable={5: "truncated", 40: "no JPEG"})
+    events = []
+    with prefetcher(features(transport), events=events) as deliveries:
+        came = ids_of(deliveries)
+    assert came == [one for one in range(64) if one not in (5, 40)]
+    skipped = [(one.id, one.object, one.reason) for one in events if isinstance(one, SampleSkipped)]
+    assert skipped == [(5, "5.jpg", "truncated"), (40, "40.jpg", "no JPEG")]
+
+
+def test_finished_requests_are_told_to_the_observer():
+    events = []
+    with prefetcher(features(ScriptedTransport()), events=events) as deliveries:
+        list(deliveries)
+    finished = [one for one in events if isinstance(one, RequestFinished)]
+    assert sum(one.payload_bytes for one in finished) <= 64 * 16
+    assert all(one.seconds >= 0 for one in finished)
+
+
+def test_encoded_samples_travel_at_cut_0():
+    transport = ScriptedTransport()
+
+    def fetch(samples):
+        return transport.features(FeatureRequest(data="m", samples=samples, prefix=None, cut=0, preprocess={}))
+
+    with prefetcher(fetch) as deliveries:
+        encoded = [bytes(one) for delivery in deliveries for one in delivery.batch.encoded]
+    assert [int.from_bytes(one, "little") for one in encoded] == list(range(64))

@@ -1,0 +1,352 @@
+"""The window: each sample exactly once, in order, within its bytes, whatever fails."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
+from frostline.prefetch import Window, stretches
+
+ROW_BYTES = 16
+
+
+def table(count):
+    ids = np.arange(count, dtype=np.int64) * 7 + 3
+    return Samples(
+        ids=ids,
+        objects=[f"{one}.jpg" for one in ids],
+        offsets=np.zeros(count, np.int64),
+        lengths=np.full(count, 100, np.int64),
+        labels=np.zeros(count, np.int64),
+    )
+
+
+def window(count=40, *, per_request=4, row_bytes=ROW_BYTES, **settings):
+    chosen = LoaderSettings(samples_per_request=per_request, **settings)
+    everything = np.arange(count)
+    asked = stretches(table(count), everything, everything, samples_per_request=per_request, bytes_per_sample=row_bytes)
+    return Window(asked, chosen)
+
+
+def answer(ids, *, unreadable=()):
+    ids = np.asarray(ids, np.int64)
+    kept = ids[~np.isin(ids, unreadable)]
+    skipped = tuple(Skipped(id=int(one), object="x", reason="truncated") for one in ids if one in unreadable)
+    return FeatureBatch(ids=kept, tensors=(np.zeros((len(kept), ROW_BYTES), np.uint8),), skipped=skipped)
+
+
+def take_all(held):
+    taken = []
+    while (delivery := held.take()) is not None:
+        taken.append(delivery)
+    return taken
+
+
+def run_to_the_end(held, now=0.0):
+    """Answer everything whole; the positions in the order in which they came out."""
+    positions = []
+    while not held.is_done:
+        asks = held.asks(now)
+        for ask in asks:
+            held.arrived(ask, answer(ask.samples.ids))
+            assert held.finished(ask, now) is None
+        taken = take_all(held)
+        positions += [place for delivery in taken for place in delivery.positions.tolist()]
+        if not asks and not taken:
+            now = held.next_wakeup()
+            assert now is not None, "the window neither asks, nor hands out, nor waits for a time"
+    return positions
+
+
+class Disorder(RuleBasedStateMachine):
+    """Answers come in any order, in pieces, late, twice or not at all."""
+
+    @initialize(
+        rows=st.lists(st.booleans(), min_size=1, max_size=60),
+        per_request=st.integers(1, 7),
+        requests=st.integers(1, 5),
+        window_rows=st.integers(1, 30),
+    )
+    def start(self, rows, per_request, requests, window_rows):
+        samples = table(len(rows))
+        self.wanted = np.flatnonzero(rows)  # the others are in the trainer's cache
+        self.bound = window_rows * ROW_BYTES
+        settings = LoaderSettings(requests_in_flight=requests, window_bytes=self.bound, retry_for_s=1e9)
+        order = np.random.default_rng(0).permutation(len(rows))
+        self.ids = samples.ids[order]
+        parts = stretches(samples, order, self.wanted, samples_per_request=per_request, bytes_per_sample=ROW_BYTES)
+        self.window = Window(parts, settings)
+        self.requests = requests
+        self.places = {int(one): place for place, one in enumerate(self.ids)}
+        self.opened = set()  # last place of each stretch that was ever asked for
+        self.now = 0.0
+        self.under_way = []  # [ask, rows answered]
+        self.given_up = []
+        self.out = []
+        self.unreadable = set()
+
+    @rule()
+    def ask(self):
+        for ask in self.window.asks(self.now):
+            self.under_way.append([ask, 0])
+            last = int(self.places[int(ask.samples.ids[-1])])
+            self.opened.add(last)
+
+    @rule(seconds=st.sampled_from([0.0, 0.05, 1.0, 100.0]))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def arrive(self, data):
+        one = data.draw(st.sampled_from(self.under_way))
+        left = one[0].samples.ids[one[1] :]
+        ids = left[: data.draw(st.integers(0, len(left)))]
+        lost = [int(i) for i in ids if data.draw(st.integers(0, 9)) == 0]
+        self.unreadable.update(lost)
+        self.window.arrived(one[0], answer(ids, unreadable=lost))
+        one[1] += len(ids)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def end(self, data):
+        one = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove(one)
+        retry = self.window.finished(one[0], self.now)
+        assert (retry is None) == (one[1] == len(one[0].samples))
+        self.given_up.append(one[0])
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data(), kind=st.sampled_from(["node", "store", "busy"]))
+    def fail(self, data, kind):
+        one = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove(one)
+        self.given_up.append(one[0])
+        reason = {
+            "node": NodeUnreachable("gone"),
+            "store": StoreUnavailable("slow down"),
+            "busy": Overloaded("busy", retry_after_s=3.0),
+        }[kind]
+        retry = self.window.failed(one[0], reason, self.now)
+        left = len(one[0].samples) - one[1]
+        assert (retry is None) == (left == 0)
+        if retry is not None:
+            assert retry.samples == left
+            assert retry.delay_s >= (3.0 if kind == "busy" else 0.1)
+
+    @precondition(lambda self: self.given_up)
+    @rule(data=st.data())
+    def come_late(self, data):
+        ask = data.draw(st.sampled_from(self.given_up))
+        self.window.arrived(ask, answer(ask.samples.ids))
+        assert self.window.finished(ask, self.now) is None
+        assert self.window.failed(ask, NodeUnreachable("gone"), self.now) is None
+
+    @rule()
+    def hand_out(self):
+        delivery = self.window.take()
+        if delivery is not None:
+            self.out.append(delivery)
+
+    @invariant()
+    def within_its_bytes(self):
+        if not hasattr(self, "window"):
+            return
+        now = self.window.statistics()
+        assert now.expected_bytes >= 0
+        assert now.ready_bytes >= 0
+        assert now.requests_in_flight == len(self.under_way) <= self.requests
+        held = now.expected_bytes + now.ready_bytes
+        if held > self.bound:
+            out = self.out[-1].stop if self.out else 0
+            assert sum(last >= out for last in self.opened) == 1, "only a lone stretch may be larger than the window"
+
+    @invariant()
+    def what_came_out_is_a_beginning_of_the_order(self):
+        if not hasattr(self, "window"):
+            return
+        places = [place for one in self.out for place in one.positions.tolist()]
+        for one in self.out:
+            assert self.ids[one.positions].tolist() == one.batch.ids.tolist()
+        stop = self.out[-1].stop if self.out else 0
+        expected = [p for p in self.wanted.tolist() if p < stop and int(self.ids[p]) not in self.unreadable]
+        assert places == expected
+
+    def teardown(self):
+        if not hasattr(self, "window"):
+            return
+        for ask, _ in self.under_way:
+            self.window.failed(ask, NodeUnreachable("gone"), self.now)
+        while not self.window.is_done:
+            asks = self.window.asks(self.now)
+            for ask in asks:
+                self.window.arrived(ask, answer(ask.samples.ids))
+                self.window.finished(ask, self.now)
+            taken = take_all(self.window)
+            self.out += taken
+            if not asks and not taken and not self.window.is_done:
+                self.now = max(self.now, self.window.next_wakeup())
+        self.what_came_out_is_a_beginning_of_the_order()
+        skipped = [one.id for delivery in self.out for one in delivery.batch.skipped]
+        came = sorted([int(i) for delivery in self.out for i in delivery.batch.ids] + skipped)
+        assert came == sorted(self.ids[self.wanted].tolist())
+        assert self.window.statistics().expected_bytes == self.window.statistics().ready_bytes == 0
+
+
+TestDisorder = Disorder.TestCase
+
+
+def test_rows_come_out_in_order_when_answers_come_in_reverse():
+    held = window(8, per_request=4, requests_in_flight=2)
+    first, second = held.asks(0)
+    held.arrived(second, answer(second.samples.ids))
+    assert held.take() is None
+    held.arrived(first, answer(first.samples.ids))
+    assert [one.positions.tolist() for one in take_all(held)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert held.is_done
+
+
+def test_rows_are_handed_out_before_their_answer_is_whole():
+    held = window(8, per_request=8)
+    (ask,) = held.asks(0)
+    held.arrived(ask, answer(ask.samples.ids[:3]))
+    assert held.take().positions.tolist() == [0, 1, 2]
+    assert held.take() is None
+
+
+def test_the_number_of_requests_grows_by_one_with_each_answer():
+    held = window(400, requests_in_flight=8)
+    asks = list(held.asks(0))
+    seen = [len(asks)]
+    for _ in range(8):
+        ask = asks.pop(0)
+        held.arrived(ask, answer(ask.samples.ids))
+        held.finished(ask, 0)
+        asks += held.asks(0)
+        seen.append(len(asks))
+    assert seen == [2, 3, 4, 5, 6, 7, 8, 8, 8]
+
+
+def test_after_a_failure_one_request_probes_before_others_follow():
+    held = window(400, requests_in_flight=4)
+    for ask in held.asks(0):
+        held.failed(ask, NodeUnreachable("gone"), 0)
+    assert held.asks(0) == ()
+    assert held.next_wakeup() == pytest.approx(0.1)
+    (probe,) = held.asks(10)
+    assert probe.samples.ids[0] == table(1).ids[0]
+    assert probe.attempt == 2
+    held.arrived(probe, answer(probe.samples.ids))
+    held.finished(probe, 10)
+    assert len(held.asks(10)) == 2
+
+
+def test_rows_that_arrived_before_a_failure_are_not_asked_for_again():
+    held = window(8, per_request=8)
+    (ask,) = held.asks(0)
+    held.arrived(ask, answer(ask.samples.ids[:5]))
+    held.failed(ask, NodeUnreachable("gone"), 0)
+    (again,) = held.asks(1)
+    assert again.samples.ids.tolist() == table(8).ids[5:].tolist()
+
+
+def test_delays_double_up_to_a_limit():
+    held = window(4, retry_for_s=1000)
+    delays, now = [], 0.0
+    for _ in range(8):
+        (ask,) = held.asks(now)
+        delays.append(held.failed(ask, NodeUnreachable("gone"), now).delay_s)
+        now += delays[-1]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+
+
+def test_an_overloaded_node_is_left_alone_as_long_as_it_asked():
+    held = window(4)
+    (ask,) = held.asks(0)
+    assert held.failed(ask, Overloaded("busy", retry_after_s=7), 0).delay_s == 7
+    assert held.asks(6.9) == ()
+    assert len(held.asks(7)) == 1
+
+
+def test_a_node_that_wants_more_patience_than_there_is_ends_the_job():
+    held = window(4, retry_for_s=5)
+    (ask,) = held.asks(0)
+    with pytest.raises(NodeUnreachable, match=r"busy.*retry_for_s \(now 5 s\)"):
+        held.failed(ask, Overloaded("busy", retry_after_s=7), 0)
+
+
+def test_the_last_attempt_is_made_when_the_patience_ends():
+    held = window(4, retry_for_s=0.25)
+    assert held.failed(held.asks(0)[0], NodeUnreachable("gone"), 0).delay_s == pytest.approx(0.1)
+    assert held.failed(held.asks(0.1)[0], NodeUnreachable("gone"), 0.1).delay_s == pytest.approx(0.15)
+    (last,) = held.asks(0.25)
+    with pytest.raises(NodeUnreachable, match="in 3 attempts over 0 s: gone; bring it back, or raise retry_for_s"):
+        held.failed(last, NodeUnreachable("gone"), 0.25)
+
+
+def test_a_store_that_stays_away_is_named_as_such():
+    held = window(4, retry_for_s=0)
+    (ask,) = held.asks(0)
+    with pytest.raises(StoreUnavailable, match="the store did not give 4 samples"):
+        held.failed(ask, StoreUnavailable("503"), 0)
+
+
+def test_patience_starts_anew_when_rows_arrive():
+    held = window(4, retry_for_s=1)
+    now = 0.0
+    for _ in range(4):
+        (ask,) = held.asks(now)
+        held.arrived(ask, answer(ask.samples.ids[:1]))
+        if held.failed(ask, NodeUnreachable("gone"), now) is not None:
+            now += 0.9
+    assert take_all(held)[-1].stop == 4
+
+
+def test_an_answer_that_ends_early_is_asked_for_again():
+    held = window(4)
+    (ask,) = held.asks(0)
+    held.arrived(ask, answer(ask.samples.ids[:2]))
+    assert "ended before its last row" in held.finished(ask, 0).reason
+    assert len(held.asks(1)[0].samples) == 2
+
+
+@pytest.mark.parametrize("ids", [[10, 3], [3, 3], [3, 10, 17, 24, 31], [99]])
+def test_an_answer_with_other_samples_is_refused(ids):
+    held = window(4)
+    (ask,) = held.asks(0)
+    with pytest.raises(Refused, match="other samples than were asked for"):
+        held.arrived(ask, answer(ids))
+
+
+def test_skipped_samples_take_no_place():
+    held = window(4)
+    (ask,) = held.asks(0)
+    held.arrived(ask, answer(ask.samples.ids, unreadable=[3, 24]))
+    delivery = held.take()
+    assert delivery.positions.tolist() == [1, 2]
+    assert delivery.stop == 4
+    assert held.statistics().rows_skipped == 2
+
+
+def test_an_epoch_with_nothing_to_ask_is_done_at_once():
+    held = window(0)
+    assert held.is_done
+    assert held.asks(0) == ()
+    assert held.take() is None
+
+
+def test_encoded_samples_count_with_their_own_lengths():
+    held = window(4, per_request=2, row_bytes=0, window_bytes=250)
+    (first,) = held.asks(0)
+    assert held.statistics().expected_bytes == 200
+    assert len(first.samples) == 2
+
+
+@given(count=st.integers(0, 50), per_request=st.integers(1, 9), bound=st.integers(1, 500), requests=st.integers(1, 6))
+def test_without_failures_every_position_comes_once_in_order(count, per_request, bound, requests):
+    held = window(count, per_request=per_request, window_bytes=bound, requests_in_flight=requests)
+    assert run_to_the_end(held) == list(range(count))
