@@ -7,11 +7,15 @@ __all__ = (
     "BatchTaken",
     "EpochFinished",
     "EpochStarted",
+    "Evaluated",
     "Event",
+    "NodeRestarted",
     "Observer",
+    "PhaseStarted",
     "RequestFinished",
     "RequestRetried",
     "SampleSkipped",
+    "StepFinished",
 )
 
 
@@ -71,5 +75,50 @@ class EpochFinished:
     stall_s: float
 
 
-Event = BatchTaken | EpochFinished | EpochStarted | RequestFinished | RequestRetried | SampleSkipped
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseStarted:
+    """A job begins something that takes a while before or between epochs, such as tracing the network."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFinished:
+    """The optimiser took a step."""
+
+    epoch: int
+    step: int
+    samples: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The held-out samples were scored after an epoch."""
+
+    epoch: int
+    samples: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRestarted:
+    """The job's own node had died and was started again at the same address."""
+
+    url: str
+
+
+Event = (
+    BatchTaken
+    | EpochFinished
+    | EpochStarted
+    | Evaluated
+    | NodeRestarted
+    | PhaseStarted
+    | RequestFinished
+    | RequestRetried
+    | SampleSkipped
+    | StepFinished
+)
 Observer = Callable[[Event], None]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from frostline.core import Cut, Graph
 from frostline.engines.operators import resolve_allowed
@@ -61,7 +62,7 @@ class _Trail:
     """What a dry run leaves: live bytes at the start and after each node, and every value's shape."""
 
     def __init__(self, runner: Runner, leaves: list[torch.Tensor], shape: tuple[int, ...]) -> None:
-        self._resting = {leaf.untyped_storage()._cdata for leaf in leaves}
+        self._resting = {_key(leaf) for leaf in leaves}
         self._leaves = len(leaves)
         batch = torch.empty(shape, device="meta")
         self._live = [batch.nbytes]
@@ -88,10 +89,10 @@ class _Trail:
 
     def _observe(self, index: int, values: Sequence[Any]) -> None:
         live = {
-            storage._cdata: storage.nbytes()
+            key: tensor.untyped_storage().nbytes()
             for value in values
             for tensor in _tensors(value)
-            if (storage := tensor.untyped_storage())._cdata not in self._resting
+            if (key := _key(tensor)) not in self._resting
         }
         self._live.append(sum(live.values()))
         self._made.append(values[1 + self._leaves + index])
@@ -101,3 +102,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for one in value for tensor in _tensors(one)] if isinstance(value, list | tuple) else []
+
+
+def _key(tensor: torch.Tensor) -> StorageWeakRef:
+    """Equal for tensors that share their storage."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

@@ -16,25 +16,28 @@ __all__ = ("ALLOWED", "resolve", "resolve_allowed", "token_value")
 # DistilBERT and BERT; random operators are left out on purpose, since a prefix must be a function of its input.
 _ATEN = """
 _to_copy.default adaptive_avg_pool2d.default add.Scalar add.Tensor add_.Tensor alias.default arange.default
-arange.start arange.start_step avg_pool2d.default batch_norm.default bitwise_and.Tensor bitwise_not.default cat.default
-chunk.default clamp.default clamp_min.default clone.default contiguous.default conv1d.default conv2d.default
-conv2d.padding cumsum.default detach.default detach_.default div.Tensor div.Tensor_mode div_.Tensor dropout.default
-dropout_.default einsum.default elu.default embedding.default eq.Scalar eq.Tensor expand.default expand_as.default
-flatten.using_ints flip.default floor_divide.default full.default full_like.default ge.Scalar ge.Tensor gelu.default
-group_norm.default gt.Scalar gt.Tensor hardsigmoid.default hardsigmoid_.default hardswish.default hardswish_.default
-hardtanh.default hardtanh_.default instance_norm.default layer_norm.default le.Scalar le.Tensor leaky_relu.default
-leaky_relu_.default lift_fresh_copy.default linear.default linalg_vector_norm.default log_softmax.int logical_and.default
-logical_not.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor matmul.default max_pool2d.default mean.default mean.dim
-mish.default mm.default bmm.default movedim.int mul.Scalar mul.Tensor mul_.Tensor narrow.int ne.Scalar ne.Tensor neg.default
-new_ones.default new_zeros.default ones.default ones_like.default pad.default permute.default pixel_shuffle.default
-pow.Tensor_Scalar prelu.default relu.default relu6.default relu_.default repeat.default reshape.default
-roll.default rsqrt.default rsub.Scalar scalar_tensor.default scaled_dot_product_attention.default select.int
-sigmoid.default sigmoid_.default silu.default silu_.default slice.Tensor softmax.int softplus.default split.Tensor
-split_with_sizes.default sqrt.default squeeze.dim squeeze.default stack.default sub.Scalar sub.Tensor sum.default
-sum.dim_IntList sym_size.int tanh.default t.default to.device to.dtype to.dtype_layout transpose.int type_as.default
-unbind.int unflatten.int unsqueeze.default upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest2d.vec
-view.default where.self where.ScalarSelf where.ScalarOther zeros.default zeros_like.default
-""".split()
+arange.start arange.start_step avg_pool2d.default batch_norm.default bitwise_and.Tensor bitwise_not.default
+bmm.default cat.default chunk.default clamp.default clamp_min.default clone.default contiguous.default
+conv1d.default conv2d.default conv2d.padding cumsum.default detach.default detach_.default div.Tensor
+div.Tensor_mode div_.Tensor dropout.default dropout_.default einsum.default elu.default embedding.default
+eq.Scalar eq.Tensor expand.default expand_as.default flatten.using_ints flip.default floor_divide.default
+full.default full_like.default ge.Scalar ge.Tensor gelu.default group_norm.default gt.Scalar gt.Tensor
+hardsigmoid.default hardsigmoid_.default hardswish.default hardswish_.default hardtanh.default
+hardtanh_.default instance_norm.default layer_norm.default le.Scalar le.Tensor leaky_relu.default
+leaky_relu_.default lift_fresh_copy.default linalg_vector_norm.default linear.default log_softmax.int
+logical_and.default logical_not.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor
+matmul.default max_pool2d.default mean.default mean.dim mish.default mm.default movedim.int mul.Scalar
+mul.Tensor mul_.Tensor narrow.int ne.Scalar ne.Tensor neg.default new_ones.default new_zeros.default
+ones.default ones_like.default pad.default permute.default pixel_shuffle.default pow.Tensor_Scalar
+prelu.default relu.default relu6.default relu_.default repeat.default reshape.default roll.default
+rsqrt.default rsub.Scalar scalar_tensor.default scaled_dot_product_attention.default select.int
+sigmoid.default sigmoid_.default silu.default silu_.default slice.Tensor softmax.int softplus.default
+split.Tensor split_with_sizes.default sqrt.default squeeze.default squeeze.dim stack.default sub.Scalar
+sub.Tensor sum.default sum.dim_IntList sym_size.int t.default tanh.default to.device to.dtype to.dtype_layout
+transpose.int type_as.default unbind.int unflatten.int unsqueeze.default upsample_bicubic2d.vec
+upsample_bilinear2d.vec upsample_nearest2d.vec view.default where.ScalarOther where.ScalarSelf where.self
+zeros.default zeros_like.default
+"""
 
 _PYTHON: dict[str, Callable[..., Any]] = {
     "operator.add": operator.add,
@@ -44,7 +47,7 @@ _PYTHON: dict[str, Callable[..., Any]] = {
     "operator.sub": operator.sub,
 }
 
-ALLOWED: frozenset[str] = frozenset({f"aten.{name}" for name in _ATEN} | set(_PYTHON))
+ALLOWED: frozenset[str] = frozenset({f"aten.{name}" for name in _ATEN.split()} | set(_PYTHON))
 """Operators that an uploaded prefix may name."""
 
 _TOKENS: dict[str, frozenset[str]] = {

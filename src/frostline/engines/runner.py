@@ -46,9 +46,7 @@ class Runner:
         self._outputs = [self._build(output, len(names)) for output in graph.outputs]
         self._last_uses = self._frees(graph)
 
-    def run(
-        self, inputs: Sequence[Any], leaves: Sequence[Any], *, observe: _Observe | None = None
-    ) -> tuple[Any, ...]:
+    def run(self, inputs: Sequence[Any], leaves: Sequence[Any], *, observe: _Observe | None = None) -> tuple[Any, ...]:
         """Run all nodes and return the outputs, in the graph's order.
 
         Args:
@@ -85,7 +83,7 @@ class Runner:
             parts = [self._build(one, here) for one in argument]
             return lambda values: [part(values) for part in parts]
         constant = token_value(argument, self._device) if isinstance(argument, Token) else argument
-        return lambda values: constant
+        return lambda _: constant
 
     def _frees(self, graph: Graph) -> list[list[int]]:
         """For each node, the slots that nothing reads after it; leaves stay."""

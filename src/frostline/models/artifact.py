@@ -81,7 +81,16 @@ def read_prefix(body: bytes | memoryview) -> Prefix:
         graph = json.loads(_metadata(body)[_KEY])
         tensors = load_tensors(bytes(body))
         prefix = _prefix(graph, tensors)
-    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, SafetensorError, TypeError, ValueError) as error:
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        SafetensorError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {error}") from error
     return prefix
 

@@ -1,13 +1,23 @@
 """Where a graph may be cut, and how far its frozen part reaches. Pure: a graph in, cuts out."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from frostline.core import Cut, Graph, Node, Ref
-from frostline.core.graph import Dim, references
+from frostline.core.graph import Argument, Dim, references
 
-__all__ = ("Flow", "changes", "enumerate_cuts", "frozen_reach", "prune", "reads", "sources_of_change", "uses_batch_statistics")
+__all__ = (
+    "Flow",
+    "changes",
+    "enumerate_cuts",
+    "frozen_reach",
+    "prune",
+    "reads",
+    "replaced",
+    "sources_of_change",
+    "substitute",
+)
 
 _DTYPE_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4, "int64": 8, "float64": 8}
 _BATCH = Dim(0, 1)
@@ -57,12 +67,35 @@ class Flow:
 
 
 def prune(graph: Graph) -> Graph:
-    """The graph without the nodes and leaves that neither its outputs nor a change of a leaf depend on."""
+    """The graph without idle dropout, and without what neither its outputs nor a change of a leaf depend on."""
+    graph = _without_idle_dropout(graph)
     wanted = Flow(graph).needed()
     nodes = tuple(node for node in graph.nodes if node.name in wanted)
     read = {name for node in nodes for name in reads(node)}
     read.update(name for output in graph.outputs for name in references(output))
     return replace(graph, nodes=nodes, leaves=tuple(leaf for leaf in graph.leaves if leaf[0] in read))
+
+
+def _without_idle_dropout(graph: Graph) -> Graph:
+    """Dropout in eval mode, or with probability 0, gives its input back (at::dropout), whatever the flag says."""
+    idle = {node.name: node.args[0] for node in graph.nodes if _is_dropout(node) and not is_random(node)}
+    if not idle:
+        return graph
+    nodes = tuple(substitute(node, idle) for node in graph.nodes if node.name not in idle)
+    return replace(graph, nodes=nodes, outputs=tuple(replaced(output, idle) for output in graph.outputs))
+
+
+def substitute(node: Node, values: Mapping[str, Argument]) -> Node:
+    """The node, reading other values in place of the named ones."""
+    kwargs = tuple((name, replaced(value, values)) for name, value in node.kwargs)
+    return replace(node, args=tuple(replaced(one, values) for one in node.args), kwargs=kwargs)
+
+
+def replaced(argument: Argument, values: Mapping[str, Argument]) -> Argument:
+    """The argument, with other values in place of the named ones."""
+    while isinstance(argument, Ref) and argument.name in values:
+        argument = values[argument.name]
+    return tuple(replaced(one, values) for one in argument) if isinstance(argument, tuple) else argument
 
 
 def reads(node: Node) -> list[str]:
@@ -94,7 +127,10 @@ def sources_of_change(graph: Graph, trainable: Collection[str]) -> frozenset[str
     return frozenset(
         node.name
         for node in graph.nodes
-        if changes(node) in leaves or is_random(node) or uses_batch_statistics(node) or set(reads(node)) & set(trainable)
+        if changes(node) in leaves
+        or is_random(node)
+        or uses_batch_statistics(node)
+        or set(reads(node)) & set(trainable)
     )
 
 
@@ -104,12 +140,16 @@ _RANDOM = ("rand", "bernoulli", "multinomial", "normal", "uniform", "native_drop
 def is_random(node: Node) -> bool:
     """Whether two runs of the node may differ: random operators, and dropout that is active."""
     packet = node.op.split(".")[1].rstrip("_")
-    if packet in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"):
+    if _is_dropout(node):
         return bool(node.args[2]) and node.args[1] != 0.0
     if packet == "scaled_dot_product_attention":
         probability = node.args[4] if len(node.args) > 4 else dict(node.kwargs).get("dropout_p", 0.0)
         return probability != 0.0
     return packet.startswith(_RANDOM)
+
+
+def _is_dropout(node: Node) -> bool:
+    return node.op.split(".")[1].rstrip("_") in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 
 
 def uses_batch_statistics(node: Node) -> bool:
@@ -125,9 +165,7 @@ def frozen_reach(graph: Graph, changing: Collection[str]) -> int:
     return len(graph.nodes) - 1
 
 
-def enumerate_cuts(
-    graph: Graph, input_shape: tuple[int, ...], *, reach: int, most_tensors: int = 1
-) -> tuple[Cut, ...]:
+def enumerate_cuts(graph: Graph, input_shape: tuple[int, ...], *, reach: int, most_tensors: int = 1) -> tuple[Cut, ...]:
     """Every legal cut up to node index ``reach``, in order, from cut 0 (the encoded sample) on.
 
     A cut stands after each data node at which at most ``most_tensors`` values are still needed later and

@@ -1,20 +1,44 @@
 """Split a graph at a cut: the part before it and the part after it, each a graph of its own. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from frostline.core import Cut, Dim, Graph, Node, Ref
 from frostline.core.graph import Argument
 from frostline.errors import NotTraceable
-from frostline.models.cuts import Flow, changes, prune
+from frostline.models.cuts import Flow, changes, prune, replaced, substitute
 
 __all__ = ("after", "before", "guard_inputs")
 
 # Overloads whose result may share memory with their first argument, beside the in-place ones (ATen's schemas
 # mark them with an alias annotation that is not a write). An in-place operator on such a result writes to its source.
 _VIEWS = frozenset(
-    "alias chunk contiguous detach expand expand_as flatten movedim narrow permute reshape select slice split "
-    "split_with_sizes squeeze t to transpose unbind unflatten unsqueeze view getitem dropout".split()
+    {
+        "alias",
+        "chunk",
+        "contiguous",
+        "detach",
+        "dropout",
+        "expand",
+        "expand_as",
+        "flatten",
+        "getitem",
+        "movedim",
+        "narrow",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "to",
+        "transpose",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+        "view",
+    }
 )
 
 
@@ -51,8 +75,9 @@ def guard_inputs(graph: Graph) -> Graph:
     if not copies:
         return graph
     clones = tuple(Node(name=copy, op="aten.clone.default", args=(Ref(name),)) for name, copy in copies.items())
-    nodes = tuple(_renamed(node, copies) for node in graph.nodes)
-    outputs = tuple(_rename(output, copies) for output in graph.outputs)
+    instead = {name: Ref(copy) for name, copy in copies.items()}
+    nodes = tuple(substitute(node, instead) for node in graph.nodes)
+    outputs = tuple(replaced(output, instead) for output in graph.outputs)
     return replace(graph, nodes=clones + nodes, outputs=outputs)
 
 
@@ -123,15 +148,3 @@ class _Remake:
             steps.append(("operator.add", (Ref(f"{name}__{len(steps) - 1}"), size.fixed)))
         self._sizes[size] = f"{name}__{len(steps) - 1}"
         return [Node(name=f"{name}__{place}", op=op, args=args, size=size) for place, (op, args) in enumerate(steps)]
-
-
-def _renamed(node: Node, names: Mapping[str, str]) -> Node:
-    args = _rename(node.args, names)
-    assert isinstance(args, tuple)
-    return replace(node, args=args, kwargs=tuple((name, _rename(value, names)) for name, value in node.kwargs))
-
-
-def _rename(argument: Argument, names: Mapping[str, str]) -> Argument:
-    if isinstance(argument, Ref):
-        return Ref(names.get(argument.name, argument.name))
-    return tuple(_rename(one, names) for one in argument) if isinstance(argument, tuple) else argument

@@ -17,7 +17,7 @@ from frostline.core import Dim, Graph, Node, Ref, Token
 from frostline.core.graph import Argument
 from frostline.errors import NotTraceable
 
-__all__ = ("Trace", "flags_of", "trace")
+__all__ = ("Trace", "trace")
 
 # Any batch does, since its size is traced as a symbol; two or more keeps torch from fixing it as one.
 _EXAMPLE_BATCH = 8
@@ -32,11 +32,13 @@ class Trace:
             ``constant:...`` for tensors that the code of the network made.
         constants: the tensors behind the ``constant:`` names.
         structure: how the graph's outputs form what the network's ``forward`` returns.
+        training: for each module path whether it was in train mode.
     """
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
     structure: TreeSpec
+    training: Mapping[str, bool]
 
 
 def trace(model: nn.Module, input_shape: Sequence[int], *, training: Mapping[str, bool]) -> Trace:
@@ -54,18 +56,11 @@ def trace(model: nn.Module, input_shape: Sequence[int], *, training: Mapping[str
     try:
         with _modes(model, training), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.export(
-                model, (example,), strict=False, dynamic_shapes=({0: ExportDim("batch")},)
-            )
+            program = torch.export.export(model, (example,), strict=False, dynamic_shapes=({0: ExportDim("batch")},))
     except (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         raise NotTraceable(f"torch.export cannot trace {type(model).__name__}: {why}") from error
-    return _Reader(program).read()
-
-
-def flags_of(model: nn.Module) -> dict[str, bool]:
-    """Module path to training flag, as they are now."""
-    return {path: module.training for path, module in model.named_modules()}
+    return _Reader(program).read(training)
 
 
 @contextmanager
@@ -93,7 +88,7 @@ class _Reader:
         self._program = program
         self._leaves = dict(self._leaf_names())
 
-    def read(self) -> Trace:
+    def read(self, training: Mapping[str, bool]) -> Trace:
         nodes = list(self._program.graph.nodes)
         inputs = tuple(one.name for one in nodes if one.op == "placeholder" and one.name not in self._leaves)
         strange = [one for one in nodes if one.op not in ("placeholder", "call_function", "output")]
@@ -110,7 +105,8 @@ class _Reader:
             for name, value in self._program.constants.items()
             if isinstance(value, torch.Tensor)
         }
-        return Trace(graph=graph, constants=constants, structure=self._program.call_spec.out_spec)
+        structure = self._program.call_spec.out_spec
+        return Trace(graph=graph, constants=constants, structure=structure, training=dict(training))
 
     def _leaf_names(self) -> Iterator[tuple[str, str]]:
         for spec in self._program.graph_signature.input_specs:
@@ -121,14 +117,14 @@ class _Reader:
 
     def _node(self, node: torch.fx.Node) -> Node:
         value = node.meta.get("val")
-        is_tensor = isinstance(value, torch.Tensor)
+        tensor = value if isinstance(value, torch.Tensor) else None
         return Node(
             name=node.name,
             op=_op_name(node),
             args=tuple(_argument(one) for one in node.args),
             kwargs=tuple((name, _argument(one)) for name, one in sorted(node.kwargs.items())),
-            shape=_shape(value) if is_tensor else None,
-            dtype=str(value.dtype).removeprefix("torch.") if is_tensor else "",
+            shape=None if tensor is None else _shape(tensor),
+            dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
             size=_dim(value) if isinstance(value, torch.SymInt) else None,
             module=_module_path(node),
         )
@@ -136,7 +132,7 @@ class _Reader:
 
 def _op_name(node: torch.fx.Node) -> str:
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if type(target).__name__ == "OpOverload":
         return str(target)
     module = getattr(target, "__module__", "")
     if module in ("_operator", "operator"):

@@ -1,0 +1,146 @@
+"""Freeze a network up to a layer: whatever runs before the layer's output stops training and goes into eval mode."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from frostline.errors import ModelError, UnknownLayer, nearest
+
+__all__ = ("classifier_of", "freeze", "frozen_modules", "used_parameters")
+
+_ALL_BUT_THE_CLASSIFIER = "features"
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def freeze(model: M, until: str, *, input_shape: Sequence[int] = (3, 224, 224)) -> M:
+    """Freeze ``model`` up to the output of the layer ``until``; the rest stays as it is.
+
+    Every parameter that is used before the layer's output is ready no longer requires a gradient, and modules
+    that are frozen whole are put into eval mode, so that BatchNorm uses its stored statistics and dropout is off.
+    The network is run once, on one sample of zeros, to see the order in which its layers are used.
+
+    Args:
+        model: changed in place.
+        until: dotted path of the last frozen module, as in ``named_modules()``; or ``"features"``, all but the
+            classifier (the last layer that has parameters), where the network has no module of that name.
+        input_shape: of one sample, without the batch.
+
+    Returns:
+        The same ``model``.
+
+    Raises:
+        UnknownLayer: There is no such module, or the network never runs it.
+        ModelError: The network does not run on a sample of that shape.
+    """
+    used = used_parameters(model, input_shape)
+    for parameter in _up_to(model, until, used):
+        parameter.requires_grad_(False)
+    for _, module in frozen_modules(model):
+        module.train(False)
+    return model
+
+
+def frozen_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost modules that have parameters, none of which is trained, with their paths."""
+    inside: list[str] = []
+    for path, module in model.named_modules():
+        if any(not outer or path.startswith(f"{outer}.") for outer in inside):
+            continue
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            inside.append(path)
+            yield path, module
+
+
+def used_parameters(model: nn.Module, input_shape: Sequence[int]) -> list[tuple[str, nn.Parameter | None]]:
+    """What one forward pass uses, in order: ``(module path, parameter)``; None stands for a module's output.
+
+    A module that runs several times is listed each time. The model's modes are put back.
+
+    Raises:
+        ModelError: The network does not run on such a sample.
+    """
+    recorder = _Recorder(model)
+    parameter = next(model.parameters(), None)
+    device = None if parameter is None else parameter.device
+    modes = {module: module.training for module in model.modules()}
+    try:
+        for module in modes:
+            module.training = False
+        with torch.no_grad(), recorder:
+            model(torch.zeros((1, *input_shape), device=device))
+    except (RuntimeError, TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise ModelError(f"the network does not run on an input of shape {list(input_shape)}: {why}") from error
+    finally:
+        recorder.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    return recorder.seen
+
+
+def _up_to(model: nn.Module, until: str, used: list[tuple[str, nn.Parameter | None]]) -> list[nn.Parameter]:
+    paths = [path for path, _ in model.named_modules() if path]
+    if until in paths:
+        ends = [place for place, (path, parameter) in enumerate(used) if path == until and parameter is None]
+        if not ends:
+            raise UnknownLayer(f"layer {until!r} is never run by the network, so nothing can be frozen up to it")
+        return [parameter for _, parameter in used[: ends[-1]] if parameter is not None]
+    if until != _ALL_BUT_THE_CLASSIFIER:
+        raise UnknownLayer(f"the network has no layer {until!r}{nearest(until, [*paths, _ALL_BUT_THE_CLASSIFIER])}")
+    kept = {id(parameter) for parameter in classifier_of(model, used)[1].parameters()}
+    return [parameter for parameter in model.parameters() if id(parameter) not in kept]
+
+
+def classifier_of(model: nn.Module, used: list[tuple[str, nn.Parameter | None]]) -> tuple[str, nn.Module]:
+    """Path and module of the owner of the parameter that a forward pass uses last.
+
+    Raises:
+        ModelError: The network uses no parameters.
+    """
+    last = next((parameter for _, parameter in reversed(used) if parameter is not None), None)
+    for path, module in model.named_modules():
+        if any(last is parameter for parameter in module.parameters(recurse=False)):
+            return path, module
+    raise ModelError("the network uses no parameters, so there is nothing to freeze")
+
+
+class _Recorder(TorchFunctionMode):
+    """Sees every torch function's arguments, and the end of every module's forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, nn.Parameter | None]] = []
+        self._known = {id(parameter) for parameter in model.parameters()}
+        self._hooks = [module.register_forward_hook(self._ended(path)) for path, module in model.named_modules()]
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Reading an attribute (shape, dtype) of a parameter is no use of its values.
+        if getattr(func, "__name__", "") != "__get__":
+            self.seen.extend(("", one) for one in _flatten((*args, *kwargs.values())) if id(one) in self._known)
+        return func(*args, **kwargs)
+
+    def _ended(self, path: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            self.seen.append((path, None))
+
+        return hook
+
+
+def _flatten(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flatten(value)
+        else:
+            yield value
