@@ -13,7 +13,7 @@ STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_VERSION := 0.13.8
 
-.PHONY: demo test check install install-test docs bench lock clean
+.PHONY: demo test check install install-test docs map bench lock clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -29,14 +29,18 @@ check:
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m pytest
 
 install: $(STAMPS)/demo
 install-test: $(STAMPS)/test
 
 docs: install-test
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The module map in docs/architecture.md, after a module was added or its first line changed.
+map:
+	$(BIN)/python scripts/module_map.py
 
 bench: install-test
 	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done

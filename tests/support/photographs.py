@@ -13,8 +13,6 @@ def photographs_folder(tmp_path_factory):
         return Path(named)
     if BESIDE.is_dir():
         return BESIDE
-    from frostline.demo.photographs import make_photographs
+    from frostline.demo.photographs import make
 
-    folder = tmp_path_factory.mktemp("photographs")
-    make_photographs(folder, samples=120, seed=0)
-    return folder
+    return make(tmp_path_factory.mktemp("photographs") / "set", per_class=12).directory

@@ -1,0 +1,41 @@
+"""Runs the code in the README and the docs as it stands there, in a folder with a few photographs."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+CLASSES = {"circles": "ellipse", "squares": "rectangle", "lines": "line"}
+
+
+def make_photos(folder, each=12):
+    """Class folders of small JPEGs that differ enough to be learned from in a moment."""
+    for name, shape in CLASSES.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(each):
+            image = Image.new("RGB", (256, 256), (20 * number % 256, 120, 200))
+            box = (20 + 5 * number, 40, 150 + 5 * number, 200)
+            getattr(ImageDraw.Draw(image), shape)(box, fill="white", **({"width": 9} if shape == "line" else {}))
+            image.save(folder / name / f"{number}.jpg")
+
+
+def enter(namespace):
+    namespace["_left"], namespace["_folder"] = Path.cwd(), tempfile.TemporaryDirectory()
+    os.chdir(namespace["_folder"].name)
+    make_photos(Path("photos"))
+
+
+def leave(namespace):
+    os.chdir(namespace["_left"])
+    namespace["_folder"].cleanup()
+
+
+pytest_collect_file = Sybil(
+    parsers=[PythonCodeBlockParser(), SkipParser()],
+    patterns=["README.md", "docs/quickstart.md"],
+    setup=enter,
+    teardown=leave,
+).pytest()

@@ -1,0 +1,72 @@
+"""The docs say what the code says."""
+
+import ast
+import re
+import runpy
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def test_the_module_map_is_the_first_line_of_every_module():
+    tools = runpy.run_path(str(ROOT / "scripts" / "module_map.py"))
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert page == tools["with_map"](page), "run `make map`"
+
+
+def test_every_module_says_what_it_is_and_what_it_gives():
+    for path in (ROOT / "src").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        first = (ast.get_docstring(tree) or "").split("\n")[0]
+        assert first.endswith("."), f"{path}: the first line is a sentence"
+        if path.name not in {"__init__.py", "__main__.py"}:
+            assert any(
+                isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body
+            ), f"{path} has no __all__"
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_locks_pin_each_package_with_hashes_and_leave_torch_out():
+    pinned = {name: locked(name) for name in ("demo", "test")}
+    assert pinned["demo"].items() <= pinned["test"].items()
+    for packages in pinned.values():
+        assert not [name for name in packages if re.match(r"torch$|triton$|nvidia-|cuda-", name)]
+        assert {"sympy", "filelock", "networkx", "jinja2"} <= packages.keys()
+
+
+def locked(name):
+    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    assert "://" not in text
+    entries = re.split(r"\n(?=[a-z0-9])", text)[1:]
+    assert all("--hash=sha256:" in entry for entry in entries)
+    packages = {}
+    for entry in entries:
+        package, version = re.match(r"([a-z0-9-]+)==(\S+)", entry).groups()
+        packages.setdefault(package, set()).add(version)
+    return {package: frozenset(versions) for package, versions in packages.items()}
+
+
+def test_every_direct_dependency_has_a_floor_and_a_reason():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    for requirement in project["dependencies"]:
+        assert ">=" in requirement
+        assert re.search(rf'"{re.escape(requirement)}", # \w', text), f"{requirement}: say why it is here"
+
+
+def test_the_picture_shows_the_committed_figures():
+    import json
+
+    folder = ROOT / "docs" / "pictures"
+    figures = json.loads((folder / "efficientnet_lite0.json").read_text(encoding="utf-8"))
+    drawn = (folder / "cuts.svg").read_text(encoding="utf-8")
+    assert f"{figures['encoded_bytes'] / 1e3:.0f} kB" in drawn
+    assert f"{figures['cuts'][-1]['bytes_per_sample'] / 1e3:.1f} kB" in drawn
+    assert [cut["share"] for cut in figures["cuts"]] == sorted(cut["share"] for cut in figures["cuts"])
