@@ -128,7 +128,7 @@ def _draw_bytes(axes: Axes, candidates: Sequence[CutReport]) -> None:
     axes.set_xscale("log")
     axes.set_title("bytes that cross, a sample", loc="left", fontsize=10, color=_SOFT, pad=24)
     for row, size in enumerate(crossing):
-        colour = _TRAINER if encoded is not None and size > encoded else _STORE
+        colour = _WIRE if encoded is not None and size > encoded else _STORE
         if encoded is not None:
             axes.plot([encoded, size], [row, row], color=colour, linewidth=1.4, alpha=0.55)
         axes.plot([size], [row], color=colour, marker="o", markersize=5)
