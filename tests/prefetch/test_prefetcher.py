@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import pytest
@@ -126,16 +127,17 @@ def test_closing_early_frees_threads_that_wait_for_the_node():
 def test_an_interrupt_gets_through_while_the_consumer_waits():
     main = threading.main_thread().ident
     transport = ScriptedTransport(otherwise=Act(gate="never"))
-    entered = threading.Event()
+    never = SimpleQueue()
 
     def fetch(samples):
-        assert entered.wait(10)
+        with pytest.raises(Empty):
+            never.get(timeout=0.2)  # by now the consumer waits
         signal.pthread_kill(main, signal.SIGINT)
         return features(transport)(samples)
 
-    with pytest.raises(KeyboardInterrupt), prefetcher(fetch, requests_in_flight=1) as deliveries:
-        entered.set()
-        next(deliveries)
+    with prefetcher(fetch, requests_in_flight=1) as deliveries:
+        with pytest.raises(KeyboardInterrupt):
+            next(deliveries)
 
 
 def test_a_generator_that_cannot_be_closed_from_outside_is_waited_for():
@@ -167,7 +169,8 @@ def test_finished_requests_are_told_to_the_observer():
     with prefetcher(features(ScriptedTransport()), events=events) as deliveries:
         list(deliveries)
     finished = [one for one in events if isinstance(one, RequestFinished)]
-    assert sum(one.payload_bytes for one in finished) <= 64 * 16
+    assert sum(one.payload_bytes for one in finished) == 64 * 16
+    assert sum(one.samples for one in finished) == 64
     assert all(one.seconds >= 0 for one in finished)
 
 

@@ -207,6 +207,9 @@ def test_rows_come_out_in_order_when_answers_come_in_reverse():
     assert held.take() is None
     held.arrived(first, answer(first.samples.ids))
     assert [one.positions.tolist() for one in take_all(held)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert not held.is_done
+    held.finished(first, 0)
+    held.finished(second, 0)
     assert held.is_done
 
 

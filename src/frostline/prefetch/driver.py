@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Self
 
 from frostline.core import FeatureBatch, Samples
@@ -43,16 +44,19 @@ class Prefetcher:
         self._clock = clock
         self._observe = observe
         self._pool = ThreadPoolExecutor(threads + 1, "frostline-prefetch")  # one more, to wait for the next retry
-        self._changed = threading.Condition()  # guards the window and all below
+        # The consumer takes a bare lock and waits on a queue: both are whole in C, so that an interrupt in its thread
+        # cannot leave the lock held, as it can between the lines of Condition.
+        self._lock = threading.RLock()  # guards the window and all below
+        self._changed = threading.Condition(self._lock)
+        self._happened: SimpleQueue[Event | None] = SimpleQueue()  # None: rows arrived, or the end
         self._answers: dict[int, Iterator[FeatureBatch]] = {}
-        self._events: list[Event] = []
         self._failure: BaseException | None = None
         self._is_closed = False
         self._awaits_retry = False
 
     def __enter__(self) -> Self:
         try:
-            with self._changed:
+            with self._lock:
                 self._ask()
         except BaseException:  # an interrupt between the first request and the with block
             self.close()
@@ -66,18 +70,19 @@ class Prefetcher:
         return self
 
     def __next__(self) -> Delivery:
-        while True:
-            delivery, is_done = self._step()
-            if delivery is not None:
-                return delivery
-            if self._failure is not None:
-                raise self._failure
-            if is_done:
-                raise StopIteration
+        try:
+            while (delivery := self._take()) is None:
+                self._tell(self._happened.get())
+        finally:
+            while not self._happened.empty():
+                self._tell(self._happened.get())
+        for one in delivery.batch.skipped:
+            self._observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason))
+        return delivery
 
     def close(self) -> None:
         """Abandon what is under way and join the threads. Calling it again does nothing."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify_all()
             answers = list(self._answers.values())
@@ -87,25 +92,24 @@ class Prefetcher:
 
     def statistics(self) -> WindowStatistics:
         """Where the window stands. Safe from any thread."""
-        with self._changed:
+        with self._lock:
             return self._window.statistics()
 
-    def _step(self) -> tuple[Delivery | None, bool]:
-        """Take what is ready, or wait once for a change; tell the observer what happened meanwhile."""
-        with self._changed:
+    def _take(self) -> Delivery | None:
+        with self._lock:
             if self._is_closed:
                 raise ValueError("the prefetcher is closed")
-            delivery = None if self._failure else self._window.take()
+            if self._failure is not None:
+                raise self._failure
+            delivery = self._window.take()
+            if delivery is None and self._window.is_done:
+                raise StopIteration
             self._ask()  # what was taken made room
-            if delivery is None and not (self._failure or self._events or self._window.is_done):
-                self._changed.wait()
-            events, self._events = self._events, []
-            is_done = self._window.is_done
-        for one in delivery.batch.skipped if delivery else ():
-            events.append(SampleSkipped(id=one.id, object=one.object, reason=one.reason))
-        for event in events:
+            return delivery
+
+    def _tell(self, event: Event | None) -> None:
+        if event is not None:
             self._observe(event)
-        return delivery, is_done
 
     def _ask(self) -> None:
         if self._is_closed or self._failure:
@@ -115,9 +119,10 @@ class Prefetcher:
         if self._window.next_wakeup() is not None and not self._awaits_retry:
             self._awaits_retry = True
             self._pool.submit(self._await_retry).add_done_callback(self._ended)
+        self._changed.notify_all()
 
     def _await_retry(self) -> None:
-        with self._changed:
+        with self._lock:
             while not (self._is_closed or self._failure) and (wakeup := self._window.next_wakeup()) is not None:
                 self._changed.wait(max(0.0, wakeup - self._clock()))
                 self._ask()
@@ -126,45 +131,45 @@ class Prefetcher:
     def _answer(self, ask: Ask) -> None:
         """Make one request and tell the window what came of it."""
         started = self._clock()
-        happened: Event | None
         try:
             payload_bytes = self._receive(ask)
         except (Unavailable, StoreUnavailable) as reason:
-            with self._changed:
-                happened = self._window.failed(ask, reason, self._clock())
+            with self._lock:
+                self._go_on(self._window.failed(ask, reason, self._clock()))
         else:
-            with self._changed:
+            with self._lock:
                 now = self._clock()
                 done = RequestFinished(samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started)
-                happened = self._window.finished(ask, now) or done
-        with self._changed:
-            if happened is not None:
-                self._events.append(happened)
-            self._ask()
+                self._go_on(self._window.finished(ask, now) or done)
+
+    def _go_on(self, happened: Event | None) -> None:
+        self._happened.put(happened)
+        self._ask()
 
     def _receive(self, ask: Ask) -> int:
         answer = self._fetch(ask.samples)
-        with self._changed:
+        with self._lock:
             self._answers[ask.number] = answer
         payload_bytes = 0
         try:
             while not self._is_closed and (batch := next(answer, None)) is not None:
                 payload_bytes += batch.nbytes
-                with self._changed:
+                with self._lock:
                     self._window.arrived(ask, batch)
-                    self._changed.notify_all()
+                self._happened.put(None)
         finally:
-            with self._changed:
+            with self._lock:
                 del self._answers[ask.number]
             _close(answer)
         return payload_bytes
 
     def _ended(self, future: Future[None]) -> None:
         """Pass on what the window does not decide, and wake the consumer."""
-        with self._changed:
+        with self._lock:
             if not future.cancelled() and self._failure is None:
                 self._failure = future.exception()
             self._changed.notify_all()
+        self._happened.put(None)
 
 
 def _close(answer: Iterator[FeatureBatch]) -> None:

@@ -84,8 +84,8 @@ class Window:
 
     @property
     def is_done(self) -> bool:
-        """Every row was handed out or skipped."""
-        return self._next is None and not self._open
+        """Every row was handed out or skipped, and no request is under way."""
+        return self._next is None and not self._open and not self._in_flight
 
     def asks(self, now: float) -> tuple[Ask, ...]:
         """What to ask for now: failed stretches whose time has come first, then new ones."""
