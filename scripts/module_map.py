@@ -19,7 +19,7 @@ HEIGHTS = (
     ("Deciding", ("planning", "batching", "prefetch", "cache")),
     ("Data and networks", ("datasets", "preprocess", "models", "stores", "engines")),
     ("Shared words", ("wire", "profiles", "ordering")),
-    ("Ground", ("events", "config", "core", "errors")),
+    ("Ground", ("events", "config", "core", "version", "errors")),
 )
 
 
