@@ -82,7 +82,7 @@ def make(
     interrupted run leaves nothing half-made.
 
     Args:
-        directory: to make; its parents too.
+        directory: to make, its parents too; an empty one may stand there.
         per_class: images of each of the twelve classes.
         seed: of the views.
         progress: called with the images made and the images in all, from this thread.
@@ -94,7 +94,7 @@ def make(
     if per_class < 1:
         raise SettingError(f"per_class must be at least 1, not {per_class}")
     asked = {"per_class": per_class, "seed": seed, "classes": sorted(_SOURCES), "version": 1}
-    if directory.exists():
+    if directory.exists() and any(directory.iterdir()):
         return _existing(directory, asked)
     sources = {name: _source(*where) for name, where in _SOURCES.items()}
     with _in_place_when_whole(directory) as unfinished:

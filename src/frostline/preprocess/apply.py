@@ -46,8 +46,6 @@ _BROKEN = (
     MemoryError,
     struct.error,
     zlib.error,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
 )
 
 
@@ -108,6 +106,8 @@ def _decoded(encoded: bytes | memoryview, mode: str, most_pixels: int) -> Image.
         return image if image.mode == mode else image.convert(mode)
     except UnidentifiedImageError as error:
         raise SampleError("not an image of a known format, or its header is broken") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise SampleError(f"too many pixels: the most are {most_pixels}") from error
     except _BROKEN as error:
         raise SampleError(f"broken image: {_reason(error)}") from error
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from frostline.errors import (
     AccessDenied,
@@ -27,7 +27,7 @@ from frostline.stores.faces import Buffer, Entry
 from frostline.stores.urls import check_name
 
 if TYPE_CHECKING:
-    from obstore.store import MemoryStore, S3Store
+    from obstore.store import MemoryStore, S3Config, S3Store
     from obstore.store import ObjectStore as Client
 
 __all__ = ("DriverStore", "error_of_driver", "memory_store", "s3_store")
@@ -145,6 +145,8 @@ def _by_text(text: str, what: str, name: str) -> FrostlineError:
     # obstore has one class for everything else; the answer's status tells them apart.
     if "169.254." in text or "CredentialsProvider" in text:
         return AccessDenied(_NO_CREDENTIALS)
+    if "Invalid range:" in text:
+        return ObjectNotFound(f"{what} ends before the bytes that were asked for: it has changed")
     if "builder error" in text:
         return SettingError(_PLAIN_HTTP)
     found = _STATUS.search(text)
@@ -192,5 +194,6 @@ def _bucket(bucket: str) -> "S3Store":
     return S3Store(
         bucket,
         retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=20)},
-        client_options={"connect_timeout": "5s", "timeout": "60s"},
+        # Not as client_options: those put aside what AWS_ALLOW_HTTP and its like say.
+        config=cast("S3Config", {"connect_timeout": "5s", "timeout": "60s"}),
     )

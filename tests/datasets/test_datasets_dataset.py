@@ -1,0 +1,267 @@
+"""A data set: its samples, its manifest beside the data, its parts, and what is said of bad ones."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from frostline.datasets import Dataset
+from frostline.datasets.manifest import load_manifest, stable_ids
+from frostline.errors import AccessDenied, DataError, DataNotFound, EmptyDataset, SettingError
+from frostline.stores.objects import Entry, open_store
+
+FILES = {
+    "cat/1.jpg": b"one",
+    "cat/two words #2?.png": b"second",
+    "cat/deep/3.jpg": b"third!!",
+    "dog/1%20.jpg": b"4",
+    "dog/ü✓.webp": b"fifth",
+    "dog/notes.txt": b"no image",
+    ".hidden/x.jpg": b"hidden",
+}
+
+
+def fill(folder, files=FILES):
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+def rows(dataset):
+    samples = dataset.samples
+    columns = (samples.ids, samples.offsets, samples.lengths, samples.labels)
+    return [list(samples.objects), *(column.tolist() for column in columns)]
+
+
+def manifests(folder):
+    return sorted((folder / ".frostline" / "manifests").iterdir())
+
+
+def test_a_folder_of_class_folders_is_a_data_set(tmp_path):
+    dataset = Dataset(str(fill(tmp_path)))
+    assert dataset.classes == ("cat", "dog")
+    assert len(dataset) == 5
+    assert list(dataset.samples.objects) == sorted(name for name in FILES if "x" not in name)
+    assert dataset.samples.labels.tolist() == [0, 0, 0, 1, 1]
+    for name, length in zip(dataset.samples.objects, dataset.samples.lengths.tolist(), strict=True):
+        assert bytes(open_store(dataset.url).read(name, 0, length)) == FILES[name]
+
+
+def test_nothing_is_read_until_it_is_needed(tmp_path):
+    dataset = Dataset(tmp_path / "later")
+    assert dataset.url == (tmp_path / "later").as_uri()
+    fill(tmp_path / "later")
+    assert len(dataset) == 5
+
+
+def test_the_manifest_is_built_once_and_found_after_that(tmp_path):
+    first, second = Dataset(str(fill(tmp_path))), Dataset(str(tmp_path))
+    assert not first.statistics().manifest_found
+    assert second.statistics().manifest_found
+    assert rows(first) == rows(second)
+    assert first.digest == second.digest
+    assert first.manifest.etags == second.manifest.etags
+    assert [path.as_uri() for path in manifests(tmp_path)] == [second.statistics().manifest]
+    assert manifests(tmp_path)[0].name == f"{first.digest}.parquet"
+
+
+def test_a_changed_listing_has_another_manifest_and_the_old_ids(tmp_path):
+    before = Dataset(str(fill(tmp_path)))
+    ids = dict(zip(before.samples.objects, before.samples.ids.tolist(), strict=True))
+    fill(tmp_path, {"cat/0.jpg": b"new", "dog/notes.md": b"no image"})
+    after = Dataset(str(tmp_path))
+    assert after.digest != before.digest
+    assert not after.manifest.found
+    assert len(after) == 6
+    assert ids.items() <= dict(zip(after.samples.objects, after.samples.ids.tolist(), strict=True)).items()
+
+
+def test_an_image_written_over_changes_the_digest(tmp_path):
+    before = Dataset(str(fill(tmp_path))).digest
+    os.utime(tmp_path / "cat" / "1.jpg", ns=(1, 1))
+    assert Dataset(str(tmp_path)).digest != before
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other"])
+def test_a_damaged_manifest_is_rebuilt(tmp_path, damage):
+    whole = rows(Dataset(str(fill(tmp_path))))
+    [path] = manifests(tmp_path)
+    good = path.read_bytes()
+    middle = len(good) // 4
+    bad = {
+        "empty": b"",
+        "cut": good[:middle],
+        "flipped": good[:middle] + bytes([good[middle] ^ 255]) + good[middle + 1 :],
+        "other": b"PAR1" + bytes(100) + b"PAR1",
+    }[damage]
+    path.write_bytes(bad)
+    again = Dataset(str(tmp_path))
+    assert rows(again) == whole
+    assert not again.manifest.found
+    assert path.read_bytes() == good
+
+
+def test_the_manifest_of_another_listing_under_this_name_is_not_believed(tmp_path):
+    Dataset(str(fill(tmp_path / "one"))).manifest  # noqa: B018
+    two = Dataset(str(fill(tmp_path / "two", {"a/1.jpg": b"x", "b/2.jpg": b"y"})))
+    digest = two.digest
+    [path] = manifests(tmp_path / "two")
+    path.write_bytes(manifests(tmp_path / "one")[0].read_bytes())
+    again = Dataset(str(tmp_path / "two"))
+    assert (again.digest, len(again), again.manifest.found) == (digest, 2, False)
+
+
+class ReadOnly:
+    """A store that takes no writes."""
+
+    def __init__(self, url):
+        self._store = open_store(url)
+        self.url = self._store.url
+        self.read = self._store.read
+        self.list = self._store.list
+
+    def write(self, object, data):
+        raise AccessDenied(f"no access to {object}")
+
+
+def test_the_manifest_of_a_read_only_store_is_kept_in_the_cache_folder(tmp_path):
+    store, cache = ReadOnly(str(fill(tmp_path / "data"))), tmp_path / "cache" / "frostline"
+    built, found = load_manifest(store, cache=cache), load_manifest(store, cache=cache)
+    assert (built.found, found.found) == (False, True)
+    assert built.place == found.place
+    assert built.place.startswith(cache.as_uri())
+    assert not (tmp_path / "data" / ".frostline").exists()
+    assert built.samples.ids.tolist() == found.samples.ids.tolist()
+
+
+def test_ids_come_from_names_alone_and_never_change():
+    names = ["cat/1.jpg", "dog/ü✓.webp"]
+    assert stable_ids(names).tolist() == [7566175874434105497, 9088653293669414869]
+    assert stable_ids(names[::-1]).tolist() == stable_ids(names).tolist()[::-1]
+    many = stable_ids([f"class/{number}.jpg" for number in range(20_000)])
+    assert many.dtype == np.int64
+    assert (many >= 0).all()
+    assert len(np.unique(many)) == len(many)
+
+
+def test_two_names_of_one_id_are_named():
+    with pytest.raises(DataError, match="'a' and 'a' have the same 63-bit id"):
+        stable_ids(["a", "b", "a"])
+
+
+def test_a_split_holds_out_a_share_of_every_class(tmp_path):
+    files = {f"{name}/{number}.jpg": b"x" for name, count in (("a", 40), ("b", 10)) for number in range(count)}
+    dataset = Dataset(str(fill(tmp_path, files)))
+    train, held_out = dataset.split(0.2, seed=1)
+    assert dict(held_out.statistics().per_class) == {"a": 8, "b": 2}
+    assert sorted([*train.samples.objects, *held_out.samples.objects]) == sorted(files)
+    assert train.classes == held_out.classes == ("a", "b")
+    assert len({dataset.digest, train.digest, held_out.digest}) == 3
+    again, other = dataset.split(0.2, seed=1)[1], dataset.split(0.2, seed=2)[1]
+    assert again.digest == held_out.digest != other.digest
+    with pytest.raises(SettingError):
+        dataset.split(1.0, seed=1)
+
+
+def test_taken_rows_keep_their_order_and_their_columns(tmp_path):
+    dataset = Dataset(str(fill(tmp_path)))
+    part = dataset.take(np.array([3, 0]))
+    assert rows(part) == [[column[3], column[0]] for column in rows(dataset)]
+    assert part.manifest.etags == (dataset.manifest.etags[3], dataset.manifest.etags[0])
+    assert part.url == dataset.url
+    assert len(dataset.take(np.array([], np.int64))) == 0
+
+
+def test_statistics_say_what_the_data_set_holds(tmp_path):
+    statistics = Dataset(str(fill(tmp_path))).statistics()
+    assert statistics.samples == 5
+    assert statistics.per_class == (("cat", 3), ("dog", 2))
+    assert (statistics.total_bytes, statistics.min_bytes, statistics.max_bytes) == (22, 1, 7)
+    assert statistics.mean_bytes == pytest.approx(4.4)
+    assert statistics.formats[0] == (".jpg", 3)
+    assert dict(statistics.formats) == {".jpg": 3, ".png": 1, ".webp": 1}
+
+
+def test_a_missing_folder_an_empty_one_and_one_without_classes_each_get_a_sentence(tmp_path):
+    with pytest.raises(DataNotFound, match="there is no folder"):
+        len(Dataset(tmp_path / "nothing"))
+    with pytest.raises(EmptyDataset, match="holds no images in class folders"):
+        len(Dataset(tmp_path))
+    fill(tmp_path, {"1.jpg": b"x", "2.jpg": b"y"})
+    with pytest.raises(EmptyDataset, match="2 images stand in no class folder"):
+        len(Dataset(tmp_path))
+    assert not (tmp_path / ".frostline").exists()
+
+
+def test_one_class_is_a_data_set_but_nothing_to_train_on(tmp_path):
+    dataset = Dataset(str(fill(tmp_path, {"cat/1.jpg": b"x"})))
+    assert len(dataset) == 1
+    with pytest.raises(DataError, match=r"has 1 class \('cat'\); training needs at least 2"):
+        dataset.require_classes()
+    fill(tmp_path, {"dog/1.jpg": b"x"})
+    Dataset(str(tmp_path)).require_classes()
+
+
+def test_fifty_thousand_samples_list_and_split_in_seconds(tmp_path):
+    class Many(ReadOnly):
+        def list(self):
+            return (Entry(f"class{number % 100}/{number}.jpg", number, "") for number in range(50_000))
+
+    store = Many(str(tmp_path))
+    store.list = lambda: Many.list(store)
+    assert len(load_manifest(store, cache=tmp_path).samples) == 50_000
+    assert load_manifest(store, cache=tmp_path).found
+
+
+def use(monkeypatch, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_bucket_gives_the_same_samples_as_a_folder(s3, monkeypatch, tmp_path):
+    use(monkeypatch, s3.environment())
+    folder = Dataset(str(fill(tmp_path)))
+    s3.put_folder(tmp_path, "same")
+    bucket = Dataset("s3://same")
+    assert rows(bucket) == rows(folder)
+    assert bucket.classes == folder.classes
+    assert not bucket.manifest.found
+    assert Dataset("s3://same/").manifest.found
+    assert bucket.statistics().manifest == f"s3://same/.frostline/manifests/{bucket.digest}.parquet"
+
+
+def test_a_bucket_that_takes_no_writes_has_its_manifest_in_the_cache_folder(s3, monkeypatch, tmp_path):
+    s3.put_folder(fill(tmp_path / "data"), "readonly")
+    use(monkeypatch, s3.reader())
+    for found in (False, True):
+        dataset = Dataset("s3://readonly", cache=tmp_path / "cache")
+        assert len(dataset) == 5
+        assert dataset.manifest.found is found
+        assert dataset.manifest.place.startswith("file://")
+
+
+def test_a_bad_bucket_gets_a_sentence(s3, monkeypatch):
+    use(monkeypatch, s3.environment())
+    with pytest.raises(DataNotFound, match="there is nothing at s3://nowhere"):
+        len(Dataset("s3://nowhere"))
+    s3.make_bucket("empty")
+    with pytest.raises(EmptyDataset, match="s3://empty/photos holds no images"):
+        len(Dataset("s3://empty/photos"))
+    use(monkeypatch, s3.environment(secret="hunter2"))
+    with pytest.raises(AccessDenied) as caught:
+        len(Dataset("s3://empty"))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_real_photographs_are_a_data_set(photographs, tmp_path):
+    link = Path(tmp_path / "photographs")
+    link.mkdir()
+    for folder in Path(photographs).iterdir():
+        if folder.is_dir() and not folder.name.startswith("."):
+            (link / folder.name).symlink_to(folder)
+    dataset = Dataset(link)
+    dataset.require_classes()
+    assert dataset.statistics().mean_bytes > 10_000

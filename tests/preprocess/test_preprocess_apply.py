@@ -1,0 +1,224 @@
+"""Decoding gives torchvision's pixels, the same on every side, and bad images get a reason."""
+
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from frostline.core import View
+from frostline.errors import BadRequest, SampleError
+from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, RandomHorizontalFlip, Resize, imagenet
+from frostline.preprocess.apply import decode_into
+
+PIXELS = Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+SIZES = [(512, 384), (384, 512), (500, 375), (333, 256), (257, 256), (256, 256), (225, 224), (100, 80), (1000, 301)]
+
+
+def picture(width, height, mode="RGB"):
+    """Smooth colours with some grain: neither flat nor noise."""
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [
+        127 + 90 * np.sin(x / 17 + c) * np.cos(y / (23 + c)) + 30 * ((x * 7 + y * 13 + c) % 3 - 1) for c in range(3)
+    ]
+    return Image.fromarray(np.clip(np.stack(waves, 2), 0, 255).astype(np.uint8)).convert(mode)
+
+
+def encoded(image, kind="JPEG", **options):
+    sink = BytesIO()
+    image.save(sink, kind, **({"quality": 95} if kind == "JPEG" else {}), **options)
+    return sink.getvalue()
+
+
+def decoded(preprocess, data, *, id=1, view=None, most_pixels=10_000_000):
+    out = np.full(preprocess.shape, np.nan, np.float32)
+    decode_into(preprocess, data, out, id=id, view=view, most_pixels=most_pixels)
+    return out
+
+
+def pixels(shorter, crop, filter="bilinear"):
+    return Preprocess(steps=(Decode(), Resize(shorter, filter), CenterCrop(crop), PIXELS))
+
+
+def by_hand(image, shorter, crop):
+    """torchvision's rule, written out: the longer side is cut to a whole number, the corner rounded half to even."""
+    width, height = image.size
+    longer = int(shorter * max(width, height) / min(width, height))
+    image = image.resize((shorter, longer) if width <= height else (longer, shorter), Image.Resampling.BILINEAR)
+    width, height = image.size
+    top, left = round((height - crop) / 2.0), round((width - crop) / 2.0)
+    return np.asarray(image.crop((left, top, left + crop, top + crop))).transpose(2, 0, 1)
+
+
+def by_torchvision(image, shorter, crop):
+    transforms = pytest.importorskip("torchvision.transforms", exc_type=(ImportError, RuntimeError))
+    steps = transforms.Compose([transforms.Resize(shorter), transforms.CenterCrop(crop)])
+    return np.asarray(steps(image)).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("expected", [by_hand, by_torchvision])
+def test_resize_and_crop_give_torchvisions_pixels(size, expected):
+    data = encoded(picture(*size))
+    for shorter, crop in ((256, 224), (232, 224), (41, 32), (255, 224)):
+        whole = Image.open(BytesIO(data)).convert("RGB")
+        assert np.array_equal(decoded(pixels(shorter, crop), data), expected(whole, shorter, crop))
+
+
+@pytest.mark.parametrize("size", [(100, 80), (79, 300), (301, 79)])
+def test_an_image_smaller_than_the_crop_stands_on_black_as_with_torchvision(size):
+    transforms = pytest.importorskip("torchvision.transforms", exc_type=(ImportError, RuntimeError))
+    data = encoded(picture(*size), "PNG")
+    crop_only = Preprocess(steps=(Decode(), CenterCrop(129), PIXELS))
+    expected = np.asarray(transforms.CenterCrop(129)(picture(*size))).transpose(2, 0, 1)
+    assert np.array_equal(decoded(crop_only, data), expected)
+
+
+def test_imagenet_scales_as_torchvision_does_to_rounding():
+    data = encoded(picture(512, 384))
+    crop = by_hand(Image.open(BytesIO(data)), 256, 224).astype(np.float64)
+    mean = np.array([0.485, 0.456, 0.406])[:, None, None]
+    std = np.array([0.229, 0.224, 0.225])[:, None, None]
+    assert np.allclose(decoded(imagenet(224), data), (crop / 255 - mean) / std, rtol=0, atol=2e-6)
+
+
+def test_the_arithmetic_is_the_declared_one_to_the_bit():
+    data = encoded(picture(64, 64), "PNG")
+    preprocess = Preprocess(steps=(Decode(), CenterCrop(64), Normalize(mean=(127.0,) * 3, std=(120.0,) * 3)))
+    expected = (np.asarray(picture(64, 64)).astype(np.float32) - np.float32(127)) / np.float32(120)
+    assert np.array_equal(decoded(preprocess, data), expected.transpose(2, 0, 1))
+
+
+KINDS = "L:JPEG CMYK:JPEG P:PNG RGBA:PNG LA:PNG 1:PNG RGB:WEBP RGB:BMP RGB:PPM RGB:TIFF"
+
+
+@pytest.mark.parametrize(("mode", "kind"), [one.split(":") for one in KINDS.split()])
+def test_other_kinds_of_images_are_converted_as_pillow_does(mode, kind):
+    data = encoded(picture(40, 32, mode), kind)
+    expected = np.asarray(Image.open(BytesIO(data)).convert("RGB").crop((4, 0, 36, 32))).transpose(2, 0, 1)
+    assert np.array_equal(decoded(Preprocess(steps=(Decode(), CenterCrop(32), PIXELS)), data), expected)
+
+
+def test_the_orientation_in_exif_is_not_applied():
+    image = picture(40, 32)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = encoded(image, exif=exif)
+    assert np.array_equal(decoded(pixels(32, 32), turned), decoded(pixels(32, 32), encoded(image)))
+
+
+def test_a_truncated_image_is_skipped_with_its_reason():
+    whole = encoded(picture(320, 240))
+    for length in (len(whole) // 2, len(whole) - 400, 1000):
+        with pytest.raises(SampleError, match=r"broken image: .*truncated"):
+            decoded(imagenet(224), whole[:length])
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"GIF89a" + bytes(20), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"text"])
+def test_what_is_no_image_is_skipped_with_a_reason_that_names_no_memory_address(data):
+    with pytest.raises(SampleError) as caught:
+        decoded(imagenet(224), data)
+    assert "0x" not in str(caught.value)
+
+
+def test_sixteen_bits_a_channel_are_refused_rather_than_clipped():
+    deep = encoded(Image.fromarray(np.full((40, 40), 60_000, np.uint16)), "PNG")
+    with pytest.raises(SampleError, match="8 bits a channel"):
+        decoded(imagenet(224), deep)
+
+
+def test_a_bomb_is_refused_from_its_header():
+    bomb = encoded(Image.new("1", (9_000, 9_000)), "PNG")
+    with pytest.raises(SampleError, match="too many pixels: it has 9000 x 9000"):
+        decoded(imagenet(224), bomb)
+
+
+def test_a_bomb_that_pillow_itself_refuses_has_the_same_reason():
+    header = bytearray(encoded(Image.new("L", (8, 8)), "BMP"))
+    header[18:26] = struct.pack("<ii", 30_000, 30_000)
+    with pytest.raises(SampleError, match="too many pixels"):
+        decoded(imagenet(224), bytes(header))
+
+
+@pytest.mark.parametrize("size", [(30_000, 1), (1, 30_000)])
+def test_an_image_that_scaling_would_blow_up_is_refused(size):
+    sliver = encoded(Image.new("RGB", size), "PNG")
+    with pytest.raises(SampleError, match="too many pixels: scaled"):
+        decoded(imagenet(224), sliver)
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of what it then refuses
+@settings(max_examples=100)
+@given(data=st.data(), kind=st.sampled_from(["JPEG", "PNG", "TIFF", "WEBP", "BMP", "PPM"]))
+def test_no_damage_gets_more_than_a_skipped_sample(data, kind):
+    damaged = bytearray(encoded(picture(48, 40), kind))
+    spots = data.draw(st.lists(st.tuples(st.integers(0, len(damaged) - 1), st.integers(0, 255)), max_size=8))
+    for place, value in spots:
+        damaged[place] = value
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
+    reason = reason_for(bytes(damaged))
+    assert len(reason) < 200
+    assert "\n" not in reason
+
+
+def reason_for(data):
+    try:
+        decoded(pixels(32, 32), data, most_pixels=100_000)
+    except SampleError as error:
+        return str(error)
+    return ""
+
+
+VIEW = View(seed=3, epoch=1)
+
+
+def test_a_random_view_depends_on_seed_epoch_and_sample_alone():
+    augmented, data = imagenet(64, augment=True), encoded(picture(200, 150))
+    one = decoded(augmented, data, id=7, view=VIEW)
+    with ThreadPoolExecutor(4) as pool:
+        again = list(pool.map(lambda _: decoded(augmented, data, id=7, view=VIEW), range(8)))
+    assert all(np.array_equal(one, other) for other in again)
+    for id, view in ((8, VIEW), (7, View(seed=4, epoch=1)), (7, View(seed=3, epoch=2))):
+        assert not np.array_equal(one, decoded(augmented, data, id=id, view=view))
+
+
+def test_the_draws_never_change_between_versions():
+    flip = Preprocess(steps=(Decode(), CenterCrop(8), RandomHorizontalFlip(0.5), PIXELS))
+    plain = Preprocess(steps=(Decode(), CenterCrop(8), PIXELS))
+    data = encoded(picture(8, 8), "PNG")
+    upright = decoded(plain, data)
+    flips = [not np.array_equal(decoded(flip, data, id=id, view=View(seed=0, epoch=0)), upright) for id in range(24)]
+    assert "".join("x" if one else "." for one in flips) == "xx.x.....xxxx.xxx.xx...."
+
+
+@given(
+    id=st.integers(0, (1 << 63) - 1),
+    seed=st.integers(0, (1 << 63) - 1),
+    size=st.sampled_from([(9, 400), (400, 9), (64, 48)]),
+)
+def test_a_random_crop_always_fits_the_image(id, seed, size):
+    augmented = imagenet(16, augment=True)
+    out = decoded(augmented, encoded(picture(*size), "PNG"), id=id, view=View(seed=seed, epoch=0))
+    assert np.isfinite(out).all()
+
+
+def test_random_crops_cover_the_image_as_torchvisions_do():
+    # A picture whose red is its column and whose green is its row tells where a crop lay.
+    y, x = np.mgrid[0:200, 0:200]
+    data = encoded(Image.fromarray(np.stack([x, y, x * 0], 2).astype(np.uint8)), "PNG")
+    augmented = Preprocess(steps=(Decode(), *imagenet(32, augment=True).steps[1:2], PIXELS))
+    crops = [decoded(augmented, data, id=id, view=VIEW) for id in range(300)]
+    widths = np.array([(one[0].max() - one[0].min()) / 200 for one in crops])
+    heights = np.array([(one[1].max() - one[1].min()) / 200 for one in crops])
+    centres = np.array([one[0].mean() / 200 for one in crops])
+    assert 0.45 < np.mean(widths * heights) < 0.60  # 0.54 drawn, some of it refused as too wide or high
+    assert abs(centres.mean() - 0.5) < 0.03
+
+
+def test_random_steps_without_a_view_are_refused():
+    with pytest.raises(BadRequest, match="view"):
+        decoded(imagenet(32, augment=True), encoded(picture(64, 64)))

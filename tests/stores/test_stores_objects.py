@@ -1,0 +1,315 @@
+"""Folder, memory and S3 do the same: read, list and write objects, and fail with the same sentences."""
+
+import errno
+import os
+import pickle
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import obstore.exceptions
+import pytest
+
+from frostline import errors
+from frostline.errors import (
+    AccessDenied,
+    BadRequest,
+    DataError,
+    DataNotFound,
+    FrostlineError,
+    ObjectNotFound,
+    OutOfSpace,
+    SettingError,
+    StoreError,
+    StoreUnavailable,
+)
+from frostline.stores.driver import error_of_driver
+from frostline.stores.folder import error_of_system
+from frostline.stores.objects import open_store
+
+ODD = [
+    "a b.jpg",
+    "100%.jpg",
+    "a%20b.jpg",
+    "ü✓日本.jpg",
+    "a#b.jpg",
+    "a?b=c&d.jpg",
+    "a+b.jpg",
+    'it\'s "x".jpg',
+    "a*[1].jpg",
+    "deep/er/.hidden/x.jpg",
+    "~/x.jpg",
+]
+
+
+@pytest.fixture(params=["folder", "memory", "s3"])
+def store(request, tmp_path, monkeypatch):
+    if request.param == "folder":
+        return open_store(str(tmp_path))
+    if request.param == "memory":
+        return open_store(f"memory://{uuid.uuid4()}/a b%20")
+    server = request.getfixturevalue("s3")
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    server.make_bucket("stores")
+    return open_store(f"s3://stores/{uuid.uuid4()}/a b%20")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_object_of_an_odd_name_comes_back_as_it_was_written(store, name):
+    store.write(name, b"0123456789")
+    assert bytes(store.read(name, 0, 10)) == b"0123456789"
+    assert [(entry.object, entry.size) for entry in store.list()] == [(name, 10)]
+
+
+def test_a_backslash_in_a_name_is_no_slash(tmp_path):
+    # Not asked of S3: SeaweedFS itself takes one for the other.
+    for store in (open_store(str(tmp_path)), open_store(f"memory://{uuid.uuid4()}")):
+        store.write("a\\b.jpg", b"x")
+        assert [entry.object for entry in store.list()] == ["a\\b.jpg"]
+
+
+def test_a_range_is_read_exactly(store):
+    store.write("x", b"0123456789")
+    assert bytes(store.read("x", 3, 4)) == b"3456"
+    assert bytes(store.read("x", 10, 0)) == b""
+
+
+def test_writing_again_replaces_the_object_and_changes_its_etag(store):
+    store.write("x", b"one")
+    [before] = store.list()
+    store.write("x", b"three")
+    [after] = store.list()
+    assert bytes(store.read("x", 0, 5)) == b"three"
+    assert before.etag != after.etag
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 11), (10, 1), (50, 5), (0, 1 << 62), (1 << 62, 1 << 62)])
+def test_bytes_that_an_object_does_not_have_are_not_found(store, offset, length):
+    store.write("x", b"0123456789")
+    with pytest.raises(ObjectNotFound, match="x"):
+        store.read("x", offset, length)
+
+
+def test_an_object_that_is_not_there_is_not_found(store):
+    store.write("folder/x", b"x")
+    for name in ("nothing", "folder", "folder/x/y"):
+        with pytest.raises(ObjectNotFound, match=name):
+            store.read(name, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a\0b", ""])
+def test_a_name_that_leaves_the_root_is_neither_read_nor_written(store, name):
+    with pytest.raises(BadRequest):
+        store.read(name, 0, 1)
+    with pytest.raises(BadRequest):
+        store.write(name, b"x")
+
+
+def test_a_store_can_be_sent_to_another_process_after_use(store):
+    store.write("x", b"x")
+    assert bytes(pickle.loads(pickle.dumps(store)).read("x", 0, 1)) == b"x"
+
+
+def test_memory_is_shared_by_those_who_use_its_name():
+    name = uuid.uuid4()
+    open_store(f"memory://{name}").write("a/x", b"x")
+    assert [entry.object for entry in open_store(f"memory://{name}/a").list()] == ["x"]
+    assert list(open_store(f"memory://{uuid.uuid4()}").list()) == []
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    store = open_store(str(tmp_path / "nothing"))
+    with pytest.raises(DataNotFound, match=r"there is no folder .*nothing$"):
+        list(store.list())
+    with pytest.raises(DataNotFound, match="nothing"):
+        store.write("x", b"x")
+
+
+def test_links_in_a_folder_are_followed_but_never_in_a_circle(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_bytes(b"x")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "broken").symlink_to(tmp_path / "nothing")
+    names = {entry.object for entry in open_store(str(tmp_path)).list()}
+    assert {"a/x", "b/x"} <= names
+    assert len(names) < 10
+
+
+def test_a_file_name_with_a_tab_is_listed_and_one_outside_utf8_is_named(tmp_path):
+    (tmp_path / "a\tb").write_bytes(b"x")
+    assert [entry.object for entry in open_store(str(tmp_path)).list()] == ["a\tb"]
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jpg")).write_bytes(b"x")
+    with pytest.raises(DataError, match=r"udcff\.jpg"):
+        list(open_store(str(tmp_path)).list())
+
+
+def test_a_pipe_in_a_folder_holds_up_no_reader(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ObjectNotFound):
+        open_store(str(tmp_path)).read("pipe", 0, 1)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = open_store(str(tmp_path))
+    store.write("x", b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutOfSpace, match="the disk is full"):
+        store.write("x", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+def test_a_really_full_disk_is_said(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False)
+    if mount.returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        with pytest.raises(OutOfSpace):
+            open_store(str(disk)).write("x", bytes(1 << 20))
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOENT, ObjectNotFound),
+        (errno.EACCES, AccessDenied),
+        (errno.EROFS, AccessDenied),
+        (errno.ENOSPC, OutOfSpace),
+        (errno.EDQUOT, OutOfSpace),
+        (errno.EIO, StoreUnavailable),
+    ],
+)
+def test_what_the_system_says_becomes_a_sentence(number, kind):
+    assert type(error_of_system(OSError(number, "x"), "photo.jpg")) is kind
+
+
+EXPECTED = {
+    "BaseError": StoreUnavailable,
+    "GenericError": StoreUnavailable,
+    "NotFoundError": ObjectNotFound,
+    "InvalidPathError": BadRequest,
+    "JoinError": StoreUnavailable,
+    "NotSupportedError": StoreError,
+    "AlreadyExistsError": StoreError,
+    "PreconditionError": StoreError,
+    "NotModifiedError": StoreError,
+    "PermissionDeniedError": AccessDenied,
+    "UnauthenticatedError": AccessDenied,
+    "UnknownConfigurationKeyError": SettingError,
+}
+
+
+def test_every_exception_of_the_driver_has_its_own_in_our_tree():
+    assert set(EXPECTED) == set(obstore.exceptions.__all__)
+    for name, kind in EXPECTED.items():
+        made = error_of_driver(getattr(obstore.exceptions, name)("secret"), "s3://photos", "x")
+        assert type(made) is kind, name
+        assert "s3://photos/x" in str(made) or kind is SettingError
+        assert "secret" not in str(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("status code: 404 Not Found: <Code>NoSuchBucket</Code>", ObjectNotFound),
+        ("status code: 403 Forbidden: <Code>SignatureDoesNotMatch</Code>", AccessDenied),
+        ("status code: 416 Range Not Satisfiable", ObjectNotFound),
+        ("status code: 507 Insufficient Storage", OutOfSpace),
+        ("status code: 400 Bad Request", StoreError),
+        ("status code: 503 Slow Down", StoreUnavailable),
+        ("HTTP error: builder error", SettingError),
+        ("PUT http://169.254.169.254/latest/api/token", AccessDenied),
+        ("error sending request for http://user:hunter2@host/", StoreUnavailable),
+    ],
+)
+def test_the_drivers_general_error_is_told_apart_by_its_answer(text, kind):
+    made = error_of_driver(obstore.exceptions.GenericError(text), "s3://photos", "x")
+    assert type(made) is kind
+    assert "hunter2" not in str(made)
+    assert "\n" not in str(made)
+
+
+def test_a_bucket_that_is_not_there_is_named(s3, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DataNotFound, match="there is nothing at s3://nowhere"):
+        list(open_store("s3://nowhere").list())
+
+
+def test_wrong_credentials_are_refused_and_not_shown(s3, monkeypatch):
+    for name, value in s3.environment(secret="hunter2").items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("closed")
+    store = open_store("s3://closed")
+    for use in (lambda: list(store.list()), lambda: store.read("x", 0, 1), lambda: store.write("x", b"x")):
+        with pytest.raises(AccessDenied, match="s3://closed") as caught:
+            use()
+        assert "hunter2" not in str(caught.value)
+
+
+def test_a_server_that_does_not_answer_is_worth_another_try(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        list(open_store("s3://photos").list())
+
+
+def test_a_plain_http_address_needs_a_setting_that_the_sentence_names(s3, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(SettingError, match="AWS_ALLOW_HTTP=true"):
+        list(open_store("s3://photos").list())
+
+
+FORKED = """
+import os, sys
+from frostline.errors import StoreError
+from frostline.stores.objects import open_store
+
+open_store("memory://x").write("x", b"x")
+child = os.fork()
+if child == 0:
+    try:
+        open_store("memory://other").read("x", 0, 1)
+    except StoreError as error:
+        os._exit(7 if "spawn" in str(error) else 1)
+    os._exit(2)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_of_a_user_of_the_driver_gets_a_sentence_and_never_hangs():
+    done = subprocess.run([sys.executable, "-c", FORKED], timeout=30, check=False, env={**os.environ, **_path()})
+    assert done.returncode == 7
+
+
+def test_the_driver_is_not_loaded_before_a_store_needs_it(tmp_path):
+    code = (
+        "import sys, frostline, frostline.datasets; from frostline.stores.objects import open_store;"
+        f"list(open_store({str(tmp_path)!r}).list()); open_store('s3://photos');"
+        "sys.exit(any(name.startswith('obstore') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, **_path()}).returncode == 0
+
+
+def test_every_error_of_a_store_is_in_the_tree():
+    assert issubclass(StoreError, FrostlineError)
+    assert issubclass(errors.OutOfSpace, errors.UserError)
+
+
+def _path():
+    return {"PYTHONPATH": os.pathsep.join(sys.path)}

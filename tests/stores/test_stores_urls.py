@@ -1,0 +1,96 @@
+"""What a URL means, and which object names stay within its root."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.errors import BadRequest, SettingError
+from frostline.stores.objects import is_within, normalise_url
+from frostline.stores.urls import check_name, parse_url
+
+texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
+
+
+@pytest.mark.parametrize(
+    ("given_url", "canonical"),
+    [
+        ("/data/photos", "file:///data/photos"),
+        ("/data/photos/", "file:///data/photos"),
+        ("/data/../data/./photos//", "file:///data/photos"),
+        ("file:///data/photos/", "file:///data/photos"),
+        ("file://localhost/data", "file:///data"),
+        ("file:////data", "file:///data"),
+        ("/", "file:///"),
+        ("/a b/100%#?", "file:///a%20b/100%25%23%3F"),
+        ("file:///a%20b", "file:///a%20b"),
+        ("s3://photos", "s3://photos"),
+        ("s3://photos/waste/", "s3://photos/waste"),
+        ("s3://photos/a b%20", "s3://photos/a b%20"),
+        ("memory://one/two", "memory://one/two"),
+    ],
+)
+def test_a_root_has_one_canonical_url(given_url, canonical):
+    assert normalise_url(given_url) == canonical
+    assert normalise_url(canonical) == canonical
+
+
+def test_a_relative_path_becomes_absolute(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert normalise_url("photos") == (tmp_path / "photos").as_uri()
+
+
+@given(texts.filter(lambda text: "://" not in text))
+def test_every_path_survives_its_url(path):
+    root = parse_url(path)
+    assert parse_url(normalise_url(path)) == root
+    assert Path(root.path).is_absolute()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "a\0b", "gs://photos", "http://host/x", "s3://", "s3:///x", "s3://b/a/../c", "s3://b/a//c", "file://host/x"],
+)
+def test_what_is_no_url_of_a_store_is_refused_with_a_sentence(url):
+    with pytest.raises(SettingError) as caught:
+        normalise_url(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated():
+    with pytest.raises(SettingError) as caught:
+        normalise_url("s3://key:hunter2@photos/x")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "root", "answer"),
+    [
+        ("/data", "/data", True),
+        ("/data/a", "/data", True),
+        ("file:///data/a", "/data/", True),
+        ("/database", "/data", False),
+        ("/data/../etc", "/data", False),
+        ("/anything", "/", True),
+        ("s3://b/x", "s3://b", True),
+        ("s3://bb", "s3://b", False),
+        ("s3://b", "s3://b/x", False),
+        ("file:///data/%2e%2e/etc", "/data", False),
+    ],
+)
+def test_a_url_lies_within_a_root_by_whole_names(url, root, answer):
+    assert is_within(url, root) is answer
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/passwd", "../x", "a/../../x", "a/..", ".", "./a", "a//b", "a/", "a\0b", "\ud800"]
+)
+def test_a_name_that_leaves_the_root_is_refused(name):
+    with pytest.raises(BadRequest):
+        check_name(name)
+
+
+@given(st.lists(texts.filter(lambda part: "/" not in part and part not in (".", "..")), min_size=1))
+def test_any_other_name_stays_within_the_root(parts):
+    assert check_name("/".join(parts)) == "/".join(parts)
