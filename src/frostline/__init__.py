@@ -1,1 +1,52 @@
 """Fine-tune pretrained networks on data that stays in its store."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from frostline.version import __version__
+
+if TYPE_CHECKING:
+    from frostline import preprocess
+    from frostline.config import LoaderSettings, NodeSettings
+    from frostline.datasets import Dataset
+    from frostline.loaders import Batch, Job, Loader, offload
+    from frostline.models import Head, freeze
+
+__all__ = (
+    "Batch",
+    "Dataset",
+    "Head",
+    "Job",
+    "Loader",
+    "LoaderSettings",
+    "NodeSettings",
+    "__version__",
+    "freeze",
+    "offload",
+    "preprocess",
+)
+
+# Importing torch takes seconds and a node or a listing may never need it: each name is imported when it is used.
+_ROOMS = {
+    "Batch": "frostline.loaders",
+    "Dataset": "frostline.datasets",
+    "Head": "frostline.models",
+    "Job": "frostline.loaders",
+    "Loader": "frostline.loaders",
+    "LoaderSettings": "frostline.config",
+    "NodeSettings": "frostline.config",
+    "freeze": "frostline.models",
+    "offload": "frostline.loaders",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "preprocess":
+        return importlib.import_module("frostline.preprocess")
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'frostline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

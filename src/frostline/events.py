@@ -84,10 +84,11 @@ class PhaseStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinished:
-    """The optimiser took a step."""
+    """The optimiser took a step: number ``step`` of the ``steps`` that the whole run has."""
 
     epoch: int
     step: int
+    steps: int
     samples: int
     loss: float
 

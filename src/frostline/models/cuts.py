@@ -12,6 +12,7 @@ __all__ = (
     "changes",
     "enumerate_cuts",
     "frozen_reach",
+    "pixel_cuts",
     "prune",
     "reads",
     "replaced",
@@ -172,24 +173,28 @@ def enumerate_cuts(graph: Graph, input_shape: tuple[int, ...], *, reach: int, mo
     each of them has the batch as its first dimension and fixed other dimensions. The last is the frost line.
     """
     flow = Flow(graph)
-    cuts = [
-        Cut(number=0, name="encoded", after=-2, tensors=(), shapes=(), dtypes=(), bytes_per_sample=0),
-        Cut(
-            number=1,
-            name="pixels",
-            after=-1,
-            tensors=graph.inputs,
-            shapes=(input_shape,),
-            dtypes=("float32",),
-            bytes_per_sample=_bytes_per_sample(input_shape, "float32"),
-        ),
-    ]
+    cuts = list(pixel_cuts(input_shape))
     names: dict[str, int] = {}
     for after, live in _frontiers(flow, reach):
         if len(live) > most_tensors or not all(map(_can_cross, live)):
             continue
         cuts.append(_cut(len(cuts), after, live, graph, names))
-    return tuple(cuts)
+    return (cuts[0], replace(cuts[1], tensors=graph.inputs), *cuts[2:])
+
+
+def pixel_cuts(input_shape: tuple[int, ...]) -> tuple[Cut, Cut]:
+    """The two cuts that every job has: 0, the encoded sample, and 1, the preprocessed pixels."""
+    encoded = Cut(number=0, name="encoded", after=-2, tensors=(), shapes=(), dtypes=(), bytes_per_sample=0)
+    pixels = Cut(
+        number=1,
+        name="pixels",
+        after=-1,
+        tensors=("pixels",),
+        shapes=(input_shape,),
+        dtypes=("float32",),
+        bytes_per_sample=_bytes_per_sample(input_shape, "float32"),
+    )
+    return encoded, pixels
 
 
 def _frontiers(flow: Flow, reach: int) -> Iterator[tuple[int, list[Node]]]:

@@ -1,0 +1,56 @@
+"""Runs a verb and turns what went wrong into one sentence and an exit code."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from frostline.cli.demo import demo
+from frostline.cli.extract import extract
+from frostline.cli.index import index
+from frostline.cli.plan import plan
+from frostline.cli.serve import serve
+from frostline.cli.train import train
+from frostline.errors import FrostlineError, UserError
+from frostline.version import __version__
+
+__all__ = ("main",)
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="frostline")
+def verbs() -> None:
+    """Fine-tune pretrained networks on data that stays in its store.
+
+    The frozen layers run on a node beside the data; only small activations cross the network.
+    Start with: frostline demo
+    """
+
+
+for _verb in (demo, extract, index, plan, serve, train):
+    verbs.add_command(_verb)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 130 interrupted."""
+    try:
+        code = verbs.main(args=arguments, prog_name="frostline", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = _fail("interrupted", _INTERRUPTED)
+    except UserError as error:
+        code = _fail(str(error), 2)
+    except FrostlineError as error:
+        code = _fail(str(error), 1)
+    except BrokenPipeError:
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(sentence: str, code: int) -> int:
+    click.echo(f"frostline: {sentence}", err=True)
+    return code

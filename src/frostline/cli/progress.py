@@ -1,0 +1,104 @@
+"""Progress on stderr, read from events alone: a live bar on a terminal, a line an epoch elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from frostline.events import (
+    BatchTaken,
+    Evaluated,
+    Event,
+    NodeRestarted,
+    PhaseStarted,
+    RequestRetried,
+    SampleSkipped,
+    StepFinished,
+)
+
+__all__ = ("ProgressBar",)
+
+
+class ProgressBar:
+    """An observer that shows a job as it runs. Use it as a context manager.
+
+    Args:
+        total: steps, where they are known before the first event tells.
+    """
+
+    def __init__(self, *, total: int | None = None) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("starting", total=total, figures="")
+        self._started: float | None = None
+        self._samples = 0
+        self._stall_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        match event:
+            case PhaseStarted():
+                self._progress.update(self._task, description=event.name)
+            case BatchTaken():
+                self._started = time.monotonic() - event.stall_s if self._started is None else self._started
+                self._stall_s += event.stall_s
+            case StepFinished():
+                self._step(event)
+            case Evaluated():
+                self._say(
+                    f"epoch {event.epoch + 1}: held-out accuracy {event.accuracy:.1%}, loss {event.loss:.3f} "
+                    f"({self._figures()})"
+                )
+            case NodeRestarted():
+                self._say(f"the node had died; it was started again at {event.url}")
+            case RequestRetried():
+                self._say(f"asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}")
+            case SampleSkipped():
+                self._say(f"skipped {event.object}: {event.reason}")
+            case _:
+                pass
+
+    def advance(self, samples: int) -> None:
+        """Count samples that came outside of training, such as extracted ones."""
+        self._started = self._started or time.monotonic()
+        self._samples += samples
+        self._progress.update(self._task, advance=samples, figures=self._figures())
+
+    def _step(self, event: StepFinished) -> None:
+        self._samples += event.samples
+        self._progress.update(
+            self._task,
+            description=f"epoch {event.epoch + 1}",
+            completed=event.step,
+            total=event.steps,
+            figures=f"loss {event.loss:.3f}  {self._figures()}",
+        )
+
+    def _figures(self) -> str:
+        elapsed = time.monotonic() - (self._started or time.monotonic())
+        if elapsed <= 0:
+            return ""
+        return f"{self._samples / elapsed:.0f} samples/s, waiting {self._stall_s / elapsed:.0%}"
+
+    def _say(self, sentence: str) -> None:
+        self._console.print(sentence, markup=False, highlight=False)

@@ -1,0 +1,1 @@
+"""The demo: real photographs made into a data set, and the main job run on them."""

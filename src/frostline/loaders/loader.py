@@ -1,0 +1,184 @@
+"""One epoch for a training loop: prefetched rows and cached rows, merged in order into batches."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from frostline.cache import FeatureCache
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, Samples
+from frostline.datasets import Dataset
+from frostline.errors import SettingError
+from frostline.events import BatchTaken, EpochFinished, EpochStarted, Observer
+from frostline.loaders.batch import Batch
+from frostline.ordering import Order
+from frostline.prefetch.assemble import BatchAssembler, Columns, Part
+from frostline.prefetch.driver import Fetch, Prefetcher
+from frostline.prefetch.stretches import Delivery, stretches
+from frostline.prefetch.window import Window
+
+__all__ = ("Loader", "Source")
+
+# Cached rows are copied in runs of this many, so that an epoch from the cache needs no second copy of it all.
+_CACHED_RUN = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Source:
+    """Where a loader's rows come from; made by a job.
+
+    Attributes:
+        fetch: makes one request and yields rows at the frost line.
+        window_bytes_per_sample: what one row takes on its way; 0 where its encoded bytes travel.
+        cache: keeps features between epochs; None where they differ from epoch to epoch.
+        unreadable: ids that are known to be unreadable; they are not asked for again.
+        settings: of the window.
+        observe: told what happens.
+    """
+
+    fetch: Fetch
+    window_bytes_per_sample: int
+    cache: FeatureCache | None
+    unreadable: Callable[[], npt.NDArray[np.int64]]
+    settings: LoaderSettings
+    observe: Observer
+
+
+class Loader:
+    """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
+
+    Leaving a pass early cancels what it had asked for. It is for one thread at a time.
+
+    Args:
+        source: where the rows come from.
+        data: the samples.
+        batch_size: rows of every batch but perhaps the last.
+        shuffle: whether the order is drawn from the seed; else it is the manifest's.
+        seed: of the order, and of random preprocessing.
+        epoch: the same for all ranks; each epoch has its own order.
+        drop_last: leave out a last batch with fewer rows.
+
+    Raises:
+        SettingError: a figure that makes no sense.
+    """
+
+    def __init__(
+        self, source: Source, data: Dataset, *, batch_size: int, shuffle: bool, seed: int, epoch: int, drop_last: bool
+    ) -> None:
+        if batch_size < 1:
+            raise SettingError(f"batch_size must be at least 1, not {batch_size}")
+        self._source = source
+        self._samples = data.samples
+        self._order = Order(size=len(self._samples), seed=seed, epoch=epoch, shuffle=shuffle)
+        self._epoch = epoch
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+
+    def __len__(self) -> int:
+        """Batches in the epoch, if no further sample turns out to be unreadable."""
+        readable = len(self._samples) - int(np.isin(self._samples.ids, self._source.unreadable()).sum())
+        return readable // self._batch_size if self._drop_last else -(-readable // self._batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        observe = self._source.observe
+        observe(EpochStarted(epoch=self._epoch, samples=len(self._samples)))
+        epoch = _Epoch(self._source, self._samples, self._order)
+        started = waiting = time.perf_counter()
+        taken, stall_s = 0, 0.0
+        for columns in epoch.batches(BatchAssembler(batch_size=self._batch_size, drop_last=self._drop_last)):
+            waited = time.perf_counter() - waiting
+            taken, stall_s = taken + len(columns[0]), stall_s + waited
+            observe(
+                BatchTaken(epoch=self._epoch, samples=len(columns[0]), from_cache=epoch.take_cached(), stall_s=waited)
+            )
+            yield _batch(columns)
+            waiting = time.perf_counter()
+        seconds = time.perf_counter() - started
+        observe(EpochFinished(epoch=self._epoch, samples=taken, seconds=seconds, stall_s=stall_s))
+
+
+class _Epoch:
+    """One pass over one order."""
+
+    def __init__(self, source: Source, samples: Samples, order: Order) -> None:
+        self._source = source
+        self._samples = samples
+        self._rows = order.indices(0, len(samples))
+        self._ids = samples.ids[self._rows]
+        self._cached = np.zeros(len(self._ids), np.bool_)
+        if source.cache is not None:
+            self._cached = source.cache.contains(self._ids)
+        self._from_cache = 0
+
+    def take_cached(self) -> int:
+        """Rows that came from the cache since the last call."""
+        taken, self._from_cache = self._from_cache, 0
+        return taken
+
+    def batches(self, assembler: BatchAssembler) -> Iterator[Columns]:
+        done = 0
+        for delivery in self._deliveries():
+            for start in range(done, delivery.stop, _CACHED_RUN):
+                yield from assembler.merge(*self._parts(start, min(start + _CACHED_RUN, delivery.stop), delivery))
+            done = delivery.stop
+            self._keep(delivery.batch)
+        for start in range(done, len(self._ids), _CACHED_RUN):
+            yield from assembler.merge(*self._parts(start, min(start + _CACHED_RUN, len(self._ids)), None))
+        last = assembler.finish()
+        if last is not None:
+            yield last
+
+    def _deliveries(self) -> Iterator[Delivery]:
+        source = self._source
+        unreadable = np.isin(self._ids, source.unreadable())
+        window = Window(
+            stretches(
+                self._samples,
+                self._rows,
+                np.flatnonzero(~self._cached & ~unreadable),
+                samples_per_request=source.settings.samples_per_request,
+                bytes_per_sample=source.window_bytes_per_sample,
+            ),
+            source.settings,
+        )
+        if window.is_done:
+            return
+        threads = source.settings.requests_in_flight
+        with Prefetcher(
+            window, source.fetch, threads=threads, clock=time.monotonic, observe=source.observe
+        ) as prefetcher:
+            yield from prefetcher
+
+    def _parts(self, start: int, stop: int, delivery: Delivery | None) -> list[Part]:
+        """The rows from place ``start`` up to ``stop``: those of a delivery and those of the cache."""
+        cached = start + np.flatnonzero(self._cached[start:stop])
+        arrived = np.zeros(0, np.int64)
+        if delivery is not None:
+            inside = (delivery.positions >= start) & (delivery.positions < stop)
+            arrived = delivery.positions[inside]
+        present = np.sort(np.concatenate([cached, arrived]))
+        parts = []
+        if len(cached):
+            assert self._source.cache is not None
+            self._from_cache += len(cached)
+            parts.append(self._part(present, cached, self._source.cache.get(self._ids[cached])[1]))
+        if delivery is not None and len(arrived):
+            parts.append(self._part(present, arrived, tuple(one[inside] for one in delivery.batch.tensors)))
+        return parts
+
+    def _part(self, present: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], tensors: Columns) -> Part:
+        labels = self._samples.labels[self._rows[positions]]
+        return Part(places=np.searchsorted(present, positions), columns=(self._ids[positions], labels, *tensors))
+
+    def _keep(self, batch: FeatureBatch) -> None:
+        if self._source.cache is not None and len(batch):
+            self._source.cache.put(batch.ids, batch.tensors)
+
+
+def _batch(columns: Columns) -> Batch:
+    ids, labels, *features = (torch.from_numpy(column) for column in columns)
+    return Batch(features=features[0] if len(features) == 1 else tuple(features), labels=labels, ids=ids)
