@@ -9,6 +9,10 @@ import numpy.typing as npt
 
 __all__ = ("CacheScope", "CacheStatistics", "FeatureCache")
 
+CacheScope = tuple[str, int, str, str]
+"""What features depend on beside the sample: digest of the prefix (empty without one), number of the cut, digest of
+the preprocessing, dtype. Features of another scope are other numbers."""
+
 Tensors = tuple[npt.NDArray[np.generic], ...]
 _Ids = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -17,25 +21,6 @@ _Mask = npt.NDArray[np.bool_]
 _INDEX_BYTES_PER_ROW = 64
 # Small enough to waste little on a small data set, large enough that growing is rare.
 _SLAB_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheScope:
-    """What kept features depend on beside the sample. Features of another scope are other numbers.
-
-    Attributes:
-        prefix: digest of the prefix; empty where there is none.
-        cut: number of the cut whose activations are kept.
-        preprocess: digest of the declared preprocessing, decoder and version included.
-        engine: what ran the prefix; engines differ in the last bits.
-        dtypes: of the tensors, such as ``float32``.
-    """
-
-    prefix: str
-    cut: int
-    preprocess: str
-    engine: str
-    dtypes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +55,7 @@ class FeatureCache:
     Rows lie in slabs that are made as they are needed and never moved.
 
     Args:
-        scope: what the features depend on; the owner compares it before it uses the cache.
+        scope: what the features depend on; who uses the cache compares it first.
         budget_bytes: most bytes for slabs and index; 0 keeps nothing.
     """
 
@@ -190,7 +175,7 @@ class _Index:
     after multiplicative hashing, never more than half full.
     """
 
-    _SMALLEST_BITS = 4
+    _SMALLEST_BITS = 1
 
     def __init__(self) -> None:
         self._count = 0

@@ -135,9 +135,8 @@ def test_an_interrupt_gets_through_while_the_consumer_waits():
         signal.pthread_kill(main, signal.SIGINT)
         return features(transport)(samples)
 
-    with prefetcher(fetch, requests_in_flight=1) as deliveries:
-        with pytest.raises(KeyboardInterrupt):
-            next(deliveries)
+    with prefetcher(fetch, requests_in_flight=1) as deliveries, pytest.raises(KeyboardInterrupt):
+        next(deliveries)
 
 
 def test_a_generator_that_cannot_be_closed_from_outside_is_waited_for():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from frostline.client.transport import TransportStatistics
+from frostline.client.transport import Transport, TransportStatistics
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import BadRequest, NodeUnreachable, Refused, StoreError, Unavailable
 from frostline.profiles import Profile
@@ -48,7 +48,7 @@ def numbers(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.generic], ...]:
     return (ids[:, None].astype(np.float32) + np.arange(4, dtype=np.float32) / 8,)
 
 
-class ScriptedTransport:
+class ScriptedTransport(Transport):
     """A ``Transport`` that answers by itself. Safe for several threads.
 
     At cut 0 the encoded sample is its id in eight bytes.

@@ -1,0 +1,97 @@
+"""The trainer's cache against a dictionary."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline import cache as cache_module
+from frostline.cache import FeatureCache
+
+SCOPE = ("ab", 3, "cd", "float32")
+ROW_BYTES = 3 * 4 + 2
+ids_lists = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 2**63 - 1)), max_size=30)
+
+
+def tensors(ids):
+    ids = np.asarray(ids, np.int64)
+    return (ids[:, None] % 1000 + np.arange(3)).astype(np.float32), (ids % 1000).astype(np.int16)
+
+
+def put(cache, ids):
+    return cache.put(np.asarray(ids, np.int64), tensors(ids))
+
+
+@pytest.fixture(autouse=True)
+def _small_slabs(monkeypatch):
+    monkeypatch.setattr(cache_module, "_SLAB_BYTES", 5 * ROW_BYTES)
+
+
+@given(steps=st.lists(st.tuples(ids_lists, ids_lists), max_size=12), rows=st.integers(0, 60))
+def test_it_answers_like_a_dictionary_that_keeps_what_came_first(steps, rows):
+    cache, model, budget = FeatureCache(SCOPE, rows * (ROW_BYTES + 64)), {}, rows * (ROW_BYTES + 64)
+    for added, asked in steps:
+        fresh = [one for one in dict.fromkeys(added) if one not in model][: rows - len(model)]
+        assert put(cache, added) == len(fresh)
+        model.update((one, [part[0] for part in tensors([one])]) for one in fresh)
+        found, got = cache.get(np.array(asked, np.int64))
+        assert found.tolist() == [one in model for one in asked] == cache.contains(np.array(asked, np.int64)).tolist()
+        for column, values in enumerate(got):
+            expected = [model[one][column] for one in asked if one in model]
+            assert values.tolist() == [np.asarray(one).tolist() for one in expected]
+        assert len(cache) == len(model)
+        assert cache.statistics().bytes <= budget
+
+
+def test_a_single_id_can_be_asked_for():
+    cache = FeatureCache(SCOPE, 10_000)
+    put(cache, [5])
+    assert 5 in cache
+    assert 6 not in cache
+
+
+def test_a_full_cache_hits_its_share_of_every_later_epoch():
+    cache = FeatureCache(SCOPE, 30 * (ROW_BYTES + 64))
+    for epoch in range(3):
+        order = np.random.default_rng(epoch).permutation(100)
+        found, _ = cache.get(order)
+        assert found.sum() == (30 if epoch else 0)
+        put(cache, order[~found])
+    assert cache.statistics().hits == 60
+    assert cache.statistics().turned_away == 70 * 3
+
+
+def test_what_was_got_is_the_callers_own():
+    cache = FeatureCache(SCOPE, 10_000)
+    put(cache, [1, 2])
+    _, (first, _) = cache.get(np.array([1]))
+    first[:] = -1
+    assert cache.get(np.array([1]))[1][0].tolist() == tensors([1])[0].tolist()
+
+
+def test_what_was_put_may_be_written_again():
+    cache = FeatureCache(SCOPE, 10_000)
+    borrowed = tensors([1])
+    cache.put(np.array([1]), borrowed)
+    borrowed[0][:] = -1
+    assert cache.get(np.array([1]))[1][0].tolist() == tensors([1])[0].tolist()
+
+
+def test_a_budget_of_nothing_keeps_nothing():
+    cache = FeatureCache(SCOPE, 0)
+    assert put(cache, [1, 2, 3]) == 0
+    assert cache.get(np.array([1, 2]))[0].tolist() == [False, False]
+    assert cache.statistics().turned_away == 3
+
+
+def test_an_empty_cache_finds_nothing():
+    found, got = FeatureCache(SCOPE, 10_000).get(np.array([1, 2]))
+    assert found.tolist() == [False, False]
+    assert got == ()
+
+
+def test_rows_of_another_shape_are_refused():
+    cache = FeatureCache(SCOPE, 10_000)
+    put(cache, [1])
+    with pytest.raises(ValueError, match="cannot keep rows like"):
+        cache.put(np.array([2]), (np.zeros((1, 4), np.float32), np.zeros(1, np.int16)))
