@@ -1,0 +1,95 @@
+"""Errors as HTTP answers and back: one table, read in both directions."""
+
+import json
+import math
+from typing import Any
+
+from frostline.errors import (
+    AccessDenied,
+    BadRequest,
+    FrostlineError,
+    NodeUnreachable,
+    ObjectNotFound,
+    OverBudget,
+    Overloaded,
+    Refused,
+    StoreError,
+    StoreUnavailable,
+    Unavailable,
+    UnknownPrefix,
+    UnsafeArtifact,
+)
+
+__all__ = ("TRAVELLING", "error_from_answer", "error_from_json", "error_to_json", "retry_after", "status_of")
+
+TRAVELLING: dict[type[FrostlineError], int] = {
+    BadRequest: 400,
+    AccessDenied: 403,
+    ObjectNotFound: 404,
+    UnknownPrefix: 404,
+    OverBudget: 413,
+    UnsafeArtifact: 422,
+    Overloaded: 429,
+    StoreError: 502,
+    StoreUnavailable: 503,
+    NodeUnreachable: 503,
+    Unavailable: 503,
+    Refused: 400,
+}
+"""Every error that a node may answer with, and its HTTP status."""
+
+_BY_NAME = {kind.__name__: kind for kind in TRAVELLING}
+_TRY_AGAIN = {408, 425, 429}
+_RETRY_AFTER_S = 1.0
+_LONGEST_WAIT_S = 3600.0
+
+
+def status_of(error: FrostlineError) -> int:
+    """The HTTP status of an error; 500 for one that a node does not answer with."""
+    return next((TRAVELLING[kind] for kind in type(error).__mro__ if kind in TRAVELLING), 500)
+
+
+def error_to_json(error: FrostlineError) -> dict[str, Any]:
+    """The body of the answer: ``error``, ``message`` and, where it is known, ``retry_after_s``."""
+    kind = next((kind for kind in type(error).__mro__ if kind in TRAVELLING), type(error))
+    wait = {"retry_after_s": error.retry_after_s} if isinstance(error, Overloaded) else {}
+    return {"error": kind.__name__, "message": str(error), **wait}
+
+
+def retry_after(error: FrostlineError) -> dict[str, str]:
+    """The header ``Retry-After`` of an answer, in whole seconds; empty where asking again does not help."""
+    if isinstance(error, Overloaded):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return {"Retry-After": "1"} if isinstance(error, Unavailable | StoreUnavailable) else {}
+
+
+def error_from_answer(status: int, body: bytes) -> FrostlineError:
+    """The error that an HTTP answer other than success means; also for one that no node wrote (a proxy's, say)."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None
+    known = error_from_json(value)
+    if known is not None:
+        return known
+    said = body[:200].decode(errors="replace").strip() or "nothing more"
+    sentence = f"the node answered with HTTP status {status}: {said}"
+    if status in _TRY_AGAIN or status >= 500:
+        return Unavailable(sentence)
+    return Refused(sentence)
+
+
+def error_from_json(value: object) -> FrostlineError | None:
+    """The inverse of ``error_to_json``; None where the value is no error of a node."""
+    if not isinstance(value, dict) or not isinstance(value.get("message"), str):
+        return None
+    kind = _BY_NAME.get(str(value.get("error")))
+    if kind is Overloaded:
+        return Overloaded(value["message"], retry_after_s=_seconds(value.get("retry_after_s")))
+    return kind(value["message"]) if kind else None
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_WAIT_S:
+        return _RETRY_AFTER_S
+    return float(value)

@@ -1,0 +1,109 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from frostline.batching import Budget, Limit, batch_size
+from frostline.errors import OverBudget
+
+BYTES = st.integers(0, 1000)
+LIMITS = st.lists(st.builds(Limit, room_bytes=BYTES, fixed_bytes=BYTES, bytes_per_row=st.integers(0, 50)), max_size=3)
+
+
+@given(LIMITS, st.integers(1, 100), st.integers(1, 8).map(lambda n: 8 * n))
+def test_a_batch_is_the_largest_multiple_of_eight_that_fits(limits, wanted, most):
+    rows = batch_size(limits, wanted=wanted, most=most)
+
+    def fits(count):
+        return all(limit.fixed_bytes + count * limit.bytes_per_row <= limit.room_bytes for limit in limits)
+
+    assert rows % 8 == 0
+    assert rows <= most
+    assert rows < wanted + 8
+    assert rows == 0 or fits(rows)
+    assert rows + 8 > most or rows >= wanted or not fits(rows + 8)
+
+
+def test_what_can_never_fit_is_refused_naming_the_knob():
+    with pytest.raises(OverBudget, match="--memory"):
+        Budget(10).ask(11)
+
+
+def test_nobody_overtakes_one_who_waits():
+    budget = Budget(10)
+    first = budget.ask(6)
+    large = budget.ask(8)
+    assert budget.take(1) is None
+    small = budget.ask(1)
+    assert not budget.is_granted(large)
+    assert not budget.is_granted(small)
+    budget.release(first)
+    assert budget.is_granted(large)
+    assert budget.is_granted(small)
+
+
+def test_a_waiting_reservation_that_is_given_back_lets_the_next_one_in():
+    budget = Budget(10)
+    budget.ask(6)
+    large, small = budget.ask(8), budget.ask(4)
+    budget.release(large)
+    assert budget.is_granted(small)
+
+
+class BudgetMachine(RuleBasedStateMachine):
+    reservations = Bundle("reservations")
+
+    def __init__(self):
+        super().__init__()
+        self.budget = Budget(100)
+        self.order = []  # (reservation, bytes) not given back, in order of asking
+        self.granted = set()
+
+    def look(self):
+        self.granted = {one for one, _ in self.order if self.budget.is_granted(one)}
+
+    @rule(target=reservations, nbytes=st.integers(0, 100))
+    def ask(self, nbytes):
+        made = self.budget.ask(nbytes)
+        self.order.append([made, nbytes])
+        return made
+
+    @rule(nbytes=st.integers(0, 120))
+    def take(self, nbytes):
+        had = self.budget.reserved_bytes
+        made = self.budget.take(nbytes)
+        assert (made is not None) == (had + nbytes <= 100 and self.budget.waiting == 0)
+        if made is not None:
+            self.budget.release(made)
+
+    @rule(one=reservations, share=st.floats(0, 1))
+    def shrink(self, one, share):
+        entry = next((entry for entry in self.order if entry[0] == one), None)
+        if entry and self.budget.is_granted(one):
+            entry[1] = int(entry[1] * share)
+            self.budget.shrink(one, entry[1])
+
+    @rule(one=consumes(reservations))
+    def release(self, one):
+        self.budget.release(one)
+        self.budget.release(one)
+        self.order = [entry for entry in self.order if entry[0] != one]
+
+    @invariant()
+    def never_above_the_total(self):
+        held = sum(nbytes for one, nbytes in self.order if self.budget.is_granted(one))
+        assert held == self.budget.reserved_bytes <= self.budget.peak_bytes <= 100
+
+    @invariant()
+    def those_who_wait_came_after_those_who_have(self):
+        states = [self.budget.is_granted(one) for one, _ in self.order]
+        assert states == sorted(states, reverse=True)
+        assert self.budget.waiting == states.count(False)
+
+    @invariant()
+    def the_first_who_waits_does_not_fit(self):
+        first = next((nbytes for one, nbytes in self.order if not self.budget.is_granted(one)), None)
+        assert first is None or self.budget.reserved_bytes + first > 100
+
+
+TestBudgetMachine = BudgetMachine.TestCase
