@@ -48,8 +48,10 @@ class Transport(Protocol):
     def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:
         """Yield the answer's batches as they arrive, in the order of the request.
 
-        Every sample comes exactly once, in a batch's ids or among its ``skipped``. Closing the iterator
-        abandons the rest of the answer.
+        Every sample comes exactly once, in a batch's ids or among its ``skipped``; a batch and its ``skipped``
+        together are the next stretch of the request. The call returns at once; the exchange happens in ``next``.
+        Closing the iterator abandons the rest of the answer. Its ``close`` may be called from another thread and
+        should then free a thread that is blocked in ``next``; where it cannot, a read ends at ``deadline_s``.
         """
 
     def statistics(self) -> TransportStatistics:
