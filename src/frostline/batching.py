@@ -1,12 +1,12 @@
 """Decides how many samples run at once, and whose turn it is to use memory. Pure: no clock, no threads."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from frostline.errors import OverBudget
 
-__all__ = ("ROWS", "Budget", "Limit", "batch_size", "padded", "readable_bytes")
+__all__ = ("ROWS", "Budget", "Limit", "batch_size", "padded", "readable_bytes", "stretches_of_bytes")
 
 ROWS = 8
 """Device batches are a multiple of this: then a sample's features do not depend on its batch."""
@@ -48,6 +48,18 @@ def batch_size(limits: Iterable[Limit], *, wanted: int, most: int) -> int:
     """
     fitting = min((limit.most_rows for limit in limits), default=float("inf"))
     return int(min(fitting, most, padded(wanted))) // ROWS * ROWS
+
+
+def stretches_of_bytes(lengths: Sequence[int], *, most_rows: int, most_bytes: int) -> list[range]:
+    """Cut rows of unequal length into stretches; a row that is longer than ``most_bytes`` stands alone."""
+    stretches: list[range] = []
+    start = held = 0
+    for row, length in enumerate(lengths):
+        if row > start and (held + length > most_bytes or row - start == most_rows):
+            stretches.append(range(start, row))
+            start, held = row, 0
+        held += length
+    return [*stretches, range(start, len(lengths))]
 
 
 class Budget:

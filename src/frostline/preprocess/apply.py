@@ -22,7 +22,7 @@ from frostline.preprocess.spec import (
     Step,
 )
 
-__all__ = ("MOST_PIXELS", "decode_into", "scratch_bytes")
+__all__ = ("MOST_PIXELS", "decode_into", "pixels_needed", "scratch_bytes")
 
 MOST_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 
@@ -87,6 +87,34 @@ def decode_into(
     _normalise(image, last, out)
 
 
+def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
+    """The least ``most_pixels`` with which ``decode_into`` takes an image, from its header alone.
+
+    Returns:
+        0 where the header is broken: decoding says why and needs next to nothing for it.
+    """
+    try:
+        width, height = Image.open(BytesIO(encoded), formats=_FORMATS).size
+    except _BROKEN:
+        return 0
+    if not width or not height:
+        return 0
+    most = width * height
+    for step in preprocess.steps:
+        match step:
+            case Resize():
+                scaled_width, scaled_height = _scaled_size(step, (width, height))
+                most = max(most, max(scaled_width, 1) * max(scaled_height, height))
+                width, height = scaled_width, scaled_height
+            case RandomResizedCrop():
+                most = max(most, step.size * max(height, step.size))
+                width = height = step.size
+            case CenterCrop():
+                most = max(most, step.size**2)
+                width = height = step.size
+    return most
+
+
 def scratch_bytes(most_pixels: int = MOST_PIXELS) -> int:
     """An upper bound of the memory that one call of ``decode_into`` uses beside ``out`` and a copy of ``encoded``.
 
@@ -140,12 +168,16 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_p
 
 
 def _resized(step: Resize, image: Image.Image, most_pixels: int) -> Image.Image:
-    width, height = image.size
+    size = _scaled_size(step, image.size)
+    _check_size((max(size[0], 1), max(size[1], image.size[1])), most_pixels, "scaled it has")
+    return image if size == image.size else image.resize(size, _FILTERS[step.filter])
+
+
+def _scaled_size(step: Resize, size: tuple[int, int]) -> tuple[int, int]:
+    width, height = size
     # torchvision cuts the longer side to a whole number; it does not round it.
     longer = int(step.shorter * max(width, height) / min(width, height))
-    size = (step.shorter, longer) if width <= height else (longer, step.shorter)
-    _check_size((max(size[0], 1), max(size[1], height)), most_pixels, "scaled it has")
-    return image if size == image.size else image.resize(size, _FILTERS[step.filter])
+    return (step.shorter, longer) if width <= height else (longer, step.shorter)
 
 
 def _middle(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:

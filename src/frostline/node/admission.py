@@ -1,0 +1,124 @@
+"""Lets requests in or refuses them, before any work is done for them."""
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from frostline.batching import readable_bytes
+from frostline.errors import OverBudget, Overloaded
+from frostline.node.memory import Pool, Reservation
+from frostline.node.statistics import Counters
+
+__all__ = ("Admission", "Gate")
+
+# Bytes of Python objects that a byte of JSON can become: `{"":0},` is the worst there is, at 27.
+_PARSED = 30
+# What stays of a request, for each byte of its JSON: a name of two letters takes 51 bytes, and four numbers 32.
+_KEPT = 10
+# The part of an answer that is on its way out, the request's own objects, and its connection.
+_REQUEST_BYTES = 1 << 20
+_RETRY_AFTER_S = 1.0
+
+
+class Admission:
+    """A request that was let in. A context manager."""
+
+    def __init__(self, gate: "Gate", memory: Reservation, body_bytes: int) -> None:
+        self._gate = gate
+        self._memory = memory
+        self._body_bytes = body_bytes
+
+    def read(self) -> None:
+        """The body was read and parsed: give back what only that needed."""
+        self._memory.shrink(_REQUEST_BYTES + _KEPT * self._body_bytes)
+
+    def close(self) -> None:
+        """The request has ended. Calling it again does nothing."""
+        self._memory.release()
+        self._gate.leave(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Gate:
+    """Counts the requests in work. Safe for threads.
+
+    Args:
+        most: requests in work at once.
+        memory: for messages.
+        counters: told what happens.
+    """
+
+    def __init__(self, most: int, memory: Pool, counters: Counters) -> None:
+        self._most = most
+        self._memory = memory
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._inside: set[Admission] = set()
+        self._is_shut = False
+
+    @property
+    def inside(self) -> int:
+        """Requests in work."""
+        return len(self._inside)
+
+    def enter(self, body_bytes: int) -> Admission:
+        """Let a request in.
+
+        Args:
+            body_bytes: of its JSON; 0 where it comes as a value.
+
+        Raises:
+            Overloaded: There are enough already.
+            OverBudget: Its body is too long, whatever else is going on.
+        """
+        self.check_body(body_bytes)
+        admission = self._admission(body_bytes)
+        if admission is None:
+            self._counters.add(refused_busy=1)
+            raise Overloaded(
+                f"the node is busy with {self.inside} requests: ask again later, or with fewer at once",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._counters.add(requests=1)
+        return admission
+
+    def check_body(self, body_bytes: int) -> None:
+        """Do nothing if a body of that length could be read.
+
+        Raises:
+            OverBudget: It could not.
+        """
+        most = (self._memory.total_bytes - _REQUEST_BYTES) // _PARSED
+        if body_bytes > most:
+            raise OverBudget(
+                f"the request has {readable_bytes(body_bytes)} and this node reads up to {readable_bytes(most)}: "
+                "ask for fewer samples at once, or start it with more --memory"
+            )
+
+    def leave(self, admission: Admission) -> None:
+        """A request has ended."""
+        with self._lock:
+            self._inside.discard(admission)
+
+    def shut(self) -> None:
+        """Let nobody in any more."""
+        with self._lock:
+            self._is_shut = True
+
+    def _admission(self, body_bytes: int) -> Admission | None:
+        with self._lock:
+            if self._is_shut or len(self._inside) >= self._most:
+                return None
+            memory = self._memory.take(_REQUEST_BYTES + _PARSED * body_bytes)
+            if memory is None:
+                return None
+            admission = Admission(self, memory, body_bytes)
+            self._inside.add(admission)
+            return admission

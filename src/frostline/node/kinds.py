@@ -1,0 +1,169 @@
+"""What a request does with its samples: ship them encoded, ship their pixels, or run a prefix on them."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.batching import ROWS, Limit, batch_size, padded, readable_bytes, stretches_of_bytes
+from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.errors import OverBudget
+from frostline.node.memory import Pool
+from frostline.node.pipeline import Made, Slab
+from frostline.node.runs import PrefixRun
+from frostline.node.samples import SampleReader
+
+__all__ = ("Decoded", "Encoded")
+
+# Batches of encoded samples: large enough for the line, small enough that several requests have room.
+_ENCODED_BATCH_BYTES = 8 << 20
+# One batch takes at most this part of the room for batches where it can, so that others are read meanwhile.
+_PART = 4
+_FLOAT = np.dtype(np.float32).itemsize
+
+
+class Encoded:
+    """Cut 0: samples as they are stored.
+
+    Args:
+        samples: of the request.
+        reader: reads them.
+        memory: for batches.
+        most_rows: of a batch.
+    """
+
+    def __init__(self, samples: Samples, reader: SampleReader, memory: Pool, most_rows: int) -> None:
+        self._samples = samples
+        self._reader = reader
+        self._most_rows = most_rows
+        self._room = memory.total_bytes
+        # Each takes memory twice: as it was read, and in the one piece in which a batch is sent.
+        self._takes: list[int] = [2 * length for length in samples.lengths.tolist()]
+
+    def stretches(self) -> Sequence[range]:
+        """Batches of a good size for the line."""
+        most_bytes = min(2 * _ENCODED_BATCH_BYTES, self._room // _PART)
+        return stretches_of_bytes(self._takes, most_rows=self._most_rows, most_bytes=most_bytes)
+
+    def nbytes(self, rows: range) -> int:
+        """Of the samples that can be read at all."""
+        return sum(self._takes[row] for row in rows if self._takes[row] <= self._room)
+
+    def kept_bytes(self, rows: range) -> int:
+        """Nothing is done with them before they are sent."""
+        return self.nbytes(rows)
+
+    def slab(self, rows: range) -> None:
+        """They stay encoded."""
+
+    def sample(self, row: int, out: Slab | None) -> Made:  # noqa: ARG002
+        """Read one."""
+        if self._takes[row] > self._room:
+            size = readable_bytes(self._takes[row] // 2)
+            return self._reader.skipped(row, f"too large for the node: {size}; start it with more --memory")
+        return self._reader.encoded(row)
+
+    def finish(self, rows: range, made: Sequence[Made], slab: Slab | None) -> FeatureBatch:  # noqa: ARG002
+        """The samples that could be read."""
+        return FeatureBatch(
+            ids=self._samples.ids[rows.start : rows.stop][_kept(made)],
+            encoded=tuple(one for one in made if isinstance(one, bytes | memoryview)),
+            skipped=_skipped(made),
+        )
+
+
+class Decoded:
+    """Cut 1 and higher: samples are decoded, and run through a prefix where there is one.
+
+    Args:
+        samples: of the request.
+        reader: reads and decodes them.
+        shape: of one decoded sample.
+        memory: for batches.
+        most_rows: of a batch.
+        run: what is done with the pixels; None ships them.
+
+    Raises:
+        OverBudget: Not even eight samples fit.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        reader: SampleReader,
+        shape: tuple[int, ...],
+        memory: Pool,
+        *,
+        most_rows: int,
+        run: PrefixRun | None = None,
+    ) -> None:
+        self._samples = samples
+        self._reader = reader
+        self._shape = shape
+        self._run = run
+        pixels = math.prod(shape) * _FLOAT
+        self._answer_bytes = pixels if run is None else run.answer_bytes
+        # Pixels and answer are one at cut 1. There is room for a copy of the answer: one is made where samples
+        # were skipped.
+        self._row_bytes = self._answer_bytes + (pixels if run is None else pixels + self._answer_bytes)
+        self._rows = batch_size(self._limits(memory), wanted=len(samples), most=most_rows)
+        if not self._rows:
+            self._refuse(memory)
+
+    def stretches(self) -> Sequence[range]:
+        """Batches of equal length."""
+        rows, size = len(self._samples), self._rows
+        return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+    def nbytes(self, rows: range) -> int:
+        """The pixels and the answer; activations are the device's."""
+        return padded(len(rows)) * self._row_bytes
+
+    def kept_bytes(self, rows: range) -> int:
+        """The answer."""
+        return padded(len(rows)) * self._answer_bytes
+
+    def slab(self, rows: range) -> Slab:
+        """A row each, and zeros up to a multiple of eight."""
+        slab = np.empty((padded(len(rows)), *self._shape), np.float32)
+        slab[len(rows) :] = 0
+        return slab
+
+    def sample(self, row: int, out: Slab | None) -> Made:
+        """Read and decode one."""
+        assert out is not None
+        return self._reader.pixels_into(row, out)
+
+    def finish(self, rows: range, made: Sequence[Made], slab: Slab | None) -> FeatureBatch:
+        """Run the prefix when it is this batch's turn; leave out padding and skipped samples."""
+        assert slab is not None
+        tensors: Sequence[npt.NDArray[np.generic]] = [slab] if self._run is None else self._run(slab)
+        ids = self._samples.ids[rows.start : rows.stop]
+        skipped = _skipped(made)
+        if not skipped:
+            return FeatureBatch(ids=ids, tensors=tuple(tensor[: len(ids)] for tensor in tensors))
+        kept = _kept(made)
+        return FeatureBatch(ids=ids[kept], tensors=tuple(tensor[kept] for tensor in tensors), skipped=skipped)
+
+    def _limits(self, memory: Pool) -> list[Limit]:
+        # A part of the room, or what eight rows need where they need more.
+        room = max(memory.total_bytes // _PART, min(memory.total_bytes, ROWS * self._row_bytes))
+        batches = Limit(room_bytes=room, bytes_per_row=self._row_bytes)
+        return [batches] if self._run is None else [batches, self._run.limit]
+
+    def _refuse(self, memory: Pool) -> None:
+        if self._run is not None:
+            self._run.check()
+        raise OverBudget(
+            f"{ROWS} samples at this cut take {readable_bytes(ROWS * self._row_bytes)}, and the node has "
+            f"{readable_bytes(memory.total_bytes)} for them: start it with more --memory, or choose another cut"
+        )
+
+
+def _kept(made: Sequence[Made]) -> list[int]:
+    return [place for place, one in enumerate(made) if not isinstance(one, Skipped)]
+
+
+def _skipped(made: Sequence[Made]) -> tuple[Skipped, ...]:
+    return tuple(one for one in made if isinstance(one, Skipped))

@@ -1,0 +1,59 @@
+"""Ties what one request has under way together, so that all of it ends at once when nobody wants it any more."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, TypeVar
+
+from frostline.node.memory import Abandoned, Pool
+
+__all__ = ("Leash",)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Leash:
+    """Everything that a request has submitted. Safe for threads.
+
+    Args:
+        pools: where it may wait for memory.
+    """
+
+    def __init__(self, pools: tuple[Pool, ...]) -> None:
+        self._pools = pools
+        self._lock = threading.Lock()
+        self._is_cut = False
+        self._under_way: set[Future[object]] = set()
+
+    def is_cut(self) -> bool:
+        """Nobody wants the result."""
+        return self._is_cut
+
+    def submit(self, executor: Executor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Have something done, unless it is no longer wanted.
+
+        Raises:
+            Abandoned: It is not.
+        """
+        with self._lock:
+            if self._is_cut:
+                raise Abandoned
+            future = executor.submit(call, *args, **kwargs)
+            self._under_way.add(future)  # type: ignore[arg-type]  # a future is only read here
+        future.add_done_callback(self._done)
+        return future
+
+    def cut(self) -> None:
+        """Cancel what has not started, and free what waits for memory. Calling it again does nothing."""
+        with self._lock:
+            self._is_cut = True
+            under_way = list(self._under_way)
+        for future in under_way:
+            future.cancel()
+        for pool in self._pools:
+            pool.wake()
+
+    def _done(self, future: "Future[T]") -> None:
+        with self._lock:
+            self._under_way.discard(future)

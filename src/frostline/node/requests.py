@@ -1,0 +1,82 @@
+"""Checks a request against what the node serves, and opens what it needs."""
+
+import threading
+from collections import OrderedDict
+
+import numpy as np
+
+from frostline.core import Samples
+from frostline.errors import BadRequest, SettingError
+from frostline.preprocess import Preprocess
+from frostline.stores.faces import Readable
+from frostline.stores.objects import is_within, normalise_url, open_store
+from frostline.stores.urls import check_name
+from frostline.wire.messages import FeatureRequest
+
+__all__ = ("Stores", "checked_preprocess")
+
+# Stores stay open for the next request; each may hold connections.
+_MOST_OPEN = 16
+
+
+class Stores:
+    """The stores under the node's roots. Safe for threads.
+
+    Args:
+        roots: URLs under which data is served.
+
+    Raises:
+        SettingError: One of them is no URL that Frostline reads.
+    """
+
+    def __init__(self, roots: tuple[str, ...]) -> None:
+        self._roots = tuple(normalise_url(root) for root in roots)
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, Readable] = OrderedDict()
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The canonical URLs of the roots."""
+        return self._roots
+
+    def store(self, data: str) -> Readable:
+        """The store of a data set.
+
+        Raises:
+            BadRequest: It does not lie under a root of this node.
+        """
+        try:
+            url = normalise_url(data)
+        except SettingError as error:
+            raise BadRequest(f"data: {error}") from error
+        if "://" not in data or not any(is_within(url, root) for root in self._roots):
+            raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(self._roots)}")
+        with self._lock:
+            if url not in self._open:
+                self._open[url] = open_store(url)
+            self._open.move_to_end(url)
+            if len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)
+            return self._open[url]
+
+
+def checked_preprocess(request: FeatureRequest) -> Preprocess:
+    """The preprocessing of a request whose samples make sense.
+
+    Raises:
+        BadRequest: They do not; the message names the field.
+    """
+    _check_samples(request.samples)
+    preprocess = Preprocess.from_json(request.preprocess)
+    if request.cut > 0 and preprocess.is_random and request.view is None:
+        raise BadRequest("view: random preprocessing needs one, with seed and epoch")
+    if request.cut > 1 and request.prefix is None:
+        raise BadRequest(f"prefix: cut {request.cut} lies inside a network; name its prefix")
+    return preprocess
+
+
+def _check_samples(samples: Samples) -> None:
+    if len(np.unique(samples.ids)) != len(samples):
+        raise BadRequest("samples.ids: an id stands there twice")
+    for name in samples.objects:
+        check_name(name)

@@ -1,0 +1,139 @@
+"""Reads and decodes single samples within the memory that decoding has."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.batching import readable_bytes
+from frostline.core import Samples, Skipped, View
+from frostline.errors import ObjectNotFound, SampleError
+from frostline.node.memory import Pool
+from frostline.node.statistics import Counters
+from frostline.preprocess import Preprocess
+from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_needed, scratch_bytes
+from frostline.stores.faces import Buffer, Readable
+
+__all__ = ("Decoding", "SampleReader")
+
+# The encoded bytes as read, Pillow's copy of them, and the metadata that it keeps of them.
+_COPIES = 3
+# Enough for most photographs of data sets; larger ones are read again with what they need.
+_FIRST_GUESS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """What all requests share for decoding.
+
+    Attributes:
+        memory: for encoded samples and what decoding them needs.
+        turns: as many as images may be decoded at once; reading more at once hides the store's latency.
+        counters: told what was done.
+    """
+
+    memory: Pool
+    turns: threading.Semaphore
+    counters: Counters
+
+
+class SampleReader:
+    """Reads the samples of one request. Safe for threads.
+
+    Args:
+        store: where their objects are.
+        samples: of the request.
+        preprocess: from encoded bytes to pixels.
+        view: which random view.
+        decoding: shared with other requests.
+        is_abandoned: nobody wants them any more.
+    """
+
+    def __init__(
+        self,
+        store: Readable,
+        samples: Samples,
+        preprocess: Preprocess,
+        view: View | None,
+        decoding: Decoding,
+        is_abandoned: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._samples = samples
+        self._preprocess = preprocess
+        self._view = view
+        self._decoding = decoding
+        self._is_abandoned = is_abandoned
+        self._guess = min(_FIRST_GUESS, max(1, _pixels_within(decoding.memory.total_bytes)))
+
+    def encoded(self, row: int) -> Buffer | Skipped:
+        """The sample as it is stored; the caller has reserved its declared length."""
+        try:
+            return self._read(row)
+        except ObjectNotFound as error:
+            return self.skipped(row, str(error))
+
+    def pixels_into(self, row: int, out: npt.NDArray[np.float32]) -> Skipped | None:
+        """Read and decode a sample into ``out``, or say why it cannot be; ``out`` is zeros then.
+
+        Raises:
+            Abandoned: Nobody wants it any more.
+            StoreError: The store failed, and not for this sample alone.
+        """
+        try:
+            self._decode(row, out)
+        except (ObjectNotFound, SampleError) as error:
+            out.fill(0)
+            return self.skipped(row, str(error))
+        return None
+
+    def skipped(self, row: int, reason: str) -> Skipped:
+        """A sample that is left out, and why."""
+        return Skipped(id=int(self._samples.ids[row]), object=self._samples.objects[row], reason=reason)
+
+    def _decode(self, row: int, out: npt.NDArray[np.float32]) -> None:
+        """Guess the image's size, and where it is larger read it again with memory for it.
+
+        Asking for more while holding some could have two threads wait for each other.
+        """
+        pixels = self._guess
+        while True:
+            nbytes = _COPIES * int(self._samples.lengths[row]) + scratch_bytes(pixels)
+            self._check(nbytes)
+            with self._decoding.memory.reserve(nbytes, self._is_abandoned):
+                encoded = self._read(row)
+                needed = pixels_needed(self._preprocess, encoded)
+                if needed <= pixels or needed > MOST_PIXELS:
+                    self._decode_now(row, encoded, out)
+                    return
+            self._decoding.counters.add(decoded_again=1)
+            pixels = self._guess = needed
+
+    def _check(self, nbytes: int) -> None:
+        total = self._decoding.memory.total_bytes
+        if nbytes > total:
+            raise SampleError(
+                f"too large for the node: decoding it takes {readable_bytes(nbytes)} and the node has "
+                f"{readable_bytes(total)} for that; start it with more --memory"
+            )
+
+    def _read(self, row: int) -> Buffer:
+        started = time.perf_counter()
+        samples = self._samples
+        data = self._store.read(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+        self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
+        return data
+
+    def _decode_now(self, row: int, encoded: Buffer, out: npt.NDArray[np.float32]) -> None:
+        with self._decoding.turns:
+            started = time.perf_counter()
+            decode_into(self._preprocess, encoded, out, id=int(self._samples.ids[row]), view=self._view)
+            self._decoding.counters.add(decode_s=time.perf_counter() - started)
+
+
+def _pixels_within(nbytes: int) -> int:
+    """Pixels for which a quarter of the memory is enough to decode them."""
+    return (nbytes // 4 - scratch_bytes(0)) // (scratch_bytes(1) - scratch_bytes(0))

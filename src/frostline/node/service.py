@@ -1,0 +1,257 @@
+"""The node: takes prefixes in and answers requests for features, as plain method calls."""
+
+import math
+import threading
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from importlib.metadata import version
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from frostline.batching import batch_size, padded
+from frostline.config import NodeSettings
+from frostline.core import FeatureBatch
+from frostline.engines.hardware import hardware_name, host_digest
+from frostline.engines.torch_eager import TorchEngine
+from frostline.errors import BadRequest
+from frostline.node.admission import Admission, Gate
+from frostline.node.answers import Answer, Ending
+from frostline.node.kinds import Decoded, Encoded
+from frostline.node.leash import Leash
+from frostline.node.memory import Shares
+from frostline.node.pipeline import Kind, batches
+from frostline.node.prefixes import Prefixes, Resident
+from frostline.node.profiling import cut_costs, load
+from frostline.node.requests import Stores, checked_preprocess
+from frostline.node.runs import Device, PrefixRun
+from frostline.node.samples import Decoding, SampleReader
+from frostline.node.statistics import Counters, NodeStatistics
+from frostline.node.uploads import Upload
+from frostline.preprocess import Preprocess
+from frostline.profiles import Profile
+from frostline.wire.messages import FeatureRequest, Health
+
+__all__ = ("Node",)
+
+# Samples read at once: enough to hide a store some milliseconds away behind the decoding of others.
+_READERS = 16
+# Rows of a batch of encoded samples, which are small where there are many.
+_ENCODED_ROWS = 1024
+
+
+class Node:
+    """Runs beside a store. A context manager; safe for threads.
+
+    Everything that a request makes is reserved before it is made, so that the node stays within its budget
+    whatever is asked: see ``node.memory.Shares``.
+
+    Args:
+        settings: what it may use.
+        roots: URLs under which it serves data.
+
+    Raises:
+        SettingError: A root is no URL that Frostline reads.
+    """
+
+    def __init__(self, settings: NodeSettings, roots: tuple[str, ...]) -> None:
+        self._settings = settings
+        self._stores = Stores(roots)
+        self._pools = Shares.of(settings.memory_bytes).pools()
+        self._counters = Counters()
+        self._gate = Gate(settings.max_requests, self._pools["messages"], self._counters)
+        self._prefixes = Prefixes(self._pools["weights"], settings.device, self._counters)
+        self._readers = ThreadPoolExecutor(max(_READERS, settings.decode_threads), "frostline-read")
+        self._device = Device(
+            thread=ThreadPoolExecutor(1, "frostline-device"), memory=self._pools["device"], counters=self._counters
+        )
+        self._turns = threading.Semaphore(settings.decode_threads)
+        self._answers: set[Answer] = set()
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+
+    @property
+    def settings(self) -> NodeSettings:
+        """What it may use."""
+        return self._settings
+
+    def health(self) -> Health:
+        """What the node says of itself."""
+        return Health(
+            version=version("frostline"),
+            host=host_digest(),
+            hardware=hardware_name(self._settings.device),
+            memory_bytes=self._settings.memory_bytes,
+            roots=self._stores.roots,
+        )
+
+    def statistics(self) -> NodeStatistics:
+        """Where the node stands."""
+        return NodeStatistics(
+            uptime_s=time.monotonic() - self._started,
+            requests_in_work=self._gate.inside,
+            prefixes=len(self._prefixes),
+            memory={name: pool.statistics() for name, pool in self._pools.items()},
+            totals=self._counters.totals(),
+        )
+
+    def holds_prefix(self, digest: str) -> bool:
+        """Whether a prefix need not be uploaded."""
+        return digest in self._prefixes
+
+    def put_prefix(self, digest: str, artifact: bytes) -> None:
+        """Take a prefix in; one that is held already is left as it is.
+
+        Raises:
+            BadRequest: The artifact is not what the digest names.
+            UnsafeArtifact: It is no prefix, or names what is not allowed.
+            OverBudget: It can never fit.
+            Overloaded: It does not fit beside the prefixes in use now.
+        """
+        if self.holds_prefix(digest):
+            return
+        with self.upload(len(artifact)) as upload:
+            upload.begin()
+            upload.write(artifact)
+            upload.finish(digest)
+
+    def upload(self, length: int) -> Upload:
+        """Receive a prefix of that many bytes piece by piece."""
+        return Upload(self._prefixes, self._pools["work"], length)
+
+    def admit(self, body_bytes: int = 0) -> Admission:
+        """Let a request in before its body is read; see ``Gate.enter`` for what may be raised."""
+        return self._gate.enter(body_bytes)
+
+    def features(self, request: FeatureRequest, admission: Admission | None = None) -> Answer:
+        """Answer a request. Work begins when the first batch is asked for.
+
+        Args:
+            request: what is wanted.
+            admission: where the request was let in already; the answer ends it.
+
+        Returns:
+            The batches in the order of the request. A batch's memory counts as used until the next is asked for.
+            Close it where it is not read to its end.
+
+        Raises:
+            Overloaded: Too many requests are in work.
+            Refused: The request does not make sense, or can never fit.
+        """
+        leash = Leash(tuple(self._pools.values()))
+        with ExitStack() as held:
+            held.enter_context(self.admit() if admission is None else admission)
+            kind = self._kind(request, leash, held)
+            made = batches(kind, self._pools["work"], self._readers, leash)
+            closing = held.pop_all()
+        answer = Answer(self._counted(made), leash, partial(self._ended, closing))
+        with self._lock:
+            self._answers.add(answer)
+        return answer
+
+    def profile(self, request: FeatureRequest, admission: Admission | None = None) -> Profile:
+        """Measure reading, decoding and every cut of the prefix on the request's first samples.
+
+        Raises:
+            Overloaded: Too many requests are in work.
+            Refused: The request does not make sense, or can never fit.
+            StoreError: The samples cannot be read.
+        """
+        leash = Leash(tuple(self._pools.values()))
+        counters = Counters()
+        with ExitStack() as held:
+            held.enter_context(self.admit() if admission is None else admission)
+            preprocess = checked_preprocess(request)
+            reader = self._reader(request, preprocess, leash, counters)
+            resident = self._resident(request, preprocess, held)
+            run = PrefixRun(resident, len(resident.prefix.cuts), self._device, leash) if resident else None
+            rows = self._profiled_rows(request, run)
+            shape = (padded(rows), *preprocess.shape)
+            held.enter_context(self._pools["work"].reserve(2 * _FLOAT * math.prod(shape), leash.is_cut))
+            slab = np.zeros(shape, np.float32)
+            loaded = load(reader, slab, rows, self._readers, leash, counters)
+            costs = cut_costs(loaded, run, resident)
+        return Profile(
+            hardware=hardware_name(self._settings.device),
+            host=host_digest(),
+            engine=TorchEngine.name,
+            device_batch=len(slab),
+            read_s=loaded.read_s,
+            cuts=tuple(costs),
+        )
+
+    def close(self) -> None:
+        """End every answer and stop the threads. Calling it again does nothing."""
+        self._gate.shut()
+        with self._lock:
+            answers = list(self._answers)
+        for answer in answers:
+            answer.close()
+        self._readers.shutdown()
+        self._device.thread.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _kind(self, request: FeatureRequest, leash: Leash, held: ExitStack) -> Kind:
+        preprocess = checked_preprocess(request)
+        reader = self._reader(request, preprocess, leash, self._counters)
+        memory = self._pools["work"]
+        if request.cut == 0:
+            return Encoded(request.samples, reader, memory, _ENCODED_ROWS)
+        resident = self._resident(request, preprocess, held) if request.cut > 1 else None
+        run = PrefixRun(resident, request.cut, self._device, leash) if resident else None
+        most = self._settings.device_batch
+        return Decoded(request.samples, reader, preprocess.shape, memory, most_rows=most, run=run)
+
+    def _reader(
+        self, request: FeatureRequest, preprocess: Preprocess, leash: Leash, counters: Counters
+    ) -> SampleReader:
+        decoding = Decoding(memory=self._pools["decode"], turns=self._turns, counters=counters)
+        store = self._stores.store(request.data)
+        return SampleReader(store, request.samples, preprocess, request.view, decoding, leash.is_cut)
+
+    def _resident(self, request: FeatureRequest, preprocess: Preprocess, held: ExitStack) -> Resident | None:
+        """The request's prefix, which stays until ``held`` is closed."""
+        if request.prefix is None:
+            return None
+        resident = held.enter_context(self._prefixes.used(request.prefix))
+        if preprocess.shape != tuple(resident.prefix.input_shape):
+            raise BadRequest(
+                f"preprocess gives samples of shape {list(preprocess.shape)}, "
+                f"and the prefix takes {list(resident.prefix.input_shape)}"
+            )
+        return resident
+
+    def _profiled_rows(self, request: FeatureRequest, run: PrefixRun | None) -> int:
+        if run is not None:
+            run.check()
+        limits = [] if run is None else [run.limit]
+        most = batch_size(limits, wanted=len(request.samples), most=self._settings.device_batch)
+        return min(len(request.samples), most)
+
+    def _counted(self, made: Generator[FeatureBatch, None, None]) -> Generator[FeatureBatch, None, None]:
+        with closing(made):
+            for batch in made:
+                counts = {"samples": len(batch), "skipped": len(batch.skipped), "bytes_answered": batch.nbytes}
+                self._counters.add(batches=1, **counts)
+                yield batch
+                del batch  # its memory is given back with the next step
+
+    def _ended(self, held: ExitStack, answer: Answer, ending: Ending) -> None:
+        held.close()
+        with self._lock:
+            self._answers.discard(answer)
+        self._counters.add(**{ending: 1})
+
+
+_FLOAT = np.dtype(np.float32).itemsize

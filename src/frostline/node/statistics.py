@@ -1,0 +1,92 @@
+"""What a node did and holds, as values; metrics and pages read these and nothing else."""
+
+import threading
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from frostline.node.memory import PoolStatistics
+
+__all__ = ("Counters", "NodeStatistics", "Totals")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a node did since it started.
+
+    Attributes:
+        requests: admitted.
+        refused_busy: sent away with 429; if it grows, ask with fewer requests in flight or raise ``max_requests``.
+        finished: answered whole.
+        abandoned: given up by the client.
+        failed: ended by an error.
+        samples: answered.
+        skipped: could not be read or decoded.
+        batches: answered.
+        bytes_read: from the store.
+        bytes_answered: payload of the answers, without framing.
+        decoded_again: samples read twice because their image was larger than expected.
+        uploads: prefixes taken in.
+        evicted: prefixes dropped for others; if it grows, give the node more memory.
+        read_s: seconds in the store, summed over threads.
+        decode_s: seconds of decoding, summed over threads.
+        compute_s: seconds in which the device ran.
+    """
+
+    requests: int = 0
+    refused_busy: int = 0
+    finished: int = 0
+    abandoned: int = 0
+    failed: int = 0
+    samples: int = 0
+    skipped: int = 0
+    batches: int = 0
+    bytes_read: int = 0
+    bytes_answered: int = 0
+    decoded_again: int = 0
+    uploads: int = 0
+    evicted: int = 0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatistics:
+    """Where a node stands.
+
+    Attributes:
+        uptime_s: since it started.
+        requests_in_work: admitted and not yet answered whole.
+        prefixes: resident.
+        memory: each share of the memory, by its name.
+        totals: what it did so far.
+    """
+
+    uptime_s: float
+    requests_in_work: int
+    prefixes: int
+    memory: dict[str, PoolStatistics]
+    totals: Totals
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return asdict(self)
+
+
+class Counters:
+    """Adds up what happens. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, **amounts: float) -> None:
+        """Add to some of the fields of ``Totals``."""
+        with self._lock:
+            self._counts.update(amounts)
+
+    def totals(self) -> Totals:
+        """The sums so far."""
+        with self._lock:
+            return Totals(**self._counts)

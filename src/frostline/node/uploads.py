@@ -1,0 +1,94 @@
+"""Receives a prefix piece by piece, within memory that was set aside for it first."""
+
+from contextlib import ExitStack
+from io import BytesIO
+from types import TracebackType
+from typing import Self
+
+from frostline.batching import readable_bytes
+from frostline.errors import BadRequest, OverBudget
+from frostline.node.leash import Leash
+from frostline.node.memory import Pool
+from frostline.node.prefixes import Prefixes
+
+__all__ = ("Upload",)
+
+# A growing buffer may be an eighth larger than what it holds.
+_GROWN = 9 / 8
+# Bytes of Python objects that a byte of the graph's JSON can become.
+_PARSED = 30
+_LENGTH = 8
+
+
+class Upload:
+    """One prefix on its way in. A context manager, which gives everything back.
+
+    Args:
+        prefixes: where it goes.
+        memory: for the bytes while they are read, and for the graph while it is parsed.
+        length: of the file in bytes, as announced.
+    """
+
+    def __init__(self, prefixes: Prefixes, memory: Pool, length: int) -> None:
+        self._prefixes = prefixes
+        self._memory = memory
+        self._length = length
+        self._buffer = BytesIO()
+        self._leash = Leash((memory,))
+        self._held = ExitStack()
+        # A graph takes a few hundred kilobytes: a quarter of the room is more than any needs.
+        self._parsing = memory.total_bytes // 4
+
+    def begin(self) -> None:
+        """Wait for memory.
+
+        Raises:
+            OverBudget: It is too large for this node.
+            Abandoned: It was closed meanwhile.
+        """
+        nbytes = int(self._length * _GROWN) + self._parsing
+        self._held.enter_context(self._memory.reserve(nbytes, self._leash.is_cut))
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next piece.
+
+        Raises:
+            BadRequest: There is more than was announced.
+            OverBudget: Its graph is too large for this node.
+        """
+        if self._buffer.tell() + len(chunk) > self._length:
+            raise BadRequest(f"the prefix has more than the {self._length} bytes that were announced")
+        self._buffer.write(chunk)
+        if self._buffer.tell() - len(chunk) < _LENGTH <= self._buffer.tell():
+            self._check_graph(int.from_bytes(self._buffer.getbuffer()[:_LENGTH], "little"))
+
+    def finish(self, digest: str) -> None:
+        """Take the prefix in; see ``Prefixes.put`` for what else may be raised.
+
+        Raises:
+            BadRequest: It ended early, or is not what the digest names.
+        """
+        if self._buffer.tell() != self._length:
+            raise BadRequest(f"the prefix ended after {self._buffer.tell()} of {self._length} bytes")
+        self._prefixes.put(digest, self._buffer.getvalue())
+
+    def close(self) -> None:
+        """Give everything back; a thread that waits in ``begin`` is freed."""
+        self._leash.cut()
+        self._buffer = BytesIO()
+        self._held.close()
+
+    def _check_graph(self, nbytes: int) -> None:
+        if nbytes <= self._length and nbytes * _PARSED > self._parsing:
+            raise OverBudget(
+                f"the prefix's graph has {readable_bytes(nbytes)} and this node reads up to "
+                f"{readable_bytes(self._parsing // _PARSED)}: start it with more --memory"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,84 @@
+"""Builders for the node's tests: small images on disk, a small prefix, requests for them."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from frostline.core import Samples
+from frostline.models import cut_network, freeze
+from frostline.models.artifact import digest_of, write_prefix
+from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize
+from frostline.wire.messages import FeatureRequest
+
+SIDE = 32
+
+
+def preprocess(side=SIDE):
+    normalise = Normalize(mean=(127.0,) * 3, std=(128.0,) * 3)
+    return Preprocess(steps=(Decode(), Resize(side), CenterCrop(side), normalise))
+
+
+def jpeg(seed=0, size=(48, 40)):
+    pixels = np.random.default_rng(seed).integers(0, 255, (size[1] // 4, size[0] // 4, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize(size).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def make_images(folder, count=20, size=(48, 40), broken=()):
+    """Write images; those in ``broken`` are cut off."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(count):
+        data = jpeg(index, size)
+        (folder / f"{index:04}.jpg").write_bytes(data[: len(data) // 2] if index in broken else data)
+    return folder
+
+
+def samples_of(folder):
+    paths = sorted(Path(folder).iterdir())
+    lengths = np.array([path.stat().st_size for path in paths], np.int64)
+    return Samples(
+        ids=np.arange(len(paths), dtype=np.int64) * 3 + 100,
+        objects=[path.name for path in paths],
+        offsets=np.zeros(len(paths), np.int64),
+        lengths=lengths,
+        labels=np.full(len(paths), -1, np.int64),
+    )
+
+
+class Small(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, stride=2)
+        self.classifier = nn.Linear(width, 5)
+
+    def forward(self, pixels):
+        hidden = torch.relu(self.second(torch.relu(self.first(pixels))))
+        return self.classifier(hidden.mean((2, 3)))
+
+
+def small_network(width=8, side=SIDE):
+    torch.manual_seed(0)
+    return cut_network(freeze(Small(width).eval(), "features"), (3, side, side))
+
+
+def artifact_of(network):
+    body = write_prefix(network.prefix)
+    return digest_of(body), body
+
+
+def request(folder, cut, prefix=None, samples=None, side=SIDE, **fields):
+    values = {
+        "data": Path(folder).as_uri(),
+        "samples": samples_of(folder) if samples is None else samples,
+        "prefix": prefix if cut > 1 else None,
+        "cut": cut,
+        "preprocess": preprocess(side).to_json(),
+    }
+    return FeatureRequest(**{**values, **fields})
