@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 __all__ = (
     "BatchTaken",
+    "Counted",
     "EpochFinished",
     "EpochStarted",
     "Evaluated",
@@ -83,6 +84,14 @@ class PhaseStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """So many of a phase's things are done, such as photographs made or rows written."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinished:
     """The optimiser took a step: number ``step`` of the ``steps`` that the whole run has."""
 
@@ -112,6 +121,7 @@ class NodeRestarted:
 
 Event = (
     BatchTaken
+    | Counted
     | EpochFinished
     | EpochStarted
     | Evaluated

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from frostline.core import Cut
@@ -77,7 +77,7 @@ class Candidate:
         memory_bytes: the node's, for a run of ``device_batch`` samples.
         device_batch: the largest multiple of eight, up to the profiled one, that fits the budget.
         samples_per_s: steady state, all stages overlapping.
-        rejected: why the cut cannot be used; None where it can.
+        rejected: why another cut was taken, in a sentence; None for the chosen one.
     """
 
     cut: int
@@ -143,7 +143,8 @@ def choose(situation: Situation) -> Plan:
     near = [one for one in possible if one.samples_per_s >= (1 - _NOISE) * fastest]
     best = min(near, key=lambda one: (one.wire_bytes_per_sample, -one.samples_per_s, -one.cut))
     reason = _why(best, len(near), candidates[0], situation)
-    return Plan(cut=best.cut, policy="best", reason=reason, candidates=candidates, link=situation.link)
+    judged = tuple(replace(one, rejected=_against(one, best, fastest)) for one in candidates)
+    return Plan(cut=best.cut, policy="best", reason=reason, candidates=judged, link=situation.link)
 
 
 def fixed(situation: Situation, cut: int) -> Plan:
@@ -159,7 +160,9 @@ def fixed(situation: Situation, cut: int) -> Plan:
     if named.rejected is not None:
         raise SettingError(f"cut {cut} ({named.name}) cannot be used: {named.rejected}; raise the node's memory_bytes")
     reason = f"cut {cut} ({named.name}) was asked for: {_limit(named, situation)}"
-    return Plan(cut=cut, policy="fixed", reason=reason, candidates=candidates, link=situation.link)
+    others = f"cut {cut} was asked for"
+    judged = tuple(one if one is named else replace(one, rejected=one.rejected or others) for one in candidates)
+    return Plan(cut=cut, policy="fixed", reason=reason, candidates=judged, link=situation.link)
 
 
 def explain(plan: Plan) -> str:
@@ -258,6 +261,18 @@ def _why(best: Candidate, near: int, encoded: Candidate, situation: Situation) -
         f"cut {best.cut} ({best.name}) {among}: {_amount(best.wire_bytes_per_sample)} a sample"
         f"{_beside_encoded(best, encoded)}, {_limit(best, situation)}"
     )
+
+
+def _against(one: Candidate, best: Candidate, fastest: float) -> str | None:
+    """Why another cut than this one was taken."""
+    if one is best or one.rejected is not None:
+        return one.rejected
+    if one.samples_per_s < (1 - _NOISE) * fastest:
+        return f"{1 - one.samples_per_s / fastest:.0%} slower than the fastest"
+    if one.wire_bytes_per_sample > best.wire_bytes_per_sample:
+        times = one.wire_bytes_per_sample / max(1, best.wire_bytes_per_sample)
+        return f"as fast within {_NOISE:.0%}, with {times:.3g} times the bytes"
+    return f"as fast within {_NOISE:.0%}, with the same bytes"
 
 
 def _beside_encoded(best: Candidate, encoded: Candidate) -> str:

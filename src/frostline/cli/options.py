@@ -23,7 +23,7 @@ _UNITS = {
 }
 
 
-class _Bytes(click.ParamType):
+class _Bytes(click.ParamType[int]):
     """A number of bytes, such as 512MiB, 2G or 1000000."""
 
     name = "bytes"

@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from frostline.events import (
     BatchTaken,
+    Counted,
+    EpochStarted,
     Evaluated,
     Event,
     NodeRestarted,
@@ -22,13 +24,9 @@ __all__ = ("ProgressBar",)
 
 
 class ProgressBar:
-    """An observer that shows a job as it runs. Use it as a context manager.
+    """An observer that shows a job as it runs. Use it as a context manager."""
 
-    Args:
-        total: steps, where they are known before the first event tells.
-    """
-
-    def __init__(self, *, total: int | None = None) -> None:
+    def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._progress = Progress(
             SpinnerColumn(),
@@ -40,7 +38,7 @@ class ProgressBar:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._progress.add_task("starting", total=total, figures="")
+        self._task = self._progress.add_task("starting", total=None, figures="")
         self._started: float | None = None
         self._samples = 0
         self._stall_s = 0.0
@@ -58,10 +56,14 @@ class ProgressBar:
         """Show an event."""
         match event:
             case PhaseStarted():
-                self._progress.update(self._task, description=event.name)
+                self._progress.update(self._task, description=event.name, completed=0, total=None)
+            case EpochStarted():
+                self._started = time.monotonic() if self._started is None else self._started
             case BatchTaken():
-                self._started = time.monotonic() - event.stall_s if self._started is None else self._started
+                self._samples += event.samples
                 self._stall_s += event.stall_s
+            case Counted():
+                self._progress.update(self._task, completed=event.done, total=event.total, figures=self._figures())
             case StepFinished():
                 self._step(event)
             case Evaluated():
@@ -78,14 +80,7 @@ class ProgressBar:
             case _:
                 pass
 
-    def advance(self, samples: int) -> None:
-        """Count samples that came outside of training, such as extracted ones."""
-        self._started = self._started or time.monotonic()
-        self._samples += samples
-        self._progress.update(self._task, advance=samples, figures=self._figures())
-
     def _step(self, event: StepFinished) -> None:
-        self._samples += event.samples
         self._progress.update(
             self._task,
             description=f"epoch {event.epoch + 1}",
@@ -95,9 +90,9 @@ class ProgressBar:
         )
 
     def _figures(self) -> str:
-        elapsed = time.monotonic() - (self._started or time.monotonic())
-        if elapsed <= 0:
+        if self._started is None or not self._samples:
             return ""
+        elapsed = time.monotonic() - self._started
         return f"{self._samples / elapsed:.0f} samples/s, waiting {self._stall_s / elapsed:.0%}"
 
     def _say(self, sentence: str) -> None:

@@ -3,6 +3,9 @@
 import click
 
 from frostline.cli.options import as_json, node_options
+from frostline.cli.show import print_json
+from frostline.config import NodeSettings
+from frostline.errors import SettingError
 
 __all__ = ("serve",)
 
@@ -17,13 +20,30 @@ __all__ = ("serve",)
     help="Serve data under this URL; may be repeated.",
 )
 @click.option(
-    "--listen", default="127.0.0.1:7070", show_default=True, metavar="HOST:PORT", help="Address; port 0 picks one."
+    "--listen", default="127.0.0.1:7070", show_default=True, metavar="HOST:PORT", help="Port 0 takes a free one."
 )
 @node_options
 @as_json
 def serve(roots: tuple[str, ...], listen: str, memory: int, device: str, as_json: bool) -> None:
     """Run a node beside the data, until Ctrl-C.
 
-    Whoever can reach the address can run networks on the data under the roots: listen where only trainers can reach.
+    Whoever can reach the address can run networks on the data under the roots: listen where only trainers can
+    reach. With --json one line on stdout tells the address once the node is ready.
     """
-    raise NotImplementedError
+    host, port = _address(listen)
+    from frostline.node.server import serve as run
+
+    def ready(url: str) -> None:
+        if as_json:
+            print_json({"url": url})
+        else:
+            click.echo(f"node ready at {url}, serving {', '.join(roots)}")
+
+    run(roots, NodeSettings(memory_bytes=memory, device=device), host=host, port=port, ready=ready)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise SettingError(f"--listen takes HOST:PORT, such as 127.0.0.1:7070, not {listen!r}")
+    return host.strip("[]"), int(port)

@@ -57,6 +57,7 @@ class Job:
     Attributes:
         head: the trainable rest of the network, on the user's own parameters.
         plan: which cut is used and what the others would cost; None for a plain loader.
+        frost_line: where the head takes over; the pixels where there is no model.
         where: pairs of a part of the work and where it runs.
     """
 
@@ -75,7 +76,7 @@ class Job:
     ) -> None:
         self._data = data
         self._fetcher = fetcher
-        self._frost_line = frost_line
+        self.frost_line = frost_line
         self._head = head
         self.plan = plan
         self._settings = settings
@@ -132,7 +133,7 @@ class Job:
         view = View(seed=seed, epoch=epoch) if self._fetcher.preprocess.is_random else None
         source = Source(
             fetch=lambda samples: self._fetcher.fetch(samples, view),
-            window_bytes_per_sample=max(self._fetcher.cut.bytes_per_sample, self._frost_line.bytes_per_sample),
+            window_bytes_per_sample=max(self._fetcher.cut.bytes_per_sample, self.frost_line.bytes_per_sample),
             cache=self._cache,
             unreadable=self._ledger.unreadable,
             settings=self._settings,
@@ -161,7 +162,7 @@ class Job:
             return None
         shipment = self._fetcher.shipment
         digest = "" if shipment is None else shipment.digest
-        scope = (digest, self._frost_line.number, self._fetcher.preprocess.digest, "float32")
+        scope = (digest, self.frost_line.number, self._fetcher.preprocess.digest, "float32")
         return FeatureCache(budget_bytes=self._settings.cache_bytes, scope=scope)
 
 

@@ -156,10 +156,9 @@ class _Epoch:
     def _parts(self, start: int, stop: int, delivery: Delivery | None) -> list[Part]:
         """The rows from place ``start`` up to ``stop``: those of a delivery and those of the cache."""
         cached = start + np.flatnonzero(self._cached[start:stop])
-        arrived = np.zeros(0, np.int64)
-        if delivery is not None:
-            inside = (delivery.positions >= start) & (delivery.positions < stop)
-            arrived = delivery.positions[inside]
+        positions = np.zeros(0, np.int64) if delivery is None else delivery.positions
+        inside = (positions >= start) & (positions < stop)
+        arrived = positions[inside]
         present = np.sort(np.concatenate([cached, arrived]))
         parts = []
         if len(cached):

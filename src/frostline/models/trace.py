@@ -1,5 +1,6 @@
 """Trace a network with torch.export into a graph of plain values. The only module that knows torch.export."""
 
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -161,11 +162,20 @@ def _argument(value: Any) -> Argument:
 
 
 def _shape(value: torch.Tensor) -> tuple[Dim, ...] | None:
-    # What crosses a cut arrives contiguous; an operator given other strides than it had may round otherwise.
-    if not value.is_contiguous():
+    # What crosses a cut arrives contiguous. A slice that becomes dense is read alike, but an operator that is
+    # given a transposed tensor in another order may choose another kernel and round otherwise.
+    if not _in_order(value):
         return None
     dims = [_dim(size) for size in value.shape]
     return None if None in dims else tuple(dim for dim in dims if dim is not None)
+
+
+def _in_order(value: torch.Tensor) -> bool:
+    """Whether the dimensions lie in memory in their own order, dense or not."""
+    strides = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size != 1]
+    if not all(isinstance(stride, int) for stride in strides):
+        return value.is_contiguous()
+    return all(outer >= inner for outer, inner in itertools.pairwise(strides))
 
 
 def _dim(size: int | torch.SymInt) -> Dim | None:

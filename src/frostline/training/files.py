@@ -6,14 +6,14 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from frostline.errors import OutOfSpace, SettingError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ("make_folder", "write_bytes", "write_tensors", "write_text")
+__all__ = ("make_folder", "write_bytes", "write_tensors", "write_text", "writing")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCKED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
@@ -53,9 +53,16 @@ def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
 
 
 def write_bytes(path: Path, payload: bytes) -> None:
-    """Put ``payload`` at ``path`` in one step, on the disk when this returns.
+    """Put ``payload`` at ``path`` in one step, as ``writing`` does."""
+    with writing(path) as file:
+        file.write(payload)
 
-    What was at ``path`` stays as it is until then, whatever happens on the way.
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that takes its place at ``path`` in one step, on the disk when the block ends.
+
+    What was at ``path`` stays as it is until then, whatever happens on the way; if the block raises, it stays.
 
     Raises:
         OutOfSpace: the disk, the quota or the largest file allowed is full.
@@ -65,7 +72,7 @@ def write_bytes(path: Path, payload: bytes) -> None:
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("xb") as file:
-                file.write(payload)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(path)

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -108,7 +108,7 @@ def _from_timm(name: str) -> Pretrained:
 def _timm_preprocess(config: Mapping[str, Any], size: int) -> Preprocess:
     """What timm's configuration of the weights asks for, as a declared preprocessing."""
     mean, std = config.get("mean", (0.485, 0.456, 0.406)), config.get("std", (0.229, 0.224, 0.225))
-    kernel = "bilinear" if config.get("interpolation") == "bilinear" else "bicubic"
+    kernel: Literal["bilinear", "bicubic"] = "bilinear" if config.get("interpolation") == "bilinear" else "bicubic"
     return Preprocess(
         steps=(
             Decode(),

@@ -2,9 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
-from frostline.events import Evaluated, Event, NodeRestarted, Observer, PhaseStarted, RequestRetried, StepFinished
-from frostline.loaders import Job, offload
-from frostline.models import freeze
-from frostline.node.process import NodeProcess, start_node
+from frostline.events import Evaluated, Observer, StepFinished
+from frostline.loaders import Loader
 from frostline.training.files import make_folder, write_tensors, write_text
-from frostline.training.networks import Pretrained, load_model
-from frostline.training.page import render
+from frostline.training.page import render_page
 from frostline.training.report import Report, Whereabouts
+from frostline.training.setup import JobSettings, Setup, set_up
 from frostline.training.summary import plan_report, versions
 
 __all__ = ("OPTIMIZERS", "TrainSettings", "train")
@@ -31,44 +27,24 @@ OPTIMIZERS = ("adam", "adamw", "sgd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
-    """What to train, on what, and how.
+class TrainSettings(JobSettings):
+    """A job that trains a head.
 
     Attributes:
-        data: folder or ``s3://`` prefix of images in class folders.
-        model: name of the network (``training.networks.load_model``).
-        until: the last frozen module, or ``features``: all but the classifier.
         epochs: passes over the training samples.
         batch_size: samples of one optimiser step.
-        near: URL of a node beside the data; None starts one in a process of its own.
-        weights: safetensors file of the whole network; None takes the name's own.
-        seed: of the order, the split, the fresh classifier, dropout and random preprocessing.
         val_share: of each class, held out and scored after each epoch; 0 holds out none.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
         learning_rate: of the optimiser.
-        augment: train on random crops and flips, computed anew each epoch.
-        cut: number of the cut to use; None lets the plan choose.
         out: folder for the files; None writes none.
-        loader: how to ask.
-        node: of the node that is started when ``near`` is None.
     """
 
-    data: str
-    model: str
-    until: str
     epochs: int
     batch_size: int
-    near: str | None = None
-    weights: str | None = None
-    seed: int = 0
     val_share: float = 0.2
     optimizer: str = "adam"
     learning_rate: float = 3e-3
-    augment: bool = False
-    cut: int | None = None
     out: Path | None = None
-    loader: LoaderSettings = field(default_factory=LoaderSettings)
-    node: NodeSettings = field(default_factory=NodeSettings)
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -94,48 +70,24 @@ def train(settings: TrainSettings, observe: Observer) -> Report:
     """
     if settings.out is not None:
         make_folder(settings.out)
-    observe(PhaseStarted(name="listing the data"))
-    data = Dataset(settings.data)
-    data.require_classes()
-    observe(PhaseStarted(name="building the network"))
-    network = load_model(
-        settings.model,
-        classes=len(data.classes),
-        weights=settings.weights,
-        seed=settings.seed,
-        augment=settings.augment,
-    )
-    freeze(network.model, settings.until, input_shape=network.preprocess.shape)
-    with ExitStack() as stack:
-        watch = stack.enter_context(_node(settings, data, observe))
-        job = stack.enter_context(
-            offload(
-                network.model,
-                data,
-                preprocess=network.preprocess,
-                near=watch.url,
-                cut=settings.cut,
-                settings=settings.loader,
-                observe=watch,
-            )
-        )
-        run = _Run(settings, data, job, observe)
+    with set_up(settings, observe, least_classes=2) as setup:
+        run = _Run(settings, setup, observe)
         run.epochs()
-        report = run.report(network)
+        report = run.report()
     if settings.out is not None:
-        _save(settings.out, network.model, job.head, report)
+        _save(settings.out, setup.network.model, setup.job.head, report)
     return report
 
 
 class _Run:
     """The training loop and what it has gathered."""
 
-    def __init__(self, settings: TrainSettings, data: Dataset, job: Job, observe: Observer) -> None:
+    def __init__(self, settings: TrainSettings, setup: Setup, observe: Observer) -> None:
         self._settings = settings
-        self._job = job
+        self._setup = setup
+        self._job = job = setup.job
         self._observe = observe
-        self._whole = data
-        self._train, self._held_out = data.split(settings.val_share, settings.seed)
+        self._train, self._held_out = setup.data.split(settings.val_share, settings.seed)
         self._optimizer = _optimizer(settings, job.head)
         self._started = datetime.now(UTC)
         self._losses: list[float] = []
@@ -147,6 +99,7 @@ class _Run:
         self._interrupted = False
 
     def epochs(self) -> None:
+        """Train; an interrupt ends it early and is noted."""
         started = time.perf_counter()
         torch.manual_seed(self._settings.seed)
         try:
@@ -161,7 +114,7 @@ class _Run:
         head.train()
         first = len(self._losses)
         loader = self._loader(self._train, epoch, shuffle=True)
-        steps = self._settings.epochs * len(loader)
+        total = self._settings.epochs * len(loader)
         for batch in loader:
             started = time.perf_counter()
             loss = nn.functional.cross_entropy(head(batch.features), batch.labels)
@@ -171,7 +124,7 @@ class _Run:
             self._losses.append(float(loss.detach()))
             self._samples += len(batch)
             self._head_s += time.perf_counter() - started
-            self._stepped(epoch, steps, len(batch))
+            self._stepped(epoch, total, len(batch))
         steps = self._losses[first:]
         self._epoch_losses.append(sum(steps) / max(1, len(steps)))
         if len(self._held_out):
@@ -195,25 +148,27 @@ class _Run:
         self._val.append(done)
         self._observe(done)
 
-    def _loader(self, data: Dataset, epoch: int, *, shuffle: bool) -> Any:
+    def _loader(self, data: Dataset, epoch: int, *, shuffle: bool) -> Loader:
         return self._job.loader(
             batch_size=self._settings.batch_size, shuffle=shuffle, seed=self._settings.seed, epoch=epoch, data=data
         )
 
-    def report(self, network: Pretrained) -> Report:
+    def report(self) -> Report:
+        """Everything that was gathered."""
         settings, job = self._settings, self._job
         statistics = job.statistics()
-        epochs = len(self._epoch_losses)
+        epochs, plan = len(self._epoch_losses), job.plan
+        assert plan is not None, "a job with a model has a plan"
         return Report(
             model=settings.model,
-            data=self._whole.url,
+            data=self._setup.data.url,
             started=self._started.isoformat(timespec="seconds"),
             seconds=self._seconds,
             epochs=epochs,
             samples=self._samples,
             train_samples=len(self._train),
             val_samples=len(self._held_out),
-            classes=self._whole.classes,
+            classes=self._setup.data.classes,
             losses=tuple(self._losses),
             epoch_losses=tuple(self._epoch_losses),
             val_losses=tuple(one.loss for one in self._val),
@@ -221,13 +176,13 @@ class _Run:
             val_accuracy=self._val[-1].accuracy if self._val else None,
             wire_bytes=statistics.wire_bytes,
             baseline_wire_bytes=self._baseline_bytes(epochs),
-            plan=plan_report(job.plan),
+            plan=plan_report(plan),
             stalls_s=statistics.stall_s,
             stages={**statistics.stages, "head": self._head_s, "stall": statistics.stall_s},
             where=tuple(Whereabouts(part=part, where=where) for part, where in job.where),
             skipped=statistics.skipped,
             interrupted=self._interrupted,
-            settings={**_plain_settings(settings), "weights": network.weights},
+            settings={**_plain_settings(settings), "weights": self._setup.network.weights},
             versions=versions(),
         )
 
@@ -258,29 +213,4 @@ def _save(out: Path, model: nn.Module, head: nn.Module, report: Report) -> None:
     write_tensors(out / "head.safetensors", head.state_dict())
     write_tensors(out / "model.safetensors", model.state_dict())
     write_text(out / "report.json", json.dumps(report.to_json(), indent=2) + "\n")
-    write_text(out / "report.html", render(report))
-
-
-@contextmanager
-def _node(settings: TrainSettings, data: Dataset, observe: Observer) -> Iterator["_Watch"]:
-    """The node to use: the user's, or one of the job's own that is started again if it dies."""
-    if settings.near is not None:
-        yield _Watch(settings.near, None, observe)
-        return
-    observe(PhaseStarted(name="starting a node"))
-    with start_node((data.url,), settings.node) as process:
-        yield _Watch(process.url, process, observe)
-
-
-class _Watch:
-    """Passes events on, and restarts the job's own node when a request to it failed because it is gone."""
-
-    def __init__(self, url: str, process: NodeProcess | None, observe: Observer) -> None:
-        self.url = url
-        self._process = process
-        self._observe = observe
-
-    def __call__(self, event: Event) -> None:
-        self._observe(event)
-        if isinstance(event, RequestRetried) and self._process is not None and self._process.restart_if_dead():
-            self._observe(NodeRestarted(url=self.url))
+    write_text(out / "report.html", render_page(report))

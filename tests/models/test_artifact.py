@@ -1,0 +1,132 @@
+"""A prefix is data: it reads back as it was, and nothing that is planted in it runs or takes memory."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from frostline.engines.torch_eager import TorchEngine
+from frostline.errors import ModelError, UnsafeArtifact
+from frostline.models import cut_network, freeze
+from frostline.models.artifact import digest_of, read_prefix, write_prefix
+from support.networks import Small
+
+SHAPE = (3, 32, 32)
+
+
+def small_prefix():
+    torch.manual_seed(0)
+    return cut_network(freeze(Small(), "body", input_shape=SHAPE), SHAPE).prefix
+
+
+BODY = write_prefix(small_prefix())
+
+
+def tampered(change) -> bytes:
+    length = int.from_bytes(BODY[:8], "little")
+    graph = json.loads(json.loads(BODY[8 : 8 + length])["__metadata__"]["frostline.prefix"])
+    change(graph)
+    return save(load(BODY), metadata={"frostline.prefix": json.dumps(graph)})
+
+
+def engine_of(body: bytes) -> TorchEngine:
+    prefix = read_prefix(body)
+    return TorchEngine(prefix.graph, prefix.cuts, prefix.tensors)
+
+
+def set_op(name):
+    return lambda graph: graph["nodes"][0].update(op=name)
+
+
+def test_a_prefix_reads_back_as_it_was():
+    written, read = small_prefix(), read_prefix(BODY)
+    assert [node.op for node in read.graph.nodes] == [node.op for node in written.graph.nodes]
+    assert read.cuts == written.cuts
+    batch = torch.rand(8, *SHAPE).numpy()
+    last = written.cuts[-1].number
+    before = TorchEngine(written.graph, written.cuts, written.tensors).run(batch, last)
+    assert (engine_of(BODY).run(batch, last)[0] == before[0]).all()
+
+
+def test_the_same_prefix_has_the_same_digest():
+    assert digest_of(write_prefix(small_prefix())) == digest_of(BODY)
+
+
+@pytest.mark.parametrize(
+    "op",
+    ["os.system", "aten.__class__.default", "operator.attrgetter", "aten.rand.default", "aten.from_file.default", ""],
+)
+def test_an_operator_that_is_not_on_the_list_is_refused(op):
+    with pytest.raises(UnsafeArtifact):
+        engine_of(tampered(set_op(op)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda graph: graph["nodes"][0]["args"].__setitem__(0, {"ref": "nowhere"}),
+        lambda graph: graph["nodes"][0]["args"].__setitem__(0, {"code": "1+1"}),
+        lambda graph: graph["nodes"][0]["args"].__setitem__(0, {"dtype": "__class__"}),
+        lambda graph: graph["nodes"].append(dict(graph["nodes"][0])),
+        lambda graph: graph["cuts"][1].update(shapes=[[1]]),
+        lambda graph: graph["cuts"][1].update(after=10**6),
+        lambda graph: graph["cuts"][1].update(dtypes=["float64"]),
+        lambda graph: graph["cuts"].clear(),
+        lambda graph: graph.update(format=99),
+        lambda graph: graph.pop("nodes"),
+        lambda graph: graph["leaves"].__setitem__(0, ["p_stem_0_weight", "missing"]),
+    ],
+)
+def test_a_graph_that_does_not_hold_together_is_refused(change):
+    with pytest.raises(UnsafeArtifact):
+        engine_of(tampered(change))
+
+
+def test_a_graph_that_asks_for_more_memory_than_there_is_can_be_seen_before_it_runs():
+    def blow_up(graph):
+        last = graph["nodes"][-1]["name"]
+        graph["nodes"].append(
+            {"name": "huge", "op": "aten.repeat.default", "args": [{"ref": last}, [1, 10**9]], "kwargs": {}}
+        )
+        graph["nodes"].append(
+            {"name": "small", "op": "aten.sum.dim_IntList", "args": [{"ref": "huge"}, [1]], "kwargs": {}}
+        )
+
+    def at_the_end(graph):
+        blow_up(graph)
+        graph["cuts"][-1].update(after=len(graph["nodes"]) - 1, tensors=["small"], shapes=[[]])
+
+    engine = engine_of(tampered(at_the_end))
+    assert engine.footprint(len(read_prefix(BODY).cuts)).bytes_per_sample > 10**9
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_prefix_are_refused(body):
+    with pytest.raises(UnsafeArtifact):
+        read_prefix(body)
+
+
+@given(place=st.integers(8, 400), value=st.integers(0, 255))
+def test_a_flipped_byte_in_the_header_is_refused_or_harmless(place, value):
+    body = bytearray(BODY)
+    body[place] = value
+    try:
+        engine_of(bytes(body))
+    except UnsafeArtifact:
+        return
+
+
+def test_an_operator_that_nodes_do_not_run_is_named_when_the_prefix_is_written():
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.fc(torch.special.bessel_j0(x).mean((2, 3)))
+
+    with pytest.raises(ModelError, match="bessel_j0"):
+        write_prefix(cut_network(Odd(), SHAPE).prefix)

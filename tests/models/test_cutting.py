@@ -1,0 +1,241 @@
+"""Where the frost line lies, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from frostline.core import Ref
+from frostline.engines.torch_eager import TorchEngine
+from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen, NotTraceable, UnknownLayer
+from frostline.models import cut_network, freeze
+from support.networks import Small, build
+
+SHAPE = (3, 32, 32)
+
+
+def frozen(until: str) -> Small:
+    return freeze(Small().train(), until, input_shape=SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("name", "until", "expected"),
+    [
+        ("resnet18", "features", 2048),
+        ("densenet121", "features", 4096),
+        ("efficientnet_lite0", "features", 5120),
+        ("alexnet", "features", 36864),
+        ("vit_small", "features", 1536),
+        ("mobilenet_v3_large", "features", 3840),
+    ],
+)
+def test_the_frost_line_is_found_behind_functional_operations(name, until, expected):
+    network = cut_network(freeze(build(name).train(), until), (3, 224, 224))
+    assert network.frost_line.bytes_per_sample == expected
+
+
+def test_active_dropout_stays_with_the_head():
+    network = cut_network(frozen("pool"), SHAPE)
+    assert network.frost_line.name.startswith("flatten")
+    network.head.train()
+    torch.manual_seed(0)
+    one, two = (network.head(torch.ones(8, 16)) for _ in range(2))
+    assert not torch.equal(one, two)
+
+
+def test_the_head_shares_parameters_and_names_with_the_network():
+    model = frozen("stem")
+    network = cut_network(model, SHAPE)
+    names = dict(network.head.named_parameters())
+    assert set(names) == {"body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "fc.weight", "fc.bias"}
+    assert all(names[name] is parameter for name, parameter in model.named_parameters() if name in names)
+    assert set(network.head.state_dict()) < set(model.state_dict())
+
+
+def test_the_head_follows_the_mode_of_the_network():
+    model = frozen("stem")
+    network = cut_network(model, SHAPE)
+    features = torch.rand(8, 8, 15, 15)
+    model.eval()
+    before = model.body[1].running_mean.clone()
+    network.head(features)
+    assert torch.equal(model.body[1].running_mean, before)
+    model.train()
+    network.head(features)
+    assert not torch.equal(model.body[1].running_mean, before)
+
+
+def test_training_the_head_leaves_frozen_layers_in_eval_mode():
+    model = frozen("stem")
+    cut_network(model, SHAPE).head.train()
+    assert not model.stem[1].training
+    assert model.body[1].training
+
+
+def test_a_head_whose_buffers_were_replaced_uses_the_new_ones():
+    model = frozen("stem")
+    network = cut_network(model, SHAPE)
+    features = torch.rand(8, 8, 15, 15)
+    network.head.train()
+    network.head(features)
+    for name, buffer in list(model.body[1].named_buffers()):  # as .to() does: new tensors take their place
+        model.body[1].register_buffer(name, buffer.clone())
+    replaced = model.body[1].running_mean
+    before = replaced.clone()
+    network.head(features)
+    assert model.body[1].running_mean is replaced
+    assert not torch.equal(replaced, before)
+
+
+def test_a_frozen_batch_norm_in_train_mode_is_refused_with_its_name():
+    model = frozen("body")
+    model.train()
+    with pytest.raises(FrozenInTrainMode, match=r"BatchNorm2d 'stem\.1'"):
+        cut_network(model, SHAPE)
+    network = cut_network(model, SHAPE, frozen_in_eval=True)
+    batch = torch.rand(8, *SHAPE)
+    features = TorchEngine(network.prefix.graph, network.prefix.cuts, network.prefix.tensors).run(batch.numpy(), 3)
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(torch.from_numpy(features[0]), model.stem[1](model.stem[0](batch)))
+
+
+def test_nothing_frozen_says_which_parameter_stands_at_the_start():
+    with pytest.raises(NothingFrozen, match=r"stem\.0\.weight"):
+        cut_network(Small(), SHAPE)
+
+
+def test_weights_shared_between_frozen_and_trained_layers_hold_the_frost_line_back():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.second = nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(x.flatten(1)[:, :4])))
+
+    model = Tied()
+    model.first.bias.requires_grad_(False)
+    network = cut_network(model, SHAPE)
+    assert network.frost_line.bytes_per_sample == 16
+    assert "first" not in network.frost_line.name
+
+
+def test_a_network_with_control_flow_on_values_is_refused_with_a_sentence():
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            mean = x.mean((2, 3))
+            return self.fc(mean) if mean.sum() > 0 else self.fc(-mean)
+
+    with pytest.raises(NotTraceable, match="cannot trace Branching"):
+        cut_network(Branching(), SHAPE)
+
+
+def test_several_outputs_keep_their_structure():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3).requires_grad_(False)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x):
+            pooled = self.conv(x).mean((2, 3))
+            return {"scores": self.fc(pooled), "pooled": pooled}
+
+    model = Two()
+    network = cut_network(model, SHAPE)
+    batch = torch.rand(8, *SHAPE)
+    engine = TorchEngine(network.prefix.graph, network.prefix.cuts, network.prefix.tensors)
+    found = network.head(*map(torch.from_numpy, engine.run(batch.numpy(), network.frost_line.number)))
+    expected = model(batch)
+    assert set(found) == {"scores", "pooled"}
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_pixels_are_not_overwritten_by_a_network_that_works_in_place():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.fc(torch.relu_(x).mean((2, 3)))
+
+    network = cut_network(InPlace(), SHAPE)
+    batch = torch.randn(8, *SHAPE).numpy()
+    before = copy.deepcopy(batch)
+    TorchEngine(network.prefix.graph, network.prefix.cuts, network.prefix.tensors).run(batch, network.frost_line.number)
+    assert (batch == before).all()
+
+
+def test_cuts_never_cross_with_what_the_shape_alone_decides():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.randn(1, 1, 4), requires_grad=False)
+            self.proj = nn.Linear(32, 4).requires_grad_(False)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x):
+            tokens = self.proj(x.flatten(1, 2))
+            tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], 1)
+            return self.fc(tokens.reshape(x.shape[0], -1, 4)[:, 0])
+
+    model = Positions().eval()
+    network = cut_network(model, SHAPE)
+    engine = TorchEngine(network.prefix.graph, network.prefix.cuts, network.prefix.tensors)
+    batch = torch.rand(16, *SHAPE)
+    for cut in network.cuts[1:]:
+        assert len(cut.tensors) == 1
+        rest = network.rest_of_prefix(cut)
+        assert all(Ref(name) for name in rest.inputs)
+        assert engine.run(batch.numpy(), cut.number)[0].shape == (16, *cut.shapes[0])
+
+
+class TestFreeze:
+    def test_freezes_what_runs_before_the_layers_output_and_nothing_else(self):
+        model = frozen("stem")
+        frozen_names = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        assert frozen_names == {"stem.0.weight", "stem.0.bias", "stem.1.weight", "stem.1.bias"}
+
+    def test_features_means_all_but_the_classifier(self):
+        model = frozen("features")
+        assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == {
+            "fc.weight",
+            "fc.bias",
+        }
+
+    def test_an_unknown_layer_is_answered_with_the_nearest_names(self):
+        with pytest.raises(UnknownLayer, match=r"did you mean.*stem"):
+            frozen("sten")
+
+    def test_a_layer_that_never_runs_is_refused(self):
+        model = Small()
+        model.spare = nn.Linear(2, 2)
+        with pytest.raises(UnknownLayer, match="never run"):
+            freeze(model, "spare", input_shape=SHAPE)
+
+    def test_an_input_that_does_not_fit_is_a_sentence(self):
+        with pytest.raises(ModelError, match=r"does not run on an input of shape \[1, 32, 32\]"):
+            freeze(Small(), "stem", input_shape=(1, 32, 32))
+
+    def test_parameters_used_outside_of_modules_are_seen(self):
+        class Positioned(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.position = nn.Parameter(torch.zeros(1, 3, 1, 1))
+                self.body = nn.Conv2d(3, 4, 3)
+                self.fc = nn.Linear(4, 2)
+
+            def forward(self, x):
+                return self.fc(self.body(x + self.position).mean((2, 3)))
+
+        model = freeze(Positioned(), "body", input_shape=SHAPE)
+        assert not model.position.requires_grad
