@@ -31,6 +31,7 @@ class Answer:
         self._on_end = on_end
         self._turn = threading.Lock()
         self._has_ended = False
+        self._is_complete = False
 
     def __iter__(self) -> Self:
         return self
@@ -54,6 +55,11 @@ class Answer:
                 if ending is not None:
                     self._end(ending)
 
+    @property
+    def is_complete(self) -> bool:
+        """Every sample of the request was answered."""
+        return self._is_complete
+
     def close(self) -> None:
         """Abandon the rest and return when all of it has ended; a thread that waits in ``next`` is freed."""
         self._leash.cut()
@@ -66,5 +72,6 @@ class Answer:
 
     def _end(self, ending: Ending) -> None:
         self._has_ended = True
+        self._is_complete = ending == "finished"
         self._batches = iter(())
         self._on_end(self, ending)

@@ -7,7 +7,6 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
-from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +33,7 @@ from frostline.node.statistics import Counters, NodeStatistics
 from frostline.node.uploads import Upload
 from frostline.preprocess import Preprocess
 from frostline.profiles import Profile
+from frostline.version import __version__
 from frostline.wire.messages import FeatureRequest, Health
 
 __all__ = ("Node",)
@@ -82,7 +82,7 @@ class Node:
     def health(self) -> Health:
         """What the node says of itself."""
         return Health(
-            version=version("frostline"),
+            version=__version__,
             host=host_digest(),
             hardware=hardware_name(self._settings.device),
             memory_bytes=self._settings.memory_bytes,

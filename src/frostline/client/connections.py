@@ -1,0 +1,154 @@
+"""Kept-alive connections to one node, which count every byte and belong to the process that made them."""
+
+import http.client
+import os
+import socket
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+from frostline.errors import SettingError
+
+__all__ = ("Connection", "Connections", "Meter", "address_of")
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of a node.
+
+    Raises:
+        SettingError: The text is no address of a node.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SettingError(f"{url!r} is no address of a node: {error}") from error
+    if parts.scheme != "http" or not host or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
+        raise SettingError(f"a node's address looks like http://host:7070, not {url!r}")
+    return host, port or 80
+
+
+class Meter:
+    """Bytes on the sockets, headers too. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._received = 0
+        self._sent = 0
+
+    def add(self, *, received: int = 0, sent: int = 0) -> None:
+        """Count some more."""
+        with self._lock:
+            self._received += received
+            self._sent += sent
+
+    def read(self) -> tuple[int, int]:
+        """Bytes received and sent so far."""
+        with self._lock:
+            return self._received, self._sent
+
+
+class Connection(http.client.HTTPConnection):
+    """One connection. Not for several threads, but for ``break_off``.
+
+    Args:
+        host: of the node.
+        port: of the node.
+        deadline_s: longest silence.
+        meter: counts what crosses.
+    """
+
+    def __init__(self, host: str, port: int, *, deadline_s: float, meter: Meter) -> None:
+        super().__init__(host, port, timeout=deadline_s)
+        self._deadline_s = deadline_s
+        self._meter = meter
+        self._is_broken = False
+
+    def connect(self) -> None:
+        """Connect, without waiting to fill packets: a request is one small piece after another."""
+        plain = socket.create_connection((self.host, self.port), self._deadline_s)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = _CountedSocket(plain, self._meter)
+        if self._is_broken:
+            self.break_off()
+
+    def break_off(self) -> None:
+        """End the exchange from any thread: one that waits for bytes gets an end instead."""
+        self._is_broken = True
+        counted = self.sock
+        if counted is not None:
+            try:
+                counted.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it is closed already
+                return
+
+
+class Connections:
+    """Idle connections for the next request. Safe for threads; after a fork the child makes its own.
+
+    Args:
+        host: of the node.
+        port: of the node.
+        deadline_s: longest silence on a connection.
+        most_idle: kept for later.
+        meter: counts what crosses.
+    """
+
+    def __init__(self, host: str, port: int, *, deadline_s: float, most_idle: int, meter: Meter) -> None:
+        self._address = (host, port)
+        self._deadline_s = deadline_s
+        self._most_idle = most_idle
+        self._meter = meter
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._process = os.getpid()
+
+    def take(self) -> Connection | None:
+        """A connection that was used before, if there is one; it may have been closed by the node meanwhile."""
+        with self._lock:
+            self._own()
+            return self._idle.pop() if self._idle else None
+
+    def new(self) -> Connection:
+        """A connection that is not connected yet."""
+        return Connection(*self._address, deadline_s=self._deadline_s, meter=self._meter)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose last answer was read to its end."""
+        with self._lock:
+            self._own()
+            if len(self._idle) < self._most_idle:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def drop_idle(self) -> None:
+        """Close what is kept: the node went away."""
+        with self._lock:
+            self._own()
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _own(self) -> None:
+        # A forked child shares its parent's sockets: using them would mix up both sides' answers.
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._idle = []
+
+
+class _CountedSocket(socket.socket):
+    def __init__(self, plain: socket.socket, meter: Meter) -> None:
+        timeout = plain.gettimeout()
+        super().__init__(fileno=plain.detach())
+        self.settimeout(timeout)
+        self._meter = meter
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        received = super().recv_into(*args, **kwargs)
+        self._meter.add(received=received)
+        return received
+
+    def sendall(self, data: Any, *args: Any) -> None:
+        super().sendall(data, *args)
+        self._meter.add(sent=memoryview(data).nbytes)

@@ -1,0 +1,186 @@
+"""The way to a node over HTTP: blocking sockets in the caller's threads, bytes read straight into arrays."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+from frostline.client.connections import Connections, Meter, address_of
+from frostline.client.exchange import Exchange, Message
+from frostline.client.transport import TransportStatistics
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch
+from frostline.errors import FrostlineError, Unavailable
+from frostline.profiles import Profile
+from frostline.wire.framing import decode
+from frostline.wire.messages import FeatureRequest, Health
+from frostline.wire.refusals import error_from_answer
+
+__all__ = ("HttpAnswer", "HttpTransport")
+
+_OK = 200
+_CREATED = 201
+_BINARY = "application/octet-stream"
+
+T = TypeVar("T")
+
+
+class HttpTransport:
+    """A ``Transport`` to a node at an address. Nothing is connected before the first call; a fork may use it too.
+
+    Args:
+        url: such as ``http://store-1:7070``.
+        settings: of the job's loader.
+
+    Raises:
+        SettingError: The address is none.
+    """
+
+    def __init__(self, url: str, settings: LoaderSettings | None = None) -> None:
+        settings = settings or LoaderSettings()
+        host, port = address_of(url)
+        self._url = url.rstrip("/")
+        self._meter = Meter()
+        self._connections = Connections(
+            host,
+            port,
+            deadline_s=settings.deadline_s,
+            most_idle=settings.requests_in_flight + 1,
+            meter=self._meter,
+        )
+        self._lock = threading.Lock()
+        self._requests = 0
+        self._failures = 0
+        self._receive_s = 0.0
+
+    def health(self) -> Health:
+        """See ``Transport``."""
+        return _value(Health.from_json, self._exchange_json(Message(method="GET", path="/v1/health")), self._url)
+
+    def put_prefix(self, digest: str, artifact: bytes) -> None:
+        """See ``Transport``."""
+        path = f"/v1/prefixes/{digest}"
+        if self._exchange(Message(method="HEAD", path=path), accepted=(_OK, 404))[0] == _OK:
+            return
+        self._exchange(Message(method="PUT", path=path, body=artifact, media_type=_BINARY))
+
+    def profile(self, request: FeatureRequest) -> Profile:
+        """See ``Transport``."""
+        message = Message(method="POST", path="/v1/profiles", body=_json(request))
+        return _value(Profile.from_json, self._exchange_json(message), self._url)
+
+    def features(self, request: FeatureRequest) -> "HttpAnswer":
+        """See ``Transport``."""
+        message = Message(method="POST", path="/v1/features", body=_json(request))
+        return HttpAnswer(Exchange(self._connections, self._url), message, self)
+
+    def statistics(self) -> TransportStatistics:
+        """See ``Transport``."""
+        received, sent = self._meter.read()
+        with self._lock:
+            return TransportStatistics(
+                bytes_received=received,
+                bytes_sent=sent,
+                requests=self._requests,
+                failures=self._failures,
+                receive_s=self._receive_s,
+            )
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._connections.drop_idle()
+
+    @contextmanager
+    def counted(self, *, requests: int = 0) -> Iterator[None]:
+        """Count requests, and the failure where there is one, and the seconds until it has ended."""
+        started = time.perf_counter()
+        failures = 0
+        try:
+            yield
+        except FrostlineError:
+            failures = 1
+            raise
+        finally:
+            with self._lock:
+                self._requests += requests
+                self._failures += failures
+                self._receive_s += time.perf_counter() - started
+
+    def _exchange(self, message: Message, accepted: tuple[int, ...] = (_OK, _CREATED)) -> tuple[int, bytes]:
+        with self.counted(requests=1):
+            exchange = Exchange(self._connections, self._url)
+            status = exchange.send(message)
+            body = exchange.read_all()
+            if status not in accepted:
+                raise error_from_answer(status, body)
+            return status, body
+
+    def _exchange_json(self, message: Message) -> Any:
+        _, body = self._exchange(message)
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise FrostlineError(f"what answers at {self._url} is no node: its answer is no JSON") from error
+
+
+class HttpAnswer:
+    """The batches of one answer; the request is sent when the first is asked for.
+
+    ``close`` may be called from any thread and frees one that waits in ``next``.
+    """
+
+    def __init__(self, exchange: Exchange, message: Message, transport: HttpTransport) -> None:
+        self._exchange = exchange
+        self._message = message
+        self._transport = transport
+        self._batches: Iterator[FeatureBatch] | None = None
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        if self._is_closed:
+            raise StopIteration
+        begins = self._batches is None
+        try:
+            with self._transport.counted(requests=int(begins)):
+                return self._next()
+        except Unavailable:
+            if self._is_closed:  # it broke because it was closed
+                raise StopIteration from None
+            raise
+
+    def close(self) -> None:
+        """Abandon the rest."""
+        self._is_closed = True
+        self._exchange.break_off()
+
+    def _next(self) -> FeatureBatch:
+        if self._batches is None:
+            status = self._exchange.send(self._message)
+            if status != _OK:
+                raise error_from_answer(status, self._exchange.read_all())
+            self._batches = decode(self._exchange)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._exchange.end()
+            raise
+        except FrostlineError:
+            self._exchange.break_off()
+            self._exchange.end()
+            raise
+
+
+def _json(request: FeatureRequest) -> bytes:
+    return json.dumps(request.to_json(), separators=(",", ":")).encode()
+
+
+def _value(from_json: Callable[[dict[str, Any]], T], value: Any, url: str) -> T:
+    try:
+        return from_json(value)
+    except (KeyError, TypeError) as error:
+        raise FrostlineError(f"what answers at {url} is no node of this version: {type(error).__name__}") from error

@@ -1,0 +1,56 @@
+"""A node as a process of its own, started by ``node.process``: it lives as long as its parent holds its stdin."""
+
+import json
+import os
+import sys
+import threading
+
+import torch
+
+from frostline.config import NodeSettings
+from frostline.errors import UserError
+from frostline.node.server import Server, listen
+from frostline.node.service import Node
+
+__all__ = ("main",)
+
+# Answers get a few seconds to end; a node that hangs must not outlive its parent.
+_LONGEST_STOP_S = 10.0
+
+
+def main(argument: str) -> int:
+    """Run a node as described by a JSON object: ``host``, ``port``, ``roots``, ``settings``.
+
+    Prints one line of JSON: ``url`` where it listens, or ``error`` and ``message`` where it cannot.
+    """
+    wanted = json.loads(argument)
+    settings = NodeSettings(**wanted["settings"])
+    torch.set_num_threads(settings.compute_threads)
+    try:
+        listening = listen(wanted["host"], wanted["port"])
+        node = Node(settings, tuple(wanted["roots"]))
+    except UserError as error:
+        _say({"error": type(error).__name__, "message": str(error)})
+        return 2
+    with node:
+        server = Server(node, listening)
+        threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
+        server.run(on_ready=lambda: _say({"url": server.url}))
+    return 0
+
+
+def _say(value: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def _stop_with_parent(server: Server) -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    server.stop()
+    if not server.wait(_LONGEST_STOP_S):
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

@@ -1,0 +1,165 @@
+"""The node over HTTP: routes, bounded bodies, and nothing that decides."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import anyio
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from frostline.errors import BadRequest, FrostlineError
+from frostline.node.admission import Admission
+from frostline.node.metrics import metrics_text
+from frostline.node.replies import error_reply, json_reply
+from frostline.node.service import Node
+from frostline.node.streaming import AnswerReply
+from frostline.node.uploads import Upload
+from frostline.wire.messages import FeatureRequest
+
+__all__ = ("make_app",)
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+# A sender that gives no byte for so long has gone.
+_SILENCE_S = 60.0
+
+T = TypeVar("T")
+
+
+def make_app(node: Node) -> Starlette:
+    """The ASGI application of a node, which the caller closes."""
+    service = _Service(node)
+    return Starlette(
+        routes=[
+            Route("/v1/prefixes/{digest}", service.prefix, methods=["HEAD", "PUT"]),
+            Route("/v1/features", service.features, methods=["POST"]),
+            Route("/v1/profiles", service.profile, methods=["POST"]),
+            Route("/v1/health", service.health, methods=["GET"]),
+            Route("/v1/statistics", service.statistics, methods=["GET"]),
+            Route("/v1/metrics", service.metrics, methods=["GET"]),
+            Route("/v1/openapi.json", service.openapi, methods=["GET"]),
+        ],
+        exception_handlers={FrostlineError: _refuse, HTTPException: _refuse_http},
+    )
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, FrostlineError)
+    return error_reply(error)
+
+
+async def _refuse_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = {"error": "Refused", "message": error.detail}
+    return json_reply(body, status=error.status_code, headers=error.headers)
+
+
+class _Service:
+    """The endpoints. What blocks runs in threads, as many as there may be requests, so that none waits for one."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        # One waits for a request's next batch, another may close it.
+        self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
+        self._openapi = files("frostline.node").joinpath("openapi.json").read_bytes()
+
+    async def health(self, _: Request) -> Response:
+        return json_reply(self._node.health().to_json())
+
+    async def statistics(self, _: Request) -> Response:
+        return json_reply(self._node.statistics().to_json())
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(metrics_text(self._node.statistics()), media_type=_METRICS_TYPE)
+
+    async def openapi(self, _: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    async def prefix(self, request: Request) -> Response:
+        digest = _digest(request)
+        is_held = self._node.holds_prefix(digest)
+        if request.method == "HEAD":
+            return Response(status_code=200 if is_held else 404)
+        if is_held:
+            return json_reply({"digest": digest})
+        with self._node.upload(_length(request)) as upload:
+            await self._receive(request, upload)
+            await self._run(upload.finish, digest)
+        return json_reply({"digest": digest}, status=201)
+
+    async def features(self, request: Request) -> ASGIApp:
+        admission = self._node.admit(_length(request))
+        try:
+            wanted = await self._message(request, admission)
+            answer = await self._run(self._node.features, wanted, admission)
+        except BaseException:
+            admission.close()
+            raise
+        return AnswerReply(answer, self._threads)
+
+    async def profile(self, request: Request) -> Response:
+        with self._node.admit(_length(request)) as admission:
+            wanted = await self._message(request, admission)
+            profile = await self._run(self._node.profile, wanted, admission)
+        return json_reply(profile.to_json())
+
+    async def _message(self, request: Request, admission: Admission) -> FeatureRequest:
+        """The request in a body, which is read and parsed within the memory of its admission."""
+        body = bytearray()
+        async for chunk in _chunks(request):
+            body += chunk
+        message = await self._run(_parsed, body)
+        admission.read()
+        return message
+
+    async def _receive(self, request: Request, upload: Upload) -> None:
+        await self._run(upload.begin)
+        async for chunk in _chunks(request):
+            upload.write(chunk)
+
+    async def _run(self, call: Callable[..., T], *args: Any) -> T:
+        return await to_thread.run_sync(call, *args, limiter=self._threads)
+
+
+def _digest(request: Request) -> str:
+    digest: str = request.path_params["digest"]
+    if not _DIGEST.fullmatch(digest):
+        raise BadRequest("a prefix is named by its SHA-256 in 64 small hexadecimal digits")
+    return digest
+
+
+def _length(request: Request) -> int:
+    """The announced length of the body; the server sees to it that no more comes."""
+    length = request.headers.get("content-length", "")
+    if not length.isascii() or not length.isdigit():
+        raise BadRequest("the length of the body must be announced with Content-Length")
+    return int(length)
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    stream = request.stream()
+    while True:
+        try:
+            with anyio.fail_after(_SILENCE_S):
+                chunk = await anext(stream, None)
+        except (ClientDisconnect, TimeoutError) as error:
+            raise BadRequest("the body broke off before its end") from error
+        if chunk is None:
+            return
+        yield chunk
+
+
+def _parsed(body: bytearray) -> FeatureRequest:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    return FeatureRequest.from_json(value)

@@ -1,0 +1,102 @@
+"""Listens on a port and serves a node until it is told to stop."""
+
+import errno
+import socket
+import threading
+from collections.abc import Callable
+
+import uvicorn
+
+from frostline.errors import AddressInUse, SettingError
+from frostline.node.app import make_app
+from frostline.node.service import Node
+
+__all__ = ("Server", "listen")
+
+# A client that trains for a while between two requests keeps its connections.
+_KEEP_ALIVE_S = 300
+# Answers under way may end before the node stops.
+_GRACE_S = 5
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take a port; 0 takes a free one.
+
+    Raises:
+        AddressInUse: Another process listens there.
+        SettingError: There is no such address on this machine, or it may not be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"port {port} of {host} is in use: stop what listens there or choose another") from error
+        raise SettingError(f"cannot listen on port {port} of {host}: {error.strerror or error}") from error
+    except OverflowError as error:
+        raise SettingError(f"a port is a number from 0 to 65535, not {port}") from error
+
+
+class Server:
+    """A node on a listening socket.
+
+    Args:
+        node: what is served; the caller closes it.
+        listening: from ``listen``; closed at the end.
+    """
+
+    def __init__(self, node: Node, listening: socket.socket) -> None:
+        self._node = node
+        self._listening = listening
+        self._ended = threading.Event()
+        config = uvicorn.Config(
+            make_app(node),
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        self._server = _Reporting(config)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._listening.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Serve until ``stop``, SIGINT or SIGTERM; a signal takes its usual effect once answers have ended.
+
+        Args:
+            on_ready: called when requests are taken.
+        """
+        self._server.on_ready = on_ready
+        try:
+            self._server.run(sockets=[self._listening])
+        finally:
+            self._listening.close()
+            self._ended.set()
+
+    def stop(self) -> None:
+        """Stop taking requests, let answers end for a few seconds, then break them. Safe from any thread."""
+        self._server.should_exit = True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has stopped; False where it has not in that time."""
+        return self._ended.wait(timeout_s)
+
+
+class _Reporting(uvicorn.Server):
+    on_ready: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_ready()
