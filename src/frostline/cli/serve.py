@@ -1,5 +1,7 @@
 """The verb ``serve``: run a node beside the data."""
 
+from contextlib import closing
+
 import click
 
 from frostline.cli.options import as_json, node_options
@@ -30,16 +32,26 @@ def serve(roots: tuple[str, ...], listen: str, memory: int, device: str, as_json
     Whoever can reach the address can run networks on the data under the roots: listen where only trainers can
     reach. With --json one line on stdout tells the address once the node is ready.
     """
+    import torch
+
+    from frostline.node import Node
+    from frostline.node.server import Server
+    from frostline.node.server import listen as take_port
+
     host, port = _address(listen)
-    from frostline.node.server import serve as run
+    settings = NodeSettings(memory_bytes=memory, device=device)
+    torch.set_num_threads(settings.compute_threads)
+    listening = take_port(host, port)
+    with closing(listening), Node(settings, roots) as node:
+        server = Server(node, listening)
+        server.run(on_ready=lambda: _say(server.url, node.health().roots, as_json=as_json))
 
-    def ready(url: str) -> None:
-        if as_json:
-            print_json({"url": url})
-        else:
-            click.echo(f"node ready at {url}, serving {', '.join(roots)}")
 
-    run(roots, NodeSettings(memory_bytes=memory, device=device), host=host, port=port, ready=ready)
+def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"url": url, "roots": list(roots)})
+    else:
+        click.echo(f"node ready at {url}, serving {', '.join(roots)}; Ctrl-C stops it")
 
 
 def _address(listen: str) -> tuple[str, int]:

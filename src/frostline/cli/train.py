@@ -17,7 +17,7 @@ _INTERRUPTED = 130
 
 
 @click.command(
-    epilog="Example: frostline train --data photos/ --model demo:efficientnet_lite0 --until features --epochs 5 --out run/"
+    epilog="Example: frostline train --data photos --model demo:efficientnet_lite0 --until features --out run"
 )
 @job_options
 @click.option("--epochs", default=5, show_default=True, metavar="N", help="Passes over the training samples.")

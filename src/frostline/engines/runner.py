@@ -7,6 +7,7 @@ import torch
 
 from frostline.core import Graph, Node, Ref, Token
 from frostline.core.graph import Argument, references
+from frostline.engines.apart import computing
 from frostline.engines.operators import resolve, token_value
 from frostline.errors import UnsafeArtifact
 
@@ -56,6 +57,10 @@ class Runner:
                 (None where one is not there yet or already freed); for profiles and footprints.
         """
         values: list[Any] = [*inputs, *leaves, *([None] * len(self._steps))]
+        with computing():
+            return self._run(values, observe)
+
+    def _run(self, values: list[Any], observe: _Observe | None) -> tuple[Any, ...]:
         for index, (call, build_args, build_kwargs) in enumerate(self._steps):
             arguments = {name: build(values) for name, build in build_kwargs}
             values[self._first + index] = call(*[build(values) for build in build_args], **arguments)

@@ -16,6 +16,7 @@ from torch.utils._pytree import TreeSpec
 
 from frostline.core import Dim, Graph, Node, Ref, Token
 from frostline.core.graph import Argument
+from frostline.engines.apart import tracing
 from frostline.errors import NotTraceable
 
 __all__ = ("Trace", "trace")
@@ -55,7 +56,7 @@ def trace(model: nn.Module, input_shape: Sequence[int], *, training: Mapping[str
     """
     example = torch.zeros((_EXAMPLE_BATCH, *input_shape), device=_device_of(model))
     try:
-        with _modes(model, training), warnings.catch_warnings():
+        with tracing(), _modes(model, training), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(model, (example,), strict=False, dynamic_shapes=({0: ExportDim("batch")},))
     except (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:

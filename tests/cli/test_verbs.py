@@ -1,0 +1,218 @@
+"""The verbs, run as a user runs them: results, exit codes, sentences."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from frostline.cli import main
+from frostline.training.files import write_tensors
+from support.images import image_folder
+from support.networks import Small
+
+SMALL = ["--model", "support.networks:Small", "--until", "stem"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=8)
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a verb."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in arguments])
+    captured = capsys.readouterr()
+    return int(ended.value.code or 0), captured.out, captured.err
+
+
+def run_json(capsys, *arguments: object):
+    code, out, err = run(capsys, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("verb", ["demo", "extract", "index", "plan", "serve", "train"])
+def test_every_verb_has_help_with_an_example_and_json(capsys, verb):
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0
+    assert f"Example: frostline {verb}" in out
+    assert "--json" in out
+
+
+def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(capsys, folder, tmp_path):
+    out = tmp_path / "run"
+    report = run_json(
+        capsys, "train", "--data", folder, *SMALL, "--epochs", 2, "--batch-size", 6, "--val-share", 0.25, "--out", out
+    )
+    assert {path.name for path in out.iterdir()} == {
+        "head.safetensors",
+        "model.safetensors",
+        "report.html",
+        "report.json",
+    }
+    assert json.loads((out / "report.json").read_text()) == report
+    wanted = "val_accuracy losses seconds samples epochs wire_bytes baseline_wire_bytes plan stalls_s skipped"
+    assert set(wanted.split()) <= set(report)
+    keys = {"cut", "wire_bytes_per_sample", "store_s", "trainer_s", "memory_bytes", "rejected"}
+    assert all(keys <= set(one) for one in report["plan"]["candidates"])
+    assert report["samples"] == 2 * 18
+    assert len(report["losses"]) == 2 * 3
+    assert report["baseline_wire_bytes"] == 2 * sum(path.stat().st_size for path in folder.rglob("*.jpg"))
+    model = Small()
+    model.load_state_dict(load_file(out / "model.safetensors"))
+    head = load_file(out / "head.safetensors")
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in head.items())
+
+
+def test_a_run_is_the_same_for_the_same_seed(capsys, folder):
+    runs = [run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, "--seed", 5) for _ in range(2)]
+    assert runs[0]["losses"] == runs[1]["losses"]
+
+
+def test_weights_from_a_file_are_used(capsys, folder, tmp_path):
+    torch.manual_seed(9)
+    write_tensors(tmp_path / "w.safetensors", Small().state_dict())
+    plain, given = (
+        run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, *more)
+        for more in ((), ("--weights", tmp_path / "w.safetensors"))
+    )
+    assert plain["losses"] != given["losses"]
+    assert given["settings"]["weights"] == "w.safetensors"
+
+
+def test_plan_shows_every_cut_and_why(capsys, folder):
+    found = run_json(capsys, "plan", "--data", folder, *SMALL)
+    assert [one["cut"] for one in found["candidates"]] == list(range(len(found["candidates"])))
+    assert sum(one["rejected"] is None for one in found["candidates"]) == 1
+    code, out, _ = run(capsys, "plan", "--data", folder, *SMALL)
+    assert code == 0
+    assert "encoded" in out
+    assert "chosen" in out
+
+
+def test_index_counts_and_finds_the_manifest_again(capsys, folder):
+    first = run_json(capsys, "index", "--data", folder)
+    assert first["per_class"] == {"circle": 8, "noise": 8, "stripe": 8}
+    assert run_json(capsys, "index", "--data", folder)["manifest_found"]
+    assert "24 samples" in run(capsys, "index", "--data", folder)[1]
+
+
+def test_extract_writes_a_row_for_each_sample(capsys, folder, tmp_path):
+    out = tmp_path / "features.parquet"
+    done = run_json(capsys, "extract", "--data", folder, *SMALL, "--out", out)
+    table = pq.read_table(out)
+    assert table.num_rows == done["samples"] == 24
+    assert table.column_names == ["id", "object", "label", "class", "features"]
+    assert table["class"].to_pylist() == [name.split("/")[0] for name in table["object"].to_pylist()]
+    assert table["features"].chunk(0).to_numpy_ndarray().shape[1:] == tuple(done["shape"])
+    assert [path.name for path in tmp_path.iterdir()] == ["features.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("index", "--data", "nowhere"), "nowhere"),
+        (("index", "--data", "{empty}"), "no"),
+        (("train", "--data", "{one}", *SMALL), "1 class"),
+        (("train", "--data", "{folder}", "--model", "torchvision:resnet81", "--until", "x"), "did you mean resnet18"),
+        (
+            ("train", "--data", "{folder}", "--model", "timm:vit_smal_patch16_224", "--until", "x"),
+            "did you mean vit_small",
+        ),
+        (("train", "--data", "{folder}", "--model", "nothing", "--until", "x"), "names no family"),
+        (("train", "--data", "{folder}", "--model", "no.such:thing", "--until", "x"), "cannot be imported"),
+        (("train", "--data", "{folder}", "--model", "support.networks:Small", "--until", "sten"), "did you mean stem"),
+        (("train", "--data", "{folder}", *SMALL, "--epochs", "0"), "epochs must be at least 1"),
+        (("train", "--data", "{folder}", *SMALL, "--val-share", "1.5"), "val_share"),
+        (("train", "--data", "{folder}", *SMALL, "--memory", "lots"), "no number of bytes"),
+        (("train", "--data", "{folder}", *SMALL, "--memory", "1MB"), "memory_bytes must be at least"),
+        (("train", "--data", "{folder}", *SMALL, "--cut", "99"), "no cut 99"),
+        (("train", "--data", "{folder}", *SMALL, "--weights", "none.safetensors"), "no weights file"),
+        (("train", "--data", "{folder}", *SMALL, "--weights", "{folder}/circle/000.jpg"), "cannot be read"),
+        (("train", "--data", "{folder}", *SMALL, "--weights", "{other}"), "does not fit the network"),
+        (("train", "--data", "{folder}", "--model", "support.networks:Small", "--until", "fc"), "nothing to train"),
+        (("serve", "--data-root", "{folder}", "--listen", "7070"), "HOST:PORT"),
+        (("train", "--data", "{folder}"), "Missing option"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(capsys, folder, tmp_path, arguments, sentence):
+    (tmp_path / "empty").mkdir()
+    one = image_folder(tmp_path / "two", per_class=1)
+    for name in ("circle", "noise"):
+        (one / name / "000.jpg").unlink()
+    write_tensors(tmp_path / "other.safetensors", {"a": torch.zeros(1)})
+    places = {"folder": folder, "empty": tmp_path / "empty", "one": one, "other": tmp_path / "other.safetensors"}
+    code, out, err = run(capsys, *(part.format(**places) for part in arguments))
+    assert code == 2
+    assert sentence in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_a_node_that_is_not_there_is_a_sentence(capsys, folder):
+    code, _, err = run(capsys, "train", "--data", folder, *SMALL, "--near", "http://127.0.0.1:9")
+    assert code == 1
+    assert "127.0.0.1:9" in err
+    assert "Traceback" not in err
+
+
+def start(*arguments: object, **options) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from frostline.cli import main; main()", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])},
+        **options,
+    )
+
+
+def test_a_served_node_answers_and_its_port_is_taken_for_the_next(capsys, folder):
+    with start("serve", "--data-root", folder, "--listen", "127.0.0.1:0", "--json") as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(2)]
+            url = json.loads("".join(lines) + rest_of_json(process))["url"]
+            report = run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, "--near", url)
+            assert any(url in one["where"] for one in report["where"])
+            code, _, err = run(capsys, "serve", "--data-root", folder, "--listen", url.removeprefix("http://"))
+            assert code == 2
+            assert "in use" in err
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+def rest_of_json(process: subprocess.Popen) -> str:
+    assert process.stdout is not None
+    text = ""
+    while not text.endswith("}\n") and (line := process.stdout.readline()):
+        text += line
+    return text
+
+
+def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path):
+    out = tmp_path / "run"
+    arguments = ("train", "--data", folder, *SMALL, "--epochs", 100_000, "--out", out)
+    with start(*arguments, start_new_session=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "epoch 2" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    report = json.loads((out / "report.json").read_text())
+    assert report["interrupted"]
+    assert report["epochs"] >= 2
+    Small().load_state_dict(load_file(out / "model.safetensors"))
+    children = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    assert str(folder) not in children

@@ -1,0 +1,207 @@
+"""A job end to end, with a real node: the same losses as the plain loop, each sample once, nothing crosses twice."""
+
+import copy
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.errors import DataError, NodeUnreachable, SettingError, TooManySkipped
+from frostline.events import RequestRetried, SampleSkipped
+from frostline.models import freeze
+from frostline.node.process import start_node
+from frostline.ordering import Order
+from support import plain
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+
+SMALL_REQUESTS = LoaderSettings(samples_per_request=8, requests_in_flight=3)
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=16)  # 48: whole batches of eight
+
+
+@pytest.fixture(scope="module")
+def node(folder):
+    with start_node((str(folder),), NodeSettings(memory_bytes=1 << 28, device_batch=8)) as process:
+        yield process
+
+
+def frozen(until: str = "stem") -> Small:
+    torch.manual_seed(1)
+    return freeze(Small().train(), until, input_shape=(3, 32, 32))
+
+
+def job_for(folder, model, *, near=None, **options):
+    options = {"settings": SMALL_REQUESTS, "node": NodeSettings(memory_bytes=1 << 28, device_batch=8), **options}
+    return fl.offload(
+        model, fl.Dataset(folder), preprocess=options.pop("preprocess", tiny_preprocess()), near=near, **options
+    )
+
+
+@pytest.mark.parametrize("over_http", [False, True], ids=["in-process", "http"])
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("flip", [False, True], ids=["fixed", "random"])
+def test_training_through_a_job_has_the_losses_of_the_plain_loop(folder, node, over_http, cut, flip):
+    model, preprocess = frozen(), tiny_preprocess(flip=flip)
+    twin = copy.deepcopy(model)
+    with job_for(folder, model, near=node.url if over_http else None, cut=cut, preprocess=preprocess) as job:
+        ours = plain.through(job, batch_size=BATCH, epochs=2)
+    expected = plain.losses(twin, folder, fl.Dataset(folder), preprocess, batch_size=BATCH, epochs=2)
+    assert ours == expected
+    assert all(torch.equal(value, twin.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_an_epoch_has_every_sample_once_in_the_seeded_order(folder, node):
+    data = fl.Dataset(folder)
+    with job_for(folder, frozen(), near=node.url) as job:
+        for epoch in (0, 1):
+            ids = np.concatenate([batch.ids for batch in job.loader(5, shuffle=True, seed=3, epoch=epoch)])
+            order = Order(size=len(data), seed=3, epoch=epoch).indices(0, len(data))
+            assert ids.tolist() == data.samples.ids[order].tolist()
+
+
+def test_the_second_epoch_crosses_no_network(folder, node):
+    with job_for(folder, frozen(), near=node.url) as job:
+        first = [batch.features for batch in job.loader(BATCH)]
+        received = job.statistics().wire_bytes
+        second = [batch.features for batch in job.loader(BATCH)]
+        assert job.statistics().wire_bytes == received
+        assert job.statistics().from_cache == len(fl.Dataset(folder))
+    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+
+
+def test_a_cache_with_room_for_a_part_asks_for_the_rest_again(folder, node):
+    settings = LoaderSettings(samples_per_request=8, cache_bytes=80_000)
+    with job_for(folder, frozen(), near=node.url, settings=settings) as job:
+        first = [batch.features for batch in job.loader(BATCH, shuffle=True)]
+        second = [batch.features for batch in job.loader(BATCH, shuffle=True)]
+        kept = job.statistics().from_cache
+    assert 0 < kept < len(fl.Dataset(folder))
+    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+
+
+def test_random_views_are_computed_each_epoch_and_are_the_same_for_the_same_epoch(folder):
+    with job_for(folder, frozen(), preprocess=tiny_preprocess(flip=True)) as job:
+        one, again, other = (
+            torch.cat([batch.features for batch in job.loader(BATCH, epoch=epoch)]) for epoch in (0, 0, 1)
+        )
+        assert job.statistics().from_cache == 0
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_a_node_that_is_killed_and_comes_back_without_its_prefix_costs_no_sample(folder):
+    model = frozen()
+    twin = copy.deepcopy(model)
+    events = []
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2)
+    node = NodeSettings(memory_bytes=1 << 28, device_batch=8)
+    with start_node((str(folder),), node) as process:
+
+        def observe(event):
+            events.append(event)
+            if isinstance(event, RequestRetried):
+                process.restart_if_dead()
+
+        with job_for(folder, model, near=process.url, settings=settings, observe=observe) as job:
+            optimizer = torch.optim.SGD(job.head.parameters(), 0.1)
+            ours, ids = [], []
+            torch.manual_seed(0)
+            for number, batch in enumerate(job.loader(BATCH, shuffle=True, seed=0, epoch=0)):
+                if number == 1:
+                    os.kill(process.pid, signal.SIGKILL)
+                ours.append(plain.step(job.head, optimizer, batch.features, batch.labels))
+                ids.extend(batch.ids.tolist())
+    assert any(isinstance(event, RequestRetried) for event in events)
+    assert sorted(ids) == sorted(fl.Dataset(folder).samples.ids.tolist())
+    assert ours == plain.losses(twin, folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=1)
+
+
+def test_a_node_that_stays_away_ends_the_job_with_the_knob_in_the_sentence(folder):
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=1, retry_for_s=0.3)
+    with (
+        start_node((str(folder),), NodeSettings(memory_bytes=1 << 28)) as process,
+        job_for(folder, frozen(), near=process.url, settings=settings) as job,
+    ):
+        batches = iter(job.loader(BATCH))
+        next(batches)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(NodeUnreachable, match="retry_for_s"):
+            list(batches)
+
+
+def test_leaving_an_epoch_early_leaves_no_thread(folder, node):
+    with job_for(folder, frozen(), near=node.url) as job:
+        list(job.loader(BATCH))
+        before = threading.active_count()
+        for _ in job.loader(4, epoch=1, shuffle=True):
+            break
+        assert threading.active_count() <= before
+
+
+def test_broken_images_are_counted_listed_and_skipped_within_the_allowance(tmp_path, node):
+    folder = image_folder(tmp_path)
+    broken = folder / "noise" / "003.jpg"
+    broken.write_bytes(broken.read_bytes()[:200])
+    (folder / "stripe" / "004.jpg").write_bytes(b"no image")
+    events = []
+    settings = LoaderSettings(samples_per_request=8, skip_allowance=0.1)
+    with job_for(folder, frozen(), settings=settings, observe=events.append) as job:
+        ids = [id for batch in job.loader(BATCH, shuffle=True) for id in batch.ids.tolist()]
+        assert len(ids) == len(set(ids)) == 34
+        assert {one.object for one in job.statistics().skipped} == {"noise/003.jpg", "stripe/004.jpg"}
+        assert len(job.loader(34)) == 1
+        list(job.loader(BATCH, epoch=1))
+    assert sum(isinstance(event, SampleSkipped) for event in events) == 2
+    with job_for(folder, frozen()) as job, pytest.raises(TooManySkipped, match="skip_allowance"):
+        list(job.loader(BATCH))
+
+
+def test_without_a_model_the_batches_are_pixels(folder, node):
+    with job_for(folder, None, near=node.url) as job:
+        batch = next(iter(job.loader(6)))
+        assert batch.features.shape == (6, 3, 32, 32)
+        with pytest.raises(SettingError, match="without a model"):
+            job.head  # noqa: B018
+    expected, _ = next(plain.batches(folder, fl.Dataset(folder), tiny_preprocess(), batch_size=48, seed=0, epoch=0))
+    assert any(torch.equal(batch.features[0], one) for one in expected)
+
+
+def test_a_part_of_the_data_is_loaded_alone_and_other_data_is_refused(folder, tmp_path):
+    train, held_out = fl.Dataset(folder).split(0.25, 0)
+    with job_for(folder, frozen()) as job:
+        ids = [id for batch in job.loader(4, data=held_out) for id in batch.ids.tolist()]
+        assert ids == held_out.samples.ids.tolist()
+        with pytest.raises(SettingError, match="make another job"):
+            job.loader(4, data=fl.Dataset(image_folder(tmp_path, per_class=2)))
+    assert len(train) + len(held_out) == 48
+
+
+def test_the_explanation_names_the_cut_what_ran_where_and_what_was_measured(folder, node):
+    with job_for(folder, frozen(), near=node.url) as job:
+        list(job.loader(BATCH))
+        text, value = str(job.explain()), job.explain().to_json()
+    assert node.url in text
+    assert "samples/s" in text
+    assert value["measured"]["samples"] == 48
+    assert value["plan"]["cut"] == job.plan.cut
+
+
+@pytest.mark.parametrize("cut", [-1, 99])
+def test_a_cut_that_is_not_there_is_a_sentence(folder, cut):
+    with pytest.raises(SettingError, match=f"no cut {cut}"):
+        job_for(folder, frozen(), cut=cut)
+
+
+def test_an_empty_folder_is_a_sentence(tmp_path):
+    with pytest.raises(DataError):
+        job_for(tmp_path, frozen())
