@@ -9,7 +9,7 @@ from frostline.errors import OverBudget
 __all__ = ("ROWS", "Budget", "Limit", "batch_size", "padded", "readable_bytes", "stretches_of_bytes")
 
 ROWS = 8
-"""Device batches are a multiple of this: then a sample's features do not depend on its batch."""
+"""Device batches are a multiple of this, in which vector units and convolutions work well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

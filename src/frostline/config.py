@@ -40,8 +40,7 @@ class NodeSettings:
         _at_least("decode_threads", self.decode_threads, 1)
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
-        if self.device_batch < 8 or self.device_batch % 8:
-            raise SettingError(f"device_batch must be a multiple of 8, not {self.device_batch}")
+        _whole_eights("device_batch", self.device_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +54,8 @@ class LoaderSettings:
         cache_bytes: features kept at the trainer between epochs; 0 keeps none.
         retry_for_s: how long a sample is asked for again while its node does not answer, before the job stops.
         deadline_s: longest silence on a connection before it counts as broken.
+        device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
+            the node's, so that features are the same bits wherever they are computed.
         skip_allowance: share of a data set's samples that may be unreadable before the job stops.
     """
 
@@ -64,6 +65,7 @@ class LoaderSettings:
     cache_bytes: int = 1 * _GIB
     retry_for_s: float = 60.0
     deadline_s: float = 120.0
+    device_batch: int = 32
     skip_allowance: float = 0.01
 
     def __post_init__(self) -> None:
@@ -73,6 +75,7 @@ class LoaderSettings:
         _at_least("cache_bytes", self.cache_bytes, 0)
         _at_least("retry_for_s", self.retry_for_s, 0)
         _at_least("deadline_s", self.deadline_s, 0.001)
+        _whole_eights("device_batch", self.device_batch)
         if not 0 <= self.skip_allowance <= 1:
             raise SettingError(f"skip_allowance is a share between 0 and 1, not {self.skip_allowance}")
 
@@ -80,6 +83,11 @@ class LoaderSettings:
 def cache_folder() -> Path:
     """The user's cache folder for Frostline (``XDG_CACHE_HOME`` where it is set); it may not exist yet."""
     return user_cache_path("frostline")
+
+
+def _whole_eights(name: str, value: int) -> None:
+    if value < 8 or value % 8:
+        raise SettingError(f"{name} must be a multiple of 8, not {value}")
 
 
 def _at_least(name: str, value: float, least: float) -> None:

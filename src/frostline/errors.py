@@ -1,34 +1,34 @@
 """Every exception of Frostline, the tree drawn on top.
 
-    FrostlineError
-    ├── UserError                 the caller can put it right; a verb exits with 2
-    │   ├── SettingError          a setting, flag or argument does not make sense
-    │   ├── DataError             the data set cannot be used as it is
-    │   │   ├── DataNotFound      nothing at that URL, or nothing that can be read
-    │   │   ├── EmptyDataset      a place without one labelled sample
-    │   │   └── TooManySkipped    more unreadable samples than the job allows
-    │   ├── ModelError            the network cannot be used as it is
-    │   │   ├── UnknownModel      no such model; carries the nearest names
-    │   │   ├── UnknownLayer      no such layer; carries the nearest names
-    │   │   ├── WeightsMismatch   a weights file that does not fit the network
-    │   │   ├── NotTraceable      torch.export cannot follow the network
-    │   │   ├── NothingFrozen     no computation stands before the first trainable layer
-    │   │   └── FrozenInTrainMode a frozen layer would behave differently in train mode
-    │   ├── AddressInUse          the port is taken
-    │   └── OutOfSpace            the disk is full
-    ├── StoreError                the store did not give the bytes
-    │   ├── ObjectNotFound        no such object
-    │   ├── AccessDenied          the store refused the credentials
-    │   └── StoreUnavailable      worth trying again
-    ├── SampleError               one sample cannot be decoded; it is counted and skipped
-    ├── Refused                   the node will not do this, however often it is asked
-    │   ├── BadRequest            the request does not make sense
-    │   ├── UnknownPrefix         the node does not hold this prefix: upload it
-    │   ├── UnsafeArtifact        a prefix that is malformed, or names what is not allowed
-    │   └── OverBudget            it cannot fit the node's memory budget
-    └── Unavailable               worth trying again
-        ├── NodeUnreachable       no connection, or it broke
-        └── Overloaded            the node is busy; carries how long to wait
+FrostlineError
+├── UserError                 the caller can put it right; a verb exits with 2
+│   ├── SettingError          a setting, flag or argument does not make sense
+│   ├── DataError             the data set cannot be used as it is
+│   │   ├── DataNotFound      nothing at that URL, or nothing that can be read
+│   │   ├── EmptyDataset      a place without one labelled sample
+│   │   └── TooManySkipped    more unreadable samples than the job allows
+│   ├── ModelError            the network cannot be used as it is
+│   │   ├── UnknownModel      no such model; carries the nearest names
+│   │   ├── UnknownLayer      no such layer; carries the nearest names
+│   │   ├── WeightsMismatch   a weights file that does not fit the network
+│   │   ├── NotTraceable      torch.export cannot follow the network
+│   │   ├── NothingFrozen     no computation stands before the first trainable layer
+│   │   └── FrozenInTrainMode a frozen layer would behave differently in train mode
+│   ├── AddressInUse          the port is taken
+│   └── OutOfSpace            the disk is full
+├── StoreError                the store did not give the bytes
+│   ├── ObjectNotFound        no such object
+│   ├── AccessDenied          the store refused the credentials
+│   └── StoreUnavailable      worth trying again
+├── SampleError               one sample cannot be decoded; it is counted and skipped
+├── Refused                   the node will not do this, however often it is asked
+│   ├── BadRequest            the request does not make sense
+│   ├── UnknownPrefix         the node does not hold this prefix: upload it
+│   ├── UnsafeArtifact        a prefix that is malformed, or names what is not allowed
+│   └── OverBudget            it cannot fit the node's memory budget
+└── Unavailable               worth trying again
+    ├── NodeUnreachable       no connection, or it broke
+    └── Overloaded            the node is busy; carries how long to wait
 """
 
 import difflib

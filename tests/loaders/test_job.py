@@ -20,7 +20,7 @@ from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 
-SMALL_REQUESTS = LoaderSettings(samples_per_request=8, requests_in_flight=3)
+SMALL_REQUESTS = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8)
 BATCH = 8
 
 

@@ -76,6 +76,10 @@ class HttpTransport:
         message = Message(method="POST", path="/v1/features", body=_json(request))
         return HttpAnswer(Exchange(self._connections, self._url), message, self)
 
+    def node_statistics(self) -> dict[str, Any]:
+        """See ``Transport``."""
+        return _value(dict, self._exchange_json(Message(method="GET", path="/v1/statistics")), self._url)
+
     def statistics(self) -> TransportStatistics:
         """See ``Transport``."""
         received, sent = self._meter.read()

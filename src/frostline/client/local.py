@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 from frostline.client.transport import TransportStatistics
 from frostline.core import FeatureBatch
@@ -52,6 +52,11 @@ class LocalTransport:
         """See ``Transport``."""
         self.count(requests=1)
         return LocalAnswer(lambda: self._node.features(request), self)
+
+    def node_statistics(self) -> dict[str, Any]:
+        """See ``Transport``."""
+        self.count(requests=1)
+        return self._node.statistics().to_json()
 
     def statistics(self) -> TransportStatistics:
         """See ``Transport``."""

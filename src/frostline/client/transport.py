@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from frostline.core import FeatureBatch
 from frostline.profiles import Profile
@@ -53,6 +53,9 @@ class Transport(Protocol):
         Closing the iterator abandons the rest of the answer. Its ``close`` may be called from another thread and
         should then free a thread that is blocked in ``next``; where it cannot, a read ends at ``deadline_s``.
         """
+
+    def node_statistics(self) -> dict[str, Any]:
+        """Where the node stands, all its jobs together: ``GET /v1/statistics`` as plain values."""
 
     def statistics(self) -> TransportStatistics:
         """What crossed so far."""

@@ -47,7 +47,7 @@ class Node:
         op: overload name, such as ``aten.conv2d.default`` or ``operator.mul``.
         args: positional arguments: None, bool, int, float, str, Ref, Token, or tuples of these.
         kwargs: keyword arguments by name.
-        shape: of the result; None where it is no tensor, is not contiguous, or has a dimension that is no ``Dim``.
+        shape: of the result; None where it is no tensor, is transposed, or has a dimension that is no ``Dim``.
         dtype: of the result, such as ``float32``; empty where it is no tensor.
         size: the result itself where it is an integer that the batch decides, such as ``aten.sym_size.int``.
         module: dotted path of the module whose forward made it; empty for the network itself.

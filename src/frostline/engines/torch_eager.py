@@ -51,8 +51,8 @@ class TorchEngine:
         """Compute what crosses a cut.
 
         Args:
-            pixels: ``float32[n, C, H, W]``; not changed. With ``n`` a multiple of 8 a sample's features are
-                the same bits whatever ``n`` (measured on CPU; see docs/decisions).
+            pixels: ``float32[n, C, H, W]``; not changed. Keep ``n`` the same from run to run: a sample's features
+                do not depend on the others beside it, but for another ``n`` kernels may round otherwise.
             cut: number of the cut, 1 or higher.
 
         Returns:

@@ -37,7 +37,6 @@ class JobStatistics:
         stall_s: seconds in which the loop waited for a batch.
         loading_s: seconds of all passes over loaders, training included.
         skipped: samples that could not be read.
-        stages: seconds by stage, summed over threads; stages overlap.
     """
 
     wire_bytes: int
@@ -48,7 +47,6 @@ class JobStatistics:
     stall_s: float
     loading_s: float
     skipped: tuple[Skipped, ...]
-    stages: dict[str, float]
 
 
 class Job:
@@ -147,10 +145,24 @@ class Job:
 
     def statistics(self) -> JobStatistics:
         """What the job did so far."""
-        decode_s, compute_s = self._fetcher.trainer_side.seconds
         wire = self._fetcher.transport.statistics()
-        stages = {"wire": wire.receive_s, "trainer decode": decode_s, "trainer frozen": compute_s}
-        return replace(self._ledger.statistics(), wire_bytes=wire.bytes_received, requests=wire.requests, stages=stages)
+        return replace(self._ledger.statistics(), wire_bytes=wire.bytes_received, requests=wire.requests)
+
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage so far, summed over threads; stages overlap, and a node's are those of all its jobs.
+
+        Raises:
+            Unavailable: The node does not answer.
+        """
+        done = self._fetcher.transport.node_statistics().get("totals", {})
+        decode_s, compute_s = self._fetcher.trainer_side.seconds
+        return {
+            "store: read": done.get("read_s", 0.0),
+            "store: decode": done.get("decode_s", 0.0),
+            "store: frozen layers": done.get("compute_s", 0.0),
+            "trainer: decode": decode_s,
+            "trainer: frozen layers": compute_s,
+        }
 
     def close(self) -> None:
         """Close the connections, and the embedded node where there is one. Calling it again does nothing."""
@@ -207,7 +219,6 @@ class _Ledger:
                 stall_s=self._stall_s,
                 loading_s=self._loading_s,
                 skipped=tuple(self._skipped.values()),
-                stages={},
             )
 
     def _count(self, event: Event) -> None:

@@ -95,7 +95,7 @@ def offload(
             preprocess=preprocess,
             cut=chosen,
             shipment=shipment,
-            trainer_side=_trainer_side(network, model, chosen, cuts[-1], preprocess),
+            trainer_side=_trainer_side(network, model, chosen, cuts[-1], preprocess, settings),
         )
         return Job(
             data=data,
@@ -185,7 +185,12 @@ def _cut(cuts: Sequence[Cut], number: int) -> Cut:
 
 
 def _trainer_side(
-    network: CutNetwork | None, model: nn.Module | None, cut: Cut, frost_line: Cut, preprocess: Preprocess
+    network: CutNetwork | None,
+    model: nn.Module | None,
+    cut: Cut,
+    frost_line: Cut,
+    preprocess: Preprocess,
+    settings: LoaderSettings,
 ) -> TrainerSide:
     parameter = None if model is None else next(model.parameters(), None)
     return TrainerSide(
@@ -195,6 +200,7 @@ def _trainer_side(
         tensors={} if network is None else network.prefix.tensors,
         preprocess=preprocess,
         device="cpu" if parameter is None else parameter.device,
+        device_batch=settings.device_batch,
     )
 
 

@@ -16,9 +16,6 @@ from frostline.preprocess.apply import decode_into
 
 __all__ = ("TrainerSide", "decode")
 
-# A sample's features are the same bits whatever the batch, as long as it is a multiple of this (docs/decisions).
-_MULTIPLE = 8
-
 
 class TrainerSide:
     """Turns what crosses a cut into activations at the frost line. Safe for several threads.
@@ -30,6 +27,7 @@ class TrainerSide:
         tensors: its weights by name.
         preprocess: run here at cut 0.
         device: where ``rest`` runs, in torch's words.
+        device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
     """
 
     def __init__(
@@ -41,8 +39,10 @@ class TrainerSide:
         tensors: Mapping[str, torch.Tensor],
         preprocess: Preprocess,
         device: torch.device | str = "cpu",
+        device_batch: int = 32,
     ) -> None:
         self._cut = cut
+        self._device_batch = device_batch
         self._preprocess = preprocess
         self._device = torch.device(device)
         self._rest = rest if rest is not None and cut.number < frost_line.number and rest.nodes else None
@@ -78,8 +78,14 @@ class TrainerSide:
         return FeatureBatch(ids=batch.ids, tensors=tensors, skipped=batch.skipped)
 
     def _run(self, arrays: Sequence[npt.NDArray[np.generic]]) -> tuple[npt.NDArray[np.generic], ...]:
+        size = self._device_batch
+        starts = range(0, len(arrays[0]), size)
+        parts = [self._run_batch([array[start : start + size] for array in arrays]) for start in starts]
+        return parts[0] if len(parts) == 1 else tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+    def _run_batch(self, arrays: Sequence[npt.NDArray[np.generic]]) -> tuple[npt.NDArray[np.generic], ...]:
         rows = len(arrays[0])
-        inputs = [torch.from_numpy(_padded(array)).to(self._device) for array in arrays]
+        inputs = [torch.from_numpy(_filled(array, self._device_batch)).to(self._device) for array in arrays]
         with torch.inference_mode():
             outputs = self._runner.run(inputs, self._leaves)
         return tuple(output[:rows].contiguous().cpu().numpy() for output in outputs)
@@ -110,9 +116,8 @@ def decode(preprocess: Preprocess, batch: FeatureBatch, samples: Samples, view: 
     )
 
 
-def _padded(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """The rows, with zeros behind them up to a multiple of eight; a copy where torch could not take the array."""
-    missing = -len(array) % _MULTIPLE
-    if missing:
-        return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
-    return array if array.flags.writeable else array.copy()
+def _filled(array: npt.NDArray[np.generic], rows: int) -> npt.NDArray[np.generic]:
+    """The array with zeros behind it; a copy where torch could not take it as it is."""
+    if len(array) == rows:
+        return array if array.flags.writeable else array.copy()
+    return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]), array.dtype)])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from frostline.batching import ROWS, Limit, batch_size, padded, readable_bytes, stretches_of_bytes
+from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretches_of_bytes
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import OverBudget
 from frostline.node.memory import Pool
@@ -107,7 +107,9 @@ class Decoded:
         # Pixels and answer are one at cut 1. There is room for a copy of the answer: one is made where samples
         # were skipped.
         self._row_bytes = self._answer_bytes + (pixels if run is None else pixels + self._answer_bytes)
-        self._rows = batch_size(self._limits(memory), wanted=len(samples), most=most_rows)
+        # With a prefix every run has the same rows, whatever is asked: kernels may round otherwise for others.
+        wanted = len(samples) if run is None else most_rows
+        self._rows = batch_size(self._limits(memory), wanted=wanted, most=most_rows)
         if not self._rows:
             self._refuse(memory)
 
@@ -118,15 +120,15 @@ class Decoded:
 
     def nbytes(self, rows: range) -> int:
         """The pixels and the answer; activations are the device's."""
-        return padded(len(rows)) * self._row_bytes
+        return self._run_rows(rows) * self._row_bytes
 
     def kept_bytes(self, rows: range) -> int:
         """The answer."""
-        return padded(len(rows)) * self._answer_bytes
+        return self._run_rows(rows) * self._answer_bytes
 
     def slab(self, rows: range) -> Slab:
-        """A row each, and zeros up to a multiple of eight."""
-        slab = np.empty((padded(len(rows)), *self._shape), np.float32)
+        """A row each, and zeros up to the rows of a run."""
+        slab = np.empty((self._run_rows(rows), *self._shape), np.float32)
         slab[len(rows) :] = 0
         return slab
 
@@ -145,6 +147,9 @@ class Decoded:
             return FeatureBatch(ids=ids, tensors=tuple(tensor[: len(ids)] for tensor in tensors))
         kept = _kept(made)
         return FeatureBatch(ids=ids[kept], tensors=tuple(tensor[kept] for tensor in tensors), skipped=skipped)
+
+    def _run_rows(self, rows: range) -> int:
+        return len(rows) if self._run is None else self._rows
 
     def _limits(self, memory: Pool) -> list[Limit]:
         # A part of the room, or what eight rows need where they need more.

@@ -134,12 +134,14 @@ class _Child:
     """A running node: its pipes, and a thread that keeps the end of its stderr."""
 
     def __init__(self, argument: str) -> None:
+        # Threads that compute must not spin while others decode: PASSIVE, unless the user says otherwise.
         # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal.
         self.process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
             [sys.executable, "-P", "-m", "frostline.node", argument],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
             start_new_session=True,
         )
         self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)

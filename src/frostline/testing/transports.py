@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -129,6 +130,11 @@ class ScriptedTransport(Transport):
             self.requests.append(request)
             self._node.changed.notify_all()
             return ScriptedAnswer(self._node, request, next(self._acts, self._otherwise))
+
+    def node_statistics(self) -> dict[str, Any]:
+        """Nothing was done."""
+        self._node.check_up()
+        return {}
 
     def statistics(self) -> TransportStatistics:
         """Payload bytes only: nothing crosses a wire."""

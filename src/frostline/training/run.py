@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from frostline.datasets import Dataset
-from frostline.errors import SettingError
+from frostline.errors import SettingError, Unavailable
 from frostline.events import Evaluated, Observer, StepFinished
 from frostline.loaders import Loader
 from frostline.training.files import make_folder, write_tensors, write_text
@@ -178,13 +178,19 @@ class _Run:
             baseline_wire_bytes=self._baseline_bytes(epochs),
             plan=plan_report(plan),
             stalls_s=statistics.stall_s,
-            stages={**statistics.stages, "head": self._head_s, "stall": statistics.stall_s},
+            stages={**self._stages(), "trainer: head": self._head_s, "waiting for a batch": statistics.stall_s},
             where=tuple(Whereabouts(part=part, where=where) for part, where in job.where),
             skipped=statistics.skipped,
             interrupted=self._interrupted,
             settings={**_plain_settings(settings), "weights": self._setup.network.weights},
             versions=versions(),
         )
+
+    def _stages(self) -> Mapping[str, float]:
+        try:
+            return self._job.stages()
+        except Unavailable:  # a run that was cut short may have lost its node
+            return {}
 
     def _baseline_bytes(self, epochs: int) -> int:
         """What a loop without Frostline would have fetched: each epoch's training and held-out images, encoded."""

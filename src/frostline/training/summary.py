@@ -16,10 +16,10 @@ _DECIDING = ("numpy", "pillow", "pyarrow")
 
 def plan_report(plan: Plan) -> PlanReport:
     """The plan as a report shows it: every cut with what it would cost, and why it was not taken."""
-    return PlanReport(cut=plan.cut, candidates=tuple(_cut(candidate, plan) for candidate in plan.candidates))
+    return PlanReport(cut=plan.cut, candidates=tuple(_cut(candidate) for candidate in plan.candidates))
 
 
-def _cut(candidate: Candidate, plan: Plan) -> CutReport:
+def _cut(candidate: Candidate) -> CutReport:
     return CutReport(
         cut=candidate.cut,
         name=candidate.name,
