@@ -40,7 +40,7 @@ def demo(data: str | None, epochs: int, out: Path, as_json: bool) -> None:
 
     with ProgressBar() as progress:
         folder = data or str(_own_photographs(out.parent / "photographs", progress))
-        settings = TrainSettings(data=folder, model=_MODEL, until="features", epochs=epochs, batch_size=32, out=out)
+        settings = TrainSettings(data=folder, model=_MODEL, until="features", epochs=epochs, batch_size=16, out=out)
         report = train(settings, progress)
     if as_json:
         print_json(report.to_json())

@@ -34,12 +34,14 @@ def serve(roots: tuple[str, ...], listen: str, memory: int, device: str, as_json
     """
     import torch
 
+    from frostline.engines.allocator import keep_freed_memory
     from frostline.node import Node
     from frostline.node.server import Server
     from frostline.node.server import listen as take_port
 
     host, port = _address(listen)
     settings = NodeSettings(memory_bytes=memory, device=device)
+    keep_freed_memory()
     torch.set_num_threads(settings.compute_threads)
     listening = take_port(host, port)
     with closing(listening), Node(settings, roots) as node:

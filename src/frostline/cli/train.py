@@ -21,12 +21,12 @@ _INTERRUPTED = 130
 )
 @job_options
 @click.option("--epochs", default=5, show_default=True, metavar="N", help="Passes over the training samples.")
-@click.option("--batch-size", default=32, show_default=True, metavar="B", help="Samples of one optimiser step.")
+@click.option("--batch-size", default=16, show_default=True, metavar="B", help="Samples of one optimiser step.")
 @click.option(
     "--val-share", default=0.2, show_default=True, metavar="SHARE", help="Of each class, held out and scored."
 )
 @click.option("--optimizer", type=click.Choice(["adam", "adamw", "sgd"]), default="adam", show_default=True)
-@click.option("--learning-rate", "--lr", default=3e-3, show_default=True, help="Of the optimiser.")
+@click.option("--learning-rate", "--lr", default=2e-3, show_default=True, help="Of the optimiser.")
 @click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write head, network and report here.")
 @node_options

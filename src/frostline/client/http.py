@@ -139,6 +139,7 @@ class HttpAnswer:
         self._exchange = exchange
         self._message = message
         self._transport = transport
+        self._turn = threading.Lock()
         self._batches: Iterator[FeatureBatch] | None = None
         self._is_closed = False
 
@@ -146,21 +147,37 @@ class HttpAnswer:
         return self
 
     def __next__(self) -> FeatureBatch:
-        if self._is_closed:
-            raise StopIteration
-        begins = self._batches is None
         try:
-            with self._transport.counted(requests=int(begins)):
-                return self._next()
-        except Unavailable:
-            if self._is_closed:  # it broke because it was closed
-                raise StopIteration from None
-            raise
+            with self._turn:
+                return self._counted()
+        finally:
+            if self._is_closed:
+                self._tidy()
 
     def close(self) -> None:
         """Abandon the rest."""
         self._is_closed = True
         self._exchange.break_off()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Close the connection, unless another thread is still in ``next``: then that one does."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._exchange.end()
+            finally:
+                self._turn.release()
+
+    def _counted(self) -> FeatureBatch:
+        if self._is_closed:
+            raise StopIteration
+        try:
+            with self._transport.counted(requests=int(self._batches is None)):
+                return self._next()
+        except Unavailable:
+            if self._is_closed:  # it broke because it was closed
+                raise StopIteration from None
+            raise
 
     def _next(self) -> FeatureBatch:
         if self._batches is None:

@@ -43,7 +43,7 @@ class TrainSettings(JobSettings):
     batch_size: int
     val_share: float = 0.2
     optimizer: str = "adam"
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
     out: Path | None = None
 
     def __post_init__(self) -> None:
