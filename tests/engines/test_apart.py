@@ -3,11 +3,11 @@
 import threading
 
 import torch
-from support.networks import Small
 
 from frostline.engines.torch_eager import TorchEngine
 from frostline.models import cut_network, freeze
 from frostline.models.trace import trace
+from support.networks import Small
 
 SHAPE = (3, 32, 32)
 
