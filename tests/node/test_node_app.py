@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
-from support.nodes import artifact_of, make_images, request, small_network
 
 from frostline.config import NodeSettings
 from frostline.node import Node
 from frostline.node.app import make_app
+from support.nodes import artifact_of, make_images, request, small_network
 
 DESCRIPTION = json.loads(files("frostline.node").joinpath("openapi.json").read_bytes())
+OPERATIONS = [(path, name) for path, item in DESCRIPTION["paths"].items() for name in item if name != "parameters"]
 MEMORY = 128 << 20
 
 
@@ -50,7 +51,10 @@ def post(client, message):
 def test_routes_and_description_name_the_same_paths_and_methods(node):
     routes = {(route.path, method) for route in make_app(node).routes for method in route.methods}
     described = {
-        (path, method.upper()) for path, item in DESCRIPTION["paths"].items() for method in item if method != "parameters"
+        (path, method.upper())
+        for path, item in DESCRIPTION["paths"].items()
+        for method in item
+        if method != "parameters"
     }
     assert routes - {(path, "HEAD") for path, method in routes if method == "GET"} == described
 
@@ -104,7 +108,14 @@ def test_a_body_that_is_no_request_is_refused(client, body):
 
 
 def test_data_outside_the_roots_is_not_served(client, images):
-    for url in ("file:///etc", images.parent.as_uri(), images.as_uri() + "/../..", images.as_uri() + "2", "s3://x", "/"):
+    for url in (
+        "file:///etc",
+        images.parent.as_uri(),
+        images.as_uri() + "/../..",
+        images.as_uri() + "2",
+        "s3://x",
+        "/",
+    ):
         refused(post(client, request(images, 0, data=url)), 400, "BadRequest")
 
 
@@ -147,7 +158,10 @@ def test_a_profile_counts_every_cut(client, images):
     answer = client.post("/v1/profiles", json=request(images, 2, digest).to_json()).json()
     assert [cut["number"] for cut in answer["cuts"]] == [cut.number for cut in network.cuts]
     assert answer["cuts"][1]["seconds"] > 0
-    assert [cut["number"] for cut in client.post("/v1/profiles", json=request(images, 1).to_json()).json()["cuts"]] == [0, 1]
+    assert [cut["number"] for cut in client.post("/v1/profiles", json=request(images, 1).to_json()).json()["cuts"]] == [
+        0,
+        1,
+    ]
 
 
 def test_every_figure_of_the_statistics_is_a_metric(client, node, images):
@@ -165,7 +179,9 @@ def test_unknown_paths_and_methods_are_refused_as_json(client):
     refused(client.get("/v1/features"), 405, "Refused")
 
 
-OPERATIONS = [(path, method) for path, item in DESCRIPTION["paths"].items() for method in item if method != "parameters"]
+OPERATIONS = [
+    (path, method) for path, item in DESCRIPTION["paths"].items() for method in item if method != "parameters"
+]
 
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)

@@ -1,6 +1,9 @@
 """Builders for the node's tests: small images on disk, a small prefix, requests for them."""
 
 import io
+import threading
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from torch import nn
 from frostline.core import Samples
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
+from frostline.node.server import Server, listen
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize
 from frostline.wire.messages import FeatureRequest
 
@@ -82,3 +86,51 @@ def request(folder, cut, prefix=None, samples=None, side=SIDE, **fields):
         "preprocess": preprocess(side).to_json(),
     }
     return FeatureRequest(**{**values, **fields})
+
+
+@contextmanager
+def served(node, port=0):
+    """Serve a node of this process over HTTP; yields its address."""
+    server = Server(node, listen("127.0.0.1", port))
+    ready = threading.Event()
+    thread = threading.Thread(target=server.run, args=(ready.set,))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield server.url
+    finally:
+        server.stop()
+        thread.join()
+
+
+def until(holds, timeout_s=20.0):
+    """Wait until something holds that another thread or process brings about."""
+    never = threading.Event()
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about"
+        never.wait(0.01)
+
+
+def joined(batches):
+    """All rows of an answer: ids, tensors, encoded samples, skipped ids."""
+    batches = list(batches)
+    tensors = zip(*(batch.tensors for batch in batches), strict=True)
+    return (
+        [int(id) for batch in batches for id in batch.ids],
+        [np.concatenate(parts) for parts in tensors],
+        [bytes(one) for batch in batches for one in batch.encoded],
+        [one.id for batch in batches for one in batch.skipped],
+    )
+
+
+def is_idle(node):
+    """Nothing is in work and nothing but weights is reserved."""
+    statistics = node.statistics()
+    reserved = [pool.reserved_bytes for name, pool in statistics.memory.items() if name != "weights"]
+    return statistics.requests_in_work == 0 and not any(reserved)
+
+
+def within_budget(node):
+    """No share of the memory was ever exceeded."""
+    return all(pool.peak_bytes <= pool.total_bytes for pool in node.statistics().memory.values())

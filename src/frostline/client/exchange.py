@@ -101,11 +101,7 @@ class Exchange:
         self._connection = None
         if connection is None:
             return
-        try:
-            is_whole = response is not None and not response.read(1) and not response.will_close
-        except (HTTPException, OSError):
-            is_whole = False
-        if is_whole and not self._is_broken_off:
+        if response is not None and not self._is_broken_off and _is_whole(response):
             self._connections.give_back(connection)
         else:
             connection.close()
@@ -159,3 +155,11 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _is_whole(response: HTTPResponse) -> bool:
+    """Nothing is left of an answer, and its connection may carry another."""
+    try:
+        return not response.read(1) and not response.will_close
+    except (HTTPException, OSError):
+        return False

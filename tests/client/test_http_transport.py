@@ -1,0 +1,177 @@
+"""The HTTP client against peers that misbehave."""
+
+import json
+import os
+import socket
+import threading
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+
+from frostline.client.http import HttpTransport
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.errors import FrostlineError, NodeUnreachable, SettingError
+from frostline.node import Node
+from frostline.node.server import listen
+from support.nodes import is_idle, make_images, request, served, until
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 8)
+
+
+@contextmanager
+def answering(*answers):
+    """A peer that reads each request and answers with given bytes, then closes; None says nothing at all."""
+    listening = listen("127.0.0.1", 0)
+    received = []
+    silent = []
+
+    def serve():
+        for answer in answers:
+            peer, _ = listening.accept()
+            received.append(peer.recv(1 << 20))
+            if answer is None:
+                silent.append(peer)
+                continue
+            peer.sendall(answer)
+            peer.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", received
+    finally:
+        thread.join(20)
+        for peer in silent:
+            peer.close()
+        listening.close()
+
+
+def transport_to(url, **settings):
+    return closing(HttpTransport(url, LoaderSettings(**{"deadline_s": 20, **settings})))
+
+
+def port_of(url):
+    return int(url.rpartition(":")[2])
+
+
+def http(body, status="200 OK"):
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "store-1:7070", "https://store-1", "http://", "http://a:b", "http://a:99999", "http://a/v1", "http://u:p@a"],
+)
+def test_an_address_that_is_none_is_refused_with_an_example(url):
+    with pytest.raises(SettingError, match="address"):
+        HttpTransport(url)
+
+
+def test_every_byte_on_the_socket_is_counted(images):
+    answer = http(b'{"version":"1","host":"h","hardware":"x","memory_bytes":1,"roots":[]}')
+    with answering(answer) as (url, received), transport_to(url) as transport:
+        assert transport.health().version == "1"
+    statistics = transport.statistics()
+    assert statistics.bytes_received == len(answer)
+    assert statistics.bytes_sent == len(received[0])
+    assert statistics.requests == 1
+
+
+def test_nothing_listens_there():
+    listening = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    listening.close()
+    with transport_to(url) as transport, pytest.raises(NodeUnreachable, match="no connection"):
+        transport.health()
+
+
+def test_a_host_that_nobody_knows():
+    with transport_to("http://nowhere.invalid") as transport, pytest.raises(NodeUnreachable, match="not known"):
+        transport.health()
+
+
+def test_a_node_that_falls_silent_is_given_up_after_the_deadline():
+    with (
+        answering(None) as (url, _),
+        transport_to(url, deadline_s=0.2) as transport,
+        pytest.raises(NodeUnreachable, match="said nothing"),
+    ):
+        transport.health()
+
+
+@pytest.mark.parametrize("answer", [http(b"<html>welcome"), http(b"[]"), http(b'{"version": 1}')])
+def test_something_that_is_no_node_is_named(answer):
+    with answering(answer) as (url, _), transport_to(url) as transport, pytest.raises(FrostlineError, match="no node"):
+        transport.health()
+
+
+BROKEN_OFF = [
+    b"",
+    b"HTTP/1.1 200 OK\r\nConte",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n\xff\xff\xff\xff\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("answer", BROKEN_OFF)
+def test_an_answer_that_breaks_off_is_worth_another_try(images, answer):
+    with answering(answer) as (url, _), transport_to(url) as transport, pytest.raises(NodeUnreachable):
+        list(transport.features(request(images, 0)))
+
+
+def test_an_answer_that_is_no_stream_of_features_is_not_asked_for_again(images):
+    junk = b"\xff\xff\xff\xff\x10\x00\x00\x00" + bytes(range(100))
+    with (
+        answering(http(junk)) as (url, _),
+        transport_to(url) as transport,
+        pytest.raises(FrostlineError, match="no stream") as caught,
+    ):
+        list(transport.features(request(images, 0)))
+    assert not isinstance(caught.value, NodeUnreachable)
+
+
+def test_nothing_is_sent_before_the_first_batch_is_asked_for(images):
+    with answering() as (url, received), transport_to(url) as transport:
+        transport.features(request(images, 0)).close()
+        assert received == []
+
+
+def test_connections_are_kept_and_a_closed_one_is_replaced(images):
+    with Node(NodeSettings(memory_bytes=64 << 20), (images.as_uri(),)) as node, ExitStack() as stack:
+        with served(node) as url:
+            transport = stack.enter_context(transport_to(url))
+            for _ in range(3):
+                transport.health()
+                list(transport.features(request(images, 0)))
+        with served(node, port_of(url)):
+            assert transport.health().roots  # over a new connection: the node has closed the old one
+            assert transport.statistics().failures == 0
+
+
+def test_a_forked_child_makes_its_own_connections(images):
+    settings = NodeSettings(memory_bytes=64 << 20)
+    with Node(settings, (images.as_uri(),)) as node, served(node) as url, transport_to(url) as transport:
+        transport.health()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if len(list(transport.features(request(images, 0)))) == 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(list(transport.features(request(images, 0)))) == 1
+
+
+def test_a_client_that_vanishes_in_the_middle_frees_everything(images):
+    body = json.dumps(request(images, 1, side=224).to_json()).encode()
+    with Node(NodeSettings(memory_bytes=64 << 20, device_batch=8), (images.as_uri(),)) as node, served(node) as url:
+        head = f"POST /v1/features HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port_of(url))) as peer:
+                peer.sendall(head + body)
+                assert peer.recv(1000).startswith(b"HTTP/1.1 200")
+        with socket.create_connection(("127.0.0.1", port_of(url))) as peer:
+            peer.sendall(head + body[:-10])  # and one in the middle of its question
+        until(lambda: is_idle(node))
+        assert node.statistics().totals.abandoned == 5

@@ -1,0 +1,248 @@
+"""What both ways to a node promise: the same tests over HTTP and within the process."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from frostline.client.http import HttpTransport
+from frostline.client.local import LocalTransport
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.engines.torch_eager import TorchEngine
+from frostline.errors import BadRequest, OverBudget, Overloaded, StoreUnavailable, UnknownPrefix
+from frostline.node import Node
+from frostline.preprocess.apply import decode_into
+from frostline.stores.folder import FolderStore
+from support.nodes import (
+    artifact_of,
+    is_idle,
+    joined,
+    make_images,
+    preprocess,
+    request,
+    samples_of,
+    served,
+    small_network,
+    until,
+    within_budget,
+)
+
+COUNT = 43
+BROKEN = (3, 17, 42)
+NETWORK = small_network()
+DIGEST, ARTIFACT = artifact_of(NETWORK)
+SETTINGS = LoaderSettings(deadline_s=30)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), COUNT, broken=BROKEN)
+
+
+@pytest.fixture(params=["http", "local"])
+def way(request, images):
+    """Opens a node with some settings and the way to it: ``node, transport = way(...)``."""
+    with ExitStack() as stack:
+
+        def opened(**settings):
+            node = stack.enter_context(
+                Node(NodeSettings(**{"memory_bytes": 256 << 20, **settings}), (images.as_uri(),))
+            )
+            if request.param == "local":
+                return node, LocalTransport(node)
+            transport = HttpTransport(stack.enter_context(served(node)), SETTINGS)
+            stack.callback(transport.close)
+            return node, transport
+
+        yield opened
+
+
+def expected(images, cut):
+    """What an answer holds, computed one sample after another."""
+    samples, steps = samples_of(images), preprocess()
+    kept = [row for row in range(COUNT) if row not in BROKEN]
+    pixels = np.zeros((-(-len(kept) // 8) * 8, *steps.shape), np.float32)
+    for place, row in enumerate(kept):
+        encoded = (images / samples.objects[row]).read_bytes()
+        decode_into(steps, encoded, pixels[place], id=int(samples.ids[row]), view=None)
+    engine = TorchEngine(NETWORK.prefix.graph, NETWORK.prefix.cuts, NETWORK.prefix.tensors)
+    return samples.ids[kept].tolist(), [tensor[: len(kept)] for tensor in engine.run(pixels, cut)]
+
+
+@pytest.mark.parametrize("cut", range(1, len(NETWORK.cuts)))
+def test_every_sample_comes_once_in_order_bit_for_bit_or_is_skipped(way, images, cut):
+    node, transport = way()
+    transport.put_prefix(DIGEST, ARTIFACT)
+    ids, tensors, _, skipped = joined(transport.features(request(images, cut, DIGEST)))
+    wanted_ids, wanted = expected(images, cut)
+    assert ids == wanted_ids
+    assert skipped == samples_of(images).ids[list(BROKEN)].tolist()
+    for got, want in zip(tensors, wanted, strict=True):
+        assert got.dtype == want.dtype
+        assert got.tobytes() == want.tobytes()
+    until(lambda: is_idle(node))
+    assert within_budget(node)
+
+
+def test_cut_0_ships_the_encoded_samples_as_they_are_also_broken_ones(way, images):
+    _, transport = way()
+    ids, _, encoded, skipped = joined(transport.features(request(images, 0)))
+    samples = samples_of(images)
+    assert ids == samples.ids.tolist()
+    assert encoded == [(images / name).read_bytes() for name in samples.objects]
+    assert skipped == []
+
+
+def test_answers_do_not_depend_on_the_size_of_batches_and_requests(way, images):
+    last = NETWORK.cuts[-1].number
+    answers = []
+    for device_batch in (8, 16, 32):
+        _, transport = way(device_batch=device_batch)
+        transport.put_prefix(DIGEST, ARTIFACT)
+        for size in (1, 5, 13, COUNT):
+            parts = (np.arange(start, min(start + size, COUNT)) for start in range(0, COUNT, size))
+            requests = [request(images, last, DIGEST, samples_of(images).take(rows)) for rows in parts]
+            answers.append([batch for one in requests for batch in transport.features(one)])
+    _, first, _, _ = joined(answers[0])
+    for answer in answers[1:]:
+        assert joined(answer)[1][0].tobytes() == first[0].tobytes()
+
+
+def test_missing_and_shortened_objects_are_skipped_at_every_cut(way, images):
+    _, transport = way()
+    samples = samples_of(images).take(np.arange(3))
+    samples.objects[0] = "nowhere.jpg"
+    samples.lengths[1] = 1 << 40
+    samples.lengths[2] += 1
+    for cut in (0, 1):
+        ids, _, _, skipped = joined(transport.features(request(images, cut, samples=samples)))
+        assert ids == []
+        assert skipped == samples.ids.tolist()
+
+
+def test_samples_may_be_parts_of_objects(way, images, tmp_path):
+    _, transport = way()
+    samples = samples_of(images).take(np.arange(2))
+    samples.offsets[:] = (10, 0)
+    samples.lengths[:] = (20, 30)
+    _, _, encoded, _ = joined(transport.features(request(images, 0, samples=samples)))
+    assert encoded == [
+        (images / samples.objects[0]).read_bytes()[10:30],
+        (images / samples.objects[1]).read_bytes()[:30],
+    ]
+
+
+def test_several_threads_share_a_transport(way, images):
+    node, transport = way()
+    transport.put_prefix(DIGEST, ARTIFACT)
+    cuts = [0, 1, 2, NETWORK.cuts[-1].number] * 4
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda cut: joined(transport.features(request(images, cut, DIGEST))), cuts))
+    for cut, answer in zip(cuts, answers, strict=True):
+        assert len(answer[0]) == COUNT - len(BROKEN) * (cut > 0)
+    until(lambda: is_idle(node))
+    assert within_budget(node)
+
+
+def test_an_answer_that_is_closed_early_frees_everything(way, images):
+    node, transport = way(device_batch=8)
+    for _ in range(3):
+        answer = transport.features(request(images, 1))
+        assert len(next(answer)) > 0
+        answer.close()
+        assert next(answer, None) is None
+    until(lambda: is_idle(node))
+    assert len(joined(transport.features(request(images, 1)))[0]) == COUNT - len(BROKEN)
+
+
+def test_closing_frees_a_thread_that_waits_for_the_next_batch(way, images):
+    # Twelve megabytes for batches: one unread answer of large pixels leaves no room for another.
+    node, transport = way(memory_bytes=64 << 20, device_batch=8)
+    first = transport.features(request(images, 1, side=224))
+    assert len(next(first)) > 0
+    second = transport.features(request(images, 1, side=224))
+    got = []
+    thread = threading.Thread(target=lambda: got.append(next(second, None)))
+    thread.start()
+    until(lambda: node.statistics().memory["work"].waiting == 1)
+    second.close()
+    thread.join(20)
+    assert got == [None]
+    rest = sum(len(batch) + len(batch.skipped) for batch in first)
+    assert rest > 0
+    until(lambda: is_idle(node))
+
+
+def test_a_slow_reader_holds_up_nobody_and_gets_it_all(way, images):
+    node, transport = way(device_batch=8)
+    slow = transport.features(request(images, 1))
+    batches = [next(slow)]
+    for _ in range(4):
+        assert len(joined(transport.features(request(images, 1)))[0]) == COUNT - len(BROKEN)
+        batches.append(next(slow))
+    assert joined([*batches, *slow])[0] == expected(images, 1)[0]
+    until(lambda: is_idle(node))
+
+
+def test_errors_arrive_as_themselves(way, images):
+    node, transport = way(memory_bytes=64 << 20, max_requests=1)
+    with pytest.raises(UnknownPrefix, match="upload"):
+        list(transport.features(request(images, 2, DIGEST)))
+    with pytest.raises(BadRequest, match="does not serve"):
+        list(transport.features(request("/etc", 0, samples=samples_of(images))))
+    with pytest.raises(BadRequest, match="digest"):
+        transport.put_prefix("0" * 64, ARTIFACT)
+    with pytest.raises(OverBudget, match="--memory"):
+        transport.put_prefix("0" * 64, bytes(64 << 20))
+    with pytest.raises(OverBudget, match="--memory"):
+        list(transport.features(request(images, 1, side=2048)))
+    with node.admit(), pytest.raises(Overloaded, match="busy") as caught:
+        list(transport.features(request(images, 1)))
+    assert caught.value.retry_after_s > 0
+    assert is_idle(node)
+    assert transport.statistics().failures == 6
+
+
+@pytest.mark.parametrize("fails_at", ["0000.jpg", "0030.jpg"])
+def test_a_store_that_fails_ends_the_answer_with_its_own_error(way, images, monkeypatch, fails_at):
+    node, transport = way(device_batch=8)
+    read = FolderStore.read
+
+    def failing(store, object, offset, length):
+        if object == fails_at:
+            raise StoreUnavailable("the store is on fire")
+        return read(store, object, offset, length)
+
+    monkeypatch.setattr(FolderStore, "read", failing)
+    seen = []
+    with pytest.raises(StoreUnavailable, match="on fire"):
+        seen.extend(transport.features(request(images, 1)))
+    assert (len(seen) > 0) == (fails_at == "0030.jpg")
+    until(lambda: is_idle(node))
+    assert node.statistics().totals.failed == 1
+
+
+def test_a_profile_measures_reading_decoding_and_every_cut(way, images):
+    _, transport = way()
+    transport.put_prefix(DIGEST, ARTIFACT)
+    profile = transport.profile(request(images, NETWORK.cuts[-1].number, DIGEST))
+    assert [cut.number for cut in profile.cuts] == [cut.number for cut in NETWORK.cuts]
+    assert profile.read_s > 0
+    assert profile.cuts[1].seconds > 0
+    assert profile.cuts[-1].seconds >= profile.cuts[1].seconds
+    assert profile.cuts[-1].bytes_per_sample > 0
+
+
+def test_health_names_the_node_and_statistics_count(way, images):
+    node, transport = way()
+    assert transport.health() == node.health()
+    assert transport.health().roots == (images.as_uri(),)
+    before = transport.statistics()
+    list(transport.features(request(images, 0)))
+    after = transport.statistics()
+    assert after.requests == before.requests + 1
+    assert after.bytes_received - before.bytes_received >= samples_of(images).encoded_bytes
+    assert after.receive_s > before.receive_s
+    assert after.failures == 0
