@@ -87,6 +87,15 @@ def test_weights_from_a_file_are_used(capsys, folder, tmp_path):
     assert given["settings"]["weights"] == "w.safetensors"
 
 
+def test_the_demo_runs_on_a_folder_of_the_users(capsys, folder, tmp_path):
+    out = tmp_path / "run"
+    code, text, err = run(capsys, "demo", "--data", folder, "--epochs", 1, "--out", out)
+    assert code == 0, err
+    for line in ("held-out accuracy", "with Frostline", "without it", "fewer bytes", "head"):
+        assert line in text
+    assert (out / "report.html").exists()
+
+
 def test_plan_shows_every_cut_and_why(capsys, folder):
     found = run_json(capsys, "plan", "--data", folder, *SMALL)
     assert [one["cut"] for one in found["candidates"]] == list(range(len(found["candidates"])))

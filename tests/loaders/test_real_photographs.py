@@ -1,0 +1,32 @@
+"""The promise on real input: real photographs, real weights, a real node, BatchNorm and dropout in what is trained."""
+
+import copy
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+from support import plain
+
+import frostline as fl
+from frostline.config import NodeSettings
+from frostline.node.process import start_node
+from frostline.training.networks import load_model
+
+
+def test_the_losses_on_photographs_are_those_of_the_plain_loop(photographs):
+    data = fl.Dataset(photographs)
+    data = data.take(np.linspace(0, len(data) - 1, 32).astype(np.int64))
+    network = load_model("demo:efficientnet_lite0", classes=len(data.classes))
+    model = fl.freeze(network.model, until="_blocks.13")
+    twin = copy.deepcopy(model)
+    with (
+        start_node((data.url,), NodeSettings(memory_bytes=1 << 30)) as node,
+        fl.offload(model, data, preprocess=network.preprocess, near=node.url) as job,
+    ):
+        assert job.plan.cut == job.frost_line.number
+        ours = plain.through(job, batch_size=16, epochs=2)
+        received = job.statistics().wire_bytes
+    folder = Path(unquote(urlsplit(data.url).path))
+    assert ours == plain.losses(twin, folder, data, network.preprocess, batch_size=16, epochs=2)
+    # Two epochs crossed once; the rest is headers, and the few encoded samples that measured the link.
+    assert received < 32 * job.frost_line.bytes_per_sample + 9 * data.samples.lengths.max() + 20_000
