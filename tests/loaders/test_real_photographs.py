@@ -5,12 +5,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
-from support import plain
 
 import frostline as fl
 from frostline.config import NodeSettings
 from frostline.node.process import start_node
 from frostline.training.networks import load_model
+from support import plain
 
 
 def test_the_losses_on_photographs_are_those_of_the_plain_loop(photographs):

@@ -29,4 +29,5 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     wanted = ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER))
-    return all([bool(mallopt(name, value)) for name, value in wanted])
+    taken = [mallopt(name, value) for name, value in wanted]
+    return all(taken)
