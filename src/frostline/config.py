@@ -1,6 +1,7 @@
 """Settings: one frozen class a component; every default says why it is what it is."""
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class NodeSettings:
 
     def __post_init__(self) -> None:
         _at_least("memory_bytes", self.memory_bytes, 64 * _MIB)
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise SettingError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
         _at_least("decode_threads", self.decode_threads, 1)
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)

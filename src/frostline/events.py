@@ -68,7 +68,7 @@ class SampleSkipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFinished:
-    """Every sample of the epoch was handed out once or skipped."""
+    """A pass over an epoch ended: whole, or left early with ``samples`` handed out."""
 
     epoch: int
     samples: int

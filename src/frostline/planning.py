@@ -46,6 +46,8 @@ class Situation:
         link: between them.
         same_host: both sides share one machine's cores.
         memory_bytes: the node's budget.
+        refused: why the node would not run the network at all, in its words; None where it does. Then only
+            cut 0 is left.
     """
 
     cuts: Sequence[Cut]
@@ -55,6 +57,7 @@ class Situation:
     link: Link
     same_host: bool
     memory_bytes: int
+    refused: str | None = None
 
     def __post_init__(self) -> None:
         numbers = [cut.number for cut in self.cuts]
@@ -220,7 +223,7 @@ def _candidate(cut: Cut, situation: Situation) -> Candidate:
         memory_bytes=memory_bytes,
         device_batch=device_batch,
         samples_per_s=1 / busiest_s if busiest_s > 0 else math.inf,
-        rejected=_rejected(cut, memory_bytes, situation.memory_bytes),
+        rejected=_rejected(cut, memory_bytes, situation),
     )
 
 
@@ -244,8 +247,13 @@ def _device_batch(cost: CutCost, situation: Situation) -> int:
     return max(_SMALLEST_DEVICE_BATCH, most // _SMALLEST_DEVICE_BATCH * _SMALLEST_DEVICE_BATCH)
 
 
-def _rejected(cut: Cut, memory_bytes: int, budget_bytes: int) -> str | None:
-    if cut.number == 0 or memory_bytes <= budget_bytes:
+def _rejected(cut: Cut, memory_bytes: int, situation: Situation) -> str | None:
+    budget_bytes = situation.memory_bytes
+    if cut.number == 0:
+        return None
+    if situation.refused is not None:
+        return situation.refused
+    if memory_bytes <= budget_bytes:
         return None
     return (
         f"needs {_amount(memory_bytes)} at the node for {_SMALLEST_DEVICE_BATCH} samples, "

@@ -139,6 +139,37 @@ def test_a_node_that_stays_away_ends_the_job_with_the_knob_in_the_sentence(folde
             list(batches)
 
 
+def test_held_out_samples_may_be_read_without_the_random_steps(folder):
+    with job_for(folder, frozen(), preprocess=tiny_preprocess(flip=True)) as job:
+        one, two = (
+            torch.cat([batch.features for batch in job.loader(BATCH, epoch=epoch, preprocess=tiny_preprocess())])
+            for epoch in (0, 1)
+        )
+        assert job.statistics().from_cache == 48
+    assert torch.equal(one, two)
+
+
+def test_data_that_changed_since_the_job_was_made_is_refused(tmp_path):
+    folder = image_folder(tmp_path, per_class=3)
+    with job_for(folder, frozen()) as job:
+        (folder / "noise" / "001.jpg").write_bytes((folder / "circle" / "002.jpg").read_bytes() + b"changed")
+        with pytest.raises(SettingError, match="listed when the job was made"):
+            job.loader(4, data=fl.Dataset(folder))
+
+
+def test_a_network_that_does_not_fit_the_node_runs_at_the_trainer(tmp_path):
+    folder = image_folder(tmp_path, per_class=3)
+    big = torch.nn.Sequential(torch.nn.Conv2d(3, 128, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    model = torch.nn.Sequential(big, torch.nn.Linear(128, 3)).train()
+    freeze(model, "0")
+    with job_for(
+        folder, model, preprocess=fl.preprocess.imagenet(224), node=NodeSettings(memory_bytes=64 << 20)
+    ) as job:
+        assert job.plan.cut == 0
+        assert "--memory" in job.plan.candidates[-1].rejected
+        assert next(iter(job.loader(9))).features.shape == (9, 128)
+
+
 def test_leaving_an_epoch_early_leaves_no_thread(folder, node):
     with job_for(folder, frozen(), near=node.url) as job:
         list(job.loader(BATCH))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+from frostline.engines.operators import ALLOWED, resolve_allowed
 from frostline.engines.torch_eager import TorchEngine
 from frostline.errors import ModelError, UnsafeArtifact
 from frostline.models import cut_network, freeze
@@ -101,6 +102,65 @@ def test_a_graph_that_asks_for_more_memory_than_there_is_can_be_seen_before_it_r
 
     engine = engine_of(tampered(at_the_end))
     assert engine.footprint(len(read_prefix(BODY).cuts)).bytes_per_sample > 10**9
+
+
+def node(name, op, *args, **kwargs):
+    return {"name": name, "op": op, "args": list(args), "kwargs": kwargs}
+
+
+def with_nodes_in_front(*nodes) -> bytes:
+    """The prefix with further nodes before its own, which nothing reads."""
+
+    def change(graph):
+        graph["nodes"][:0] = nodes
+        for cut in graph["cuts"][1:]:
+            cut["after"] += len(nodes)
+
+    return tampered(change)
+
+
+X = {"ref": "x"}
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("a", "operator.mul", "text", 50_000_000)],
+        [node("a", "operator.mul", [0], 50_000_000)],
+        [node("a", "operator.mul", 1 << 40, 1 << 40), node("b", "operator.mul", {"ref": "a"}, 2)],
+        [node("a", "operator.floordiv", 1, 0)],
+        [node("a", "aten.ones.default", [8], device="cpu")],
+        [node("a", "aten.pixel_shuffle.default", X, 0)],
+        [node("a", "aten.dropout.default", X, 0.5, True)],
+        [node("a", "aten.div.Tensor_mode", X, X, rounding_mode="trunc")],
+    ],
+)
+def test_what_a_prefix_could_do_to_the_process_is_refused(nodes):
+    with pytest.raises(UnsafeArtifact):
+        engine_of(with_nodes_in_front(*nodes))
+
+
+def test_a_dry_run_makes_no_tensor_with_data():
+    engine = engine_of(with_nodes_in_front(node("a", "aten.ones.default", [10**12])))
+    assert engine.footprint(2).fixed_bytes >= 4 * 10**12
+
+
+def test_memory_that_does_not_grow_in_line_with_the_batch_is_refused():
+    """Nothing at 8 and 16 rows, a terabyte at 32: a size of (rows - 8)(rows - 16)."""
+    body = with_nodes_in_front(
+        node("rows", "aten.sym_size.int", X, 0),
+        node("left", "operator.sub", {"ref": "rows"}, 8),
+        node("right", "operator.sub", {"ref": "rows"}, 16),
+        node("both", "operator.mul", {"ref": "left"}, {"ref": "right"}),
+        node("size", "operator.mul", {"ref": "both"}, 10**9),
+        node("a", "aten.ones.default", [{"ref": "size"}]),
+    )
+    with pytest.raises(UnsafeArtifact, match="in line with the batch"):
+        engine_of(body)
+
+
+def test_every_allowed_operator_exists():
+    assert all(callable(resolve_allowed(name)) for name in ALLOWED)
 
 
 @given(st.binary(max_size=200))

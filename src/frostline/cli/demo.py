@@ -24,7 +24,7 @@ _INTERRUPTED = 130
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    default=".demo/run",
+    default=".demo",
     show_default=True,
     metavar="DIR",
     help="For the files.",
@@ -39,7 +39,7 @@ def demo(data: str | None, epochs: int, out: Path, as_json: bool) -> None:
     from frostline.training.run import TrainSettings, train
 
     with ProgressBar() as progress:
-        folder = data or str(_own_photographs(out.parent / "photographs", progress))
+        folder = data or str(_own_photographs(out / "photographs", progress))
         settings = TrainSettings(data=folder, model=_MODEL, until="features", epochs=epochs, batch_size=16, out=out)
         report = train(settings, progress)
     if as_json:

@@ -11,11 +11,13 @@ from frostline.cli.index import index
 from frostline.cli.plan import plan
 from frostline.cli.serve import serve
 from frostline.cli.train import train
-from frostline.errors import FrostlineError, UserError
+from frostline.errors import AccessDenied, BadRequest, FrostlineError, OverBudget, UserError
 from frostline.version import __version__
 
 __all__ = ("main",)
 
+# What a node or a store refuses and its user can put right: too little --memory, other roots, wrong credentials.
+_USERS = (AccessDenied, BadRequest, OverBudget)
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = _fail("interrupted", _INTERRUPTED)
-    except UserError as error:
+    except (UserError, *_USERS) as error:
         code = _fail(str(error), 2)
     except FrostlineError as error:
         code = _fail(str(error), 1)

@@ -67,6 +67,7 @@ class Dataset:
         self._url = normalise_url(str(url))
         self._cache = cache
         self._loaded: Manifest | None = None
+        self._listing: str | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -101,6 +102,11 @@ class Dataset:
         """SHA-256 that names exactly these samples: of the listing, or of the part taken of it."""
         return self.manifest.digest
 
+    @property
+    def listing(self) -> str:
+        """SHA-256 that names the listing that this data set, or the whole that it is a part of, was made from."""
+        return self._listing or self.digest
+
     def take(self, rows: npt.NDArray[np.int64]) -> "Dataset":
         """The samples at the given rows, in the given order, as a data set of its own."""
         whole = self.manifest
@@ -108,6 +114,7 @@ class Dataset:
         digest = hashlib.sha256(whole.digest.encode() + rows.astype("<i8").tobytes()).hexdigest()
         etags = tuple(whole.etags[row] for row in rows.tolist())
         part = Dataset(self._url, cache=self._cache)
+        part._listing = self.listing
         part._loaded = replace(whole, samples=whole.samples.take(rows), etags=etags, digest=digest)
         return part
 

@@ -1,7 +1,7 @@
 """Which operators a graph may name, and what each name means in torch."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,43 +9,70 @@ import torch
 from frostline.core import Token
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("ALLOWED", "resolve", "resolve_allowed", "token_value")
+__all__ = ("ALLOWED", "FACTORIES", "resolve", "resolve_allowed", "token_value")
 
 # Pure computation over the arguments: nothing here reads a file, runs code it is given, or keeps state.
 # Collected from torch.export traces of AlexNet, ResNet, VGG, DenseNet, MobileNet, EfficientNet, ConvNeXt, ViT,
-# DistilBERT and BERT; random operators are left out on purpose, since a prefix must be a function of its input.
+# DistilBERT and BERT. Random operators are left out, since a prefix must be a function of its input, and so are
+# divisions of integers, which end the process where the divisor is bad.
 _ATEN = """
 _to_copy.default adaptive_avg_pool2d.default add.Scalar add.Tensor add_.Tensor alias.default arange.default
 arange.start arange.start_step avg_pool2d.default batch_norm.default bitwise_and.Tensor bitwise_not.default
 bmm.default cat.default chunk.default clamp.default clamp_min.default clone.default contiguous.default
 conv1d.default conv2d.default conv2d.padding cumsum.default detach.default detach_.default div.Tensor
-div.Tensor_mode div_.Tensor dropout.default dropout_.default einsum.default elu.default embedding.default
-eq.Scalar eq.Tensor expand.default expand_as.default flatten.using_ints flip.default floor_divide.default
-full.default full_like.default ge.Scalar ge.Tensor gelu.default group_norm.default gt.Scalar gt.Tensor
-hardsigmoid.default hardsigmoid_.default hardswish.default hardswish_.default hardtanh.default
-hardtanh_.default instance_norm.default layer_norm.default le.Scalar le.Tensor leaky_relu.default
-leaky_relu_.default lift_fresh_copy.default linalg_vector_norm.default linear.default log_softmax.int
-logical_and.default logical_not.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor
-matmul.default max_pool2d.default mean.default mean.dim mish.default mm.default movedim.int mul.Scalar
-mul.Tensor mul_.Tensor narrow.int ne.Scalar ne.Tensor neg.default new_ones.default new_zeros.default
-ones.default ones_like.default pad.default permute.default pixel_shuffle.default pow.Tensor_Scalar
-prelu.default relu.default relu6.default relu_.default repeat.default reshape.default roll.default
-rsqrt.default rsub.Scalar scalar_tensor.default scaled_dot_product_attention.default select.int
-sigmoid.default sigmoid_.default silu.default silu_.default slice.Tensor softmax.int softplus.default
-split.Tensor split_with_sizes.default sqrt.default squeeze.default squeeze.dim stack.default sub.Scalar
-sub.Tensor sum.default sum.dim_IntList sym_size.int t.default tanh.default to.device to.dtype to.dtype_layout
-transpose.int type_as.default unbind.int unflatten.int unsqueeze.default upsample_bicubic2d.vec
-upsample_bilinear2d.vec upsample_nearest2d.vec view.default where.ScalarOther where.ScalarSelf where.self
-zeros.default zeros_like.default
+div_.Tensor dropout.default dropout_.default einsum.default elu.default embedding.default eq.Scalar eq.Tensor
+expand.default expand_as.default flatten.using_ints flip.default full.default full_like.default ge.Scalar
+ge.Tensor gelu.default group_norm.default gt.Scalar gt.Tensor hardsigmoid.default hardsigmoid_.default
+hardswish.default hardswish_.default hardtanh.default hardtanh_.default instance_norm.default
+layer_norm.default le.Scalar le.Tensor leaky_relu.default leaky_relu_.default lift_fresh_copy.default
+linalg_vector_norm.default linear.default log_softmax.int logical_and.default logical_not.default lt.Scalar
+lt.Tensor masked_fill.Scalar masked_fill.Tensor matmul.default max_pool2d.default mean.default mean.dim
+mish.default mm.default movedim.int mul.Scalar mul.Tensor mul_.Tensor narrow.default ne.Scalar ne.Tensor
+neg.default new_ones.default new_zeros.default ones.default ones_like.default pad.default permute.default
+pixel_shuffle.default pow.Tensor_Scalar prelu.default relu.default relu6.default relu_.default repeat.default
+reshape.default roll.default rsqrt.default rsub.Scalar scalar_tensor.default
+scaled_dot_product_attention.default select.int sigmoid.default sigmoid_.default silu.default silu_.default
+slice.Tensor softmax.int softplus.default split.Tensor split_with_sizes.default sqrt.default squeeze.default
+squeeze.dim stack.default sub.Scalar sub.Tensor sum.default sum.dim_IntList sym_size.int t.default
+tanh.default to.device to.dtype to.dtype_layout transpose.int type_as.default unbind.int unflatten.int
+unsqueeze.default upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest2d.vec view.default
+where.ScalarOther where.ScalarSelf where.self zeros.default zeros_like.default
 """
 
+_LARGEST_SIZE = 1 << 48
+
+
+def _on_sizes(call: Callable[[int, int], int]) -> Callable[[Any, Any], int]:
+    """Arithmetic on sizes, and on nothing else: Python's operators also repeat texts and grow numbers without end."""
+
+    def bounded(left: Any, right: Any) -> int:
+        if not (isinstance(left, int) and isinstance(right, int) and max(abs(left), abs(right)) < _LARGEST_SIZE):
+            raise TypeError("Python's operators are for sizes here")
+        return call(left, right)
+
+    return bounded
+
+
+def _item(values: Sequence[Any], place: int) -> Any:
+    """One of the results of an operator that has several."""
+    if not isinstance(values, list | tuple) or not isinstance(place, int):
+        raise TypeError("operator.getitem takes a list and a place in it")
+    return values[place]
+
+
 _PYTHON: dict[str, Callable[..., Any]] = {
-    "operator.add": operator.add,
-    "operator.floordiv": operator.floordiv,
-    "operator.getitem": operator.getitem,
-    "operator.mul": operator.mul,
-    "operator.sub": operator.sub,
+    "operator.add": _on_sizes(operator.add),
+    "operator.floordiv": _on_sizes(operator.floordiv),
+    "operator.getitem": _item,
+    "operator.mul": _on_sizes(operator.mul),
+    "operator.sub": _on_sizes(operator.sub),
 }
+
+FACTORIES: frozenset[str] = frozenset(
+    {"aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.full.default", "aten.ones.default"}
+    | {"aten.scalar_tensor.default", "aten.zeros.default"}
+)
+"""Operators that make a tensor from nothing: they need to be told where."""
 
 ALLOWED: frozenset[str] = frozenset({f"aten.{name}" for name in _ATEN.split()} | set(_PYTHON))
 """Operators that an uploaded prefix may name."""

@@ -8,7 +8,7 @@ import torch
 from frostline.core import Graph, Node, Ref, Token
 from frostline.core.graph import Argument, references
 from frostline.engines.apart import computing
-from frostline.engines.operators import resolve, token_value
+from frostline.engines.operators import FACTORIES, resolve, token_value
 from frostline.errors import UnsafeArtifact
 
 __all__ = ("Runner", "leaf_values")
@@ -24,6 +24,9 @@ class Runner:
         graph: what to run.
         device: what its device tokens mean.
         resolve_op: operator name to callable; the default takes every traced operator.
+
+    Attributes:
+        last_uses: for each node, the places of the values that nothing reads after it; they are freed then.
 
     Raises:
         UnsafeArtifact: An operator, constant or name that is unknown.
@@ -45,7 +48,7 @@ class Runner:
         self._first = self._inputs + len(graph.leaves)
         self._steps = [self._step(node, resolve_op) for node in graph.nodes]
         self._outputs = [self._build(output, len(names)) for output in graph.outputs]
-        self._last_uses = self._frees(graph)
+        self.last_uses = self._frees(graph)
 
     def run(self, inputs: Sequence[Any], leaves: Sequence[Any], *, observe: _Observe | None = None) -> tuple[Any, ...]:
         """Run all nodes and return the outputs, in the graph's order.
@@ -66,7 +69,7 @@ class Runner:
             values[self._first + index] = call(*[build(values) for build in build_args], **arguments)
             if observe is not None:
                 observe(index, values)
-            for slot in self._last_uses[index]:
+            for slot in self.last_uses[index]:
                 values[slot] = None
         return tuple(build(values) for build in self._outputs)
 
@@ -75,7 +78,17 @@ class Runner:
     ) -> tuple[Callable[..., Any], list[_Build], list[tuple[str, _Build]]]:
         here = self._slots[node.name]
         args = [self._build(argument, here) for argument in node.args]
-        return resolve_op(node.op), args, [(name, self._build(one, here)) for name, one in node.kwargs]
+        kwargs = [(name, self._build(one, here)) for name, one in self._placed(node)]
+        return resolve_op(node.op), args, kwargs
+
+    def _placed(self, node: Node) -> list[tuple[str, Argument]]:
+        """The keyword arguments, with every tensor made where the graph runs, also in a dry run."""
+        named = dict(node.kwargs)
+        if not isinstance(named.get("device"), Token | None):
+            raise UnsafeArtifact(f"{node.op} names a device, and a graph runs where it is put")
+        if node.op in FACTORIES or named.get("device") is not None:
+            named["device"] = Token("device", "")
+        return sorted(named.items())
 
     def _build(self, argument: Argument, here: int) -> _Build:
         """A function from the values so far to this argument."""

@@ -11,6 +11,7 @@ from frostline.core import Cut, Graph, Ref
 from frostline.engines.footprint import Footprint, dry_run
 from frostline.engines.operators import resolve_allowed
 from frostline.engines.runner import Runner, leaf_values
+from frostline.errors import UnsafeArtifact
 
 __all__ = ("TorchEngine",)
 
@@ -23,6 +24,7 @@ class TorchEngine:
         cuts: every place where a run may stop, cut 1 (pixels) first.
         tensors: weights by the names in ``graph.leaves``.
         device: in torch's words.
+        most_rows: the largest batch that will be run, a multiple of 8.
 
     Raises:
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
@@ -31,12 +33,18 @@ class TorchEngine:
     name = "torch-eager"
 
     def __init__(
-        self, graph: Graph, cuts: Sequence[Cut], tensors: Mapping[str, torch.Tensor], *, device: str = "cpu"
+        self,
+        graph: Graph,
+        cuts: Sequence[Cut],
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        device: str = "cpu",
+        most_rows: int = 32,
     ) -> None:
         self._device = torch.device(device)
         self._leaves = [leaf.to(self._device) for leaf in leaf_values(graph, tensors)]
         self._runners = {cut.number: _runner(graph, cut, self._device) for cut in cuts}
-        self._footprints = dry_run(graph, self._leaves, cuts)
+        self._footprints = dry_run(graph, self._leaves, cuts, most_rows=most_rows)
 
     @property
     def weight_bytes(self) -> int:
@@ -57,10 +65,17 @@ class TorchEngine:
 
         Returns:
             One C-contiguous array ``[n, ...]`` for each tensor that crosses.
+
+        Raises:
+            UnsafeArtifact: The prefix fails on these values, which no dry run can see.
         """
         batch = torch.from_numpy(pixels).to(self._device)
-        with torch.inference_mode():
-            tensors = self._runners[cut].run([batch], self._leaves)
+        try:
+            with torch.inference_mode():
+                tensors = self._runners[cut].run([batch], self._leaves)
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            why = str(error).partition("\n")[0]
+            raise UnsafeArtifact(f"the prefix does not run on these samples: {why}") from error
         return tuple(tensor.contiguous().cpu().numpy() for tensor in tensors)
 
 

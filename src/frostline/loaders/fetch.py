@@ -78,7 +78,7 @@ class Answer:
         except UnknownPrefix:
             batch = self._again()
         self._begun = True
-        return self._fetcher.trainer_side.finish(batch, self._samples, self._view)
+        return self._fetcher.trainer_side.finish(batch, self._samples, self._fetcher.preprocess, self._view)
 
     def close(self) -> None:
         """Abandon the rest of the answer."""

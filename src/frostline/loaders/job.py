@@ -20,6 +20,7 @@ from frostline.loaders.fetch import Fetcher
 from frostline.loaders.loader import Loader, Source
 from frostline.models import Head
 from frostline.planning import Plan, explain
+from frostline.preprocess import Preprocess
 
 __all__ = ("Job", "JobStatistics")
 
@@ -81,7 +82,7 @@ class Job:
         self._ledger = _Ledger(observe, most_skipped=math.ceil(settings.skip_allowance * len(data)))
         self.where = tuple(where)
         self._close = close
-        self._cache = self._new_cache()
+        self._caches: dict[str, FeatureCache] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +111,7 @@ class Job:
         seed: int = 0,
         epoch: int = 0,
         data: Dataset | None = None,
+        preprocess: Preprocess | None = None,
         drop_last: bool = False,
     ) -> Loader:
         """The batches of one epoch.
@@ -120,19 +122,25 @@ class Job:
             seed: of the order and of random preprocessing.
             epoch: each epoch has its own order.
             data: a part of the job's data set, such as one side of ``Dataset.split``; all of it by default.
+            preprocess: another one than the job's that gives the same shape, such as one without random steps for
+                the held-out samples.
             drop_last: leave out a last batch with fewer rows.
 
         Raises:
             SettingError: a figure that makes no sense, or data from another place than the job's.
         """
         data = self._data if data is None else data
-        if data.url != self._data.url:
-            raise SettingError(f"this job reads {self._data.url}, not {data.url}; make another job for other data")
-        view = View(seed=seed, epoch=epoch) if self._fetcher.preprocess.is_random else None
+        if (data.url, data.listing) != (self._data.url, self._data.listing):
+            raise SettingError(
+                f"this job reads {self._data.url} as it was listed when the job was made, not {data.url} as it is "
+                "listed now; make another job for other data"
+            )
+        fetcher = self._fetcher if preprocess is None else replace(self._fetcher, preprocess=preprocess)
+        view = View(seed=seed, epoch=epoch) if fetcher.preprocess.is_random else None
         source = Source(
-            fetch=lambda samples: self._fetcher.fetch(samples, view),
-            window_bytes_per_sample=max(self._fetcher.cut.bytes_per_sample, self.frost_line.bytes_per_sample),
-            cache=self._cache,
+            fetch=lambda samples: fetcher.fetch(samples, view),
+            window_bytes_per_sample=max(fetcher.cut.bytes_per_sample, self.frost_line.bytes_per_sample),
+            cache=self._cache(fetcher.preprocess),
             unreadable=self._ledger.unreadable,
             settings=self._settings,
             observe=self._ledger,
@@ -168,14 +176,18 @@ class Job:
         """Close the connections, and the embedded node where there is one. Calling it again does nothing."""
         self._close()
 
-    def _new_cache(self) -> FeatureCache | None:
+    def _cache(self, preprocess: Preprocess) -> FeatureCache | None:
         """Features are the same in every epoch unless the preprocessing is random."""
-        if self._fetcher.preprocess.is_random or self._settings.cache_bytes == 0:
+        if preprocess.is_random or self._settings.cache_bytes == 0:
             return None
-        shipment = self._fetcher.shipment
-        digest = "" if shipment is None else shipment.digest
-        scope = (digest, self.frost_line.number, self._fetcher.preprocess.digest, "float32")
-        return FeatureCache(budget_bytes=self._settings.cache_bytes, scope=scope)
+        if preprocess.digest not in self._caches:
+            shipment = self._fetcher.shipment
+            digest = "" if shipment is None else shipment.digest
+            scope = (digest, self.frost_line.number, preprocess.digest, ",".join(self.frost_line.dtypes))
+            # What the caches may take together stays within the setting.
+            left = self._settings.cache_bytes - sum(one.statistics().bytes for one in self._caches.values())
+            self._caches[preprocess.digest] = FeatureCache(scope, max(0, left))
+        return self._caches[preprocess.digest]
 
 
 class _Ledger:

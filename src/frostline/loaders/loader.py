@@ -89,16 +89,17 @@ class Loader:
         epoch = _Epoch(self._source, self._samples, self._order)
         started = waiting = time.perf_counter()
         taken, stall_s = 0, 0.0
-        for columns in epoch.batches(BatchAssembler(batch_size=self._batch_size, drop_last=self._drop_last)):
-            waited = time.perf_counter() - waiting
-            taken, stall_s = taken + len(columns[0]), stall_s + waited
-            observe(
-                BatchTaken(epoch=self._epoch, samples=len(columns[0]), from_cache=epoch.take_cached(), stall_s=waited)
-            )
-            yield _batch(columns)
-            waiting = time.perf_counter()
-        seconds = time.perf_counter() - started
-        observe(EpochFinished(epoch=self._epoch, samples=taken, seconds=seconds, stall_s=stall_s))
+        try:
+            for columns in epoch.batches(BatchAssembler(batch_size=self._batch_size, drop_last=self._drop_last)):
+                waited = time.perf_counter() - waiting
+                rows, cached = len(columns[0]), epoch.take_cached()
+                taken, stall_s = taken + rows, stall_s + waited
+                observe(BatchTaken(epoch=self._epoch, samples=rows, from_cache=cached, stall_s=waited))
+                yield _batch(columns)
+                waiting = time.perf_counter()
+        finally:
+            seconds = time.perf_counter() - started
+            observe(EpochFinished(epoch=self._epoch, samples=taken, seconds=seconds, stall_s=stall_s))
 
 
 class _Epoch:

@@ -14,8 +14,8 @@ from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import Cut, View
 from frostline.datasets import Dataset
-from frostline.engines.hardware import host_digest
-from frostline.errors import SettingError
+from frostline.engines.hardware import hardware_name, host_digest
+from frostline.errors import OverBudget, SettingError
 from frostline.events import Event, Observer, PhaseStarted
 from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.job import Job
@@ -27,6 +27,7 @@ from frostline.models.cuts import pixel_cuts
 from frostline.node import Node
 from frostline.planning import Plan, Situation, choose, fixed
 from frostline.preprocess import Preprocess, imagenet
+from frostline.profiles import Profile
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("offload",)
@@ -95,7 +96,7 @@ def offload(
             preprocess=preprocess,
             cut=chosen,
             shipment=shipment,
-            trainer_side=_trainer_side(network, model, chosen, cuts[-1], preprocess, settings),
+            trainer_side=_trainer_side(network, model, chosen, cuts[-1], settings),
         )
         return Job(
             data=data,
@@ -156,21 +157,33 @@ def _plan(
         preprocess=preprocess.to_json(),
         view=view,
     )
-    store = transport.profile(request)
+    store, refused = _profile(transport, request)
     few = some.take(np.arange(min(_FETCHED, len(some))))
     crossed = measure_link(transport, replace(request, samples=few, prefix=None, cut=0))
     same_host = health.host == host_digest()
-    trainer = store if same_host else profile_trainer(network.prefix, preprocess, crossed.encoded, few, view)
+    is_alike = store is not None and same_host and store.hardware == hardware_name("cpu")
+    trainer = store if is_alike else None
+    if trainer is None:
+        trainer = profile_trainer(network.prefix, preprocess, crossed.encoded, few, view)
     situation = Situation(
         cuts=network.cuts,
         encoded_bytes=data.samples.encoded_bytes / len(data),
-        store=store,
+        store=store or trainer,
         trainer=trainer,
         link=crossed.link,
         same_host=same_host,
         memory_bytes=health.memory_bytes,
+        refused=refused,
     )
     return choose(situation) if wanted is None else fixed(situation, _cut(network.cuts, wanted).number)
+
+
+def _profile(transport: Transport, request: FeatureRequest) -> tuple[Profile | None, str | None]:
+    """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
+    try:
+        return transport.profile(request), None
+    except OverBudget as error:
+        return None, str(error)
 
 
 def _spread(size: int, most: int) -> npt.NDArray[np.int64]:
@@ -189,7 +202,6 @@ def _trainer_side(
     model: nn.Module | None,
     cut: Cut,
     frost_line: Cut,
-    preprocess: Preprocess,
     settings: LoaderSettings,
 ) -> TrainerSide:
     parameter = None if model is None else next(model.parameters(), None)
@@ -198,7 +210,6 @@ def _trainer_side(
         frost_line=frost_line,
         rest=None if network is None else network.rest_of_prefix(cut),
         tensors={} if network is None else network.prefix.tensors,
-        preprocess=preprocess,
         device="cpu" if parameter is None else parameter.device,
         device_batch=settings.device_batch,
     )

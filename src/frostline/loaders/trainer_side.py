@@ -25,7 +25,6 @@ class TrainerSide:
         frost_line: where the trainer takes over; the pixels where there is no model.
         rest: the frozen part between the two; None where there is nothing between.
         tensors: its weights by name.
-        preprocess: run here at cut 0.
         device: where ``rest`` runs, in torch's words.
         device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
     """
@@ -37,13 +36,11 @@ class TrainerSide:
         frost_line: Cut,
         rest: Graph | None,
         tensors: Mapping[str, torch.Tensor],
-        preprocess: Preprocess,
         device: torch.device | str = "cpu",
         device_batch: int = 32,
     ) -> None:
         self._cut = cut
         self._device_batch = device_batch
-        self._preprocess = preprocess
         self._device = torch.device(device)
         self._rest = rest if rest is not None and cut.number < frost_line.number and rest.nodes else None
         if self._rest is not None:
@@ -58,17 +55,18 @@ class TrainerSide:
         """Seconds spent decoding and computing so far, summed over threads."""
         return self._decode_s, self._compute_s
 
-    def finish(self, batch: FeatureBatch, samples: Samples, view: View | None) -> FeatureBatch:
+    def finish(self, batch: FeatureBatch, samples: Samples, preprocess: Preprocess, view: View | None) -> FeatureBatch:
         """The same rows at the frost line.
 
         Args:
             batch: as the node answered.
             samples: of the request, for the names of those that turn out to be unreadable.
+            preprocess: run here at cut 0.
             view: which random view, where the preprocessing is random.
         """
         if self._cut.number == 0:
             started = time.perf_counter()
-            batch = decode(self._preprocess, batch, samples, view)
+            batch = decode(preprocess, batch, samples, view)
             self._count(decode_s=time.perf_counter() - started)
         if self._rest is None or len(batch) == 0:
             return batch

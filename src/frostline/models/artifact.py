@@ -21,6 +21,7 @@ from frostline.core import Cut, Graph, Node, Ref, Token
 from frostline.core.graph import Argument
 from frostline.engines.operators import ALLOWED
 from frostline.errors import ModelError, UnsafeArtifact
+from frostline.models.cuts import DTYPE_BYTES, is_random, uses_batch_statistics
 
 __all__ = ("Prefix", "digest_of", "read_prefix", "write_prefix")
 
@@ -113,6 +114,9 @@ def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
     strange = sorted({node.op for node in nodes} - ALLOWED)
     if strange:
         raise UnsafeArtifact(f"operator {strange[0]!r} is not allowed in a prefix")
+    changing = [node.op for node in nodes if is_random(node) or uses_batch_statistics(node)]
+    if changing:
+        raise UnsafeArtifact(f"{changing[0]} depends on chance or on the batch, and a prefix may not")
     graph = Graph(
         inputs=tuple(_text(name) for name in value["inputs"]),
         leaves=tuple((_text(name), _text(tensor)) for name, tensor in value["leaves"]),
@@ -179,6 +183,8 @@ def _cut(value: dict[str, Any], nodes: int) -> Cut:
         bytes_per_sample=_integer(value["bytes_per_sample"]),
         is_relu=bool(value["is_relu"]),
     )
+    if any(size < 0 for shape in cut.shapes for size in shape) or not set(cut.dtypes) <= set(DTYPE_BYTES):
+        raise UnsafeArtifact(f"cut {cut.number} declares tensors that there are none of")
     if not -1 <= cut.after < nodes or not len(cut.tensors) == len(cut.shapes) == len(cut.dtypes) >= 1:
         raise UnsafeArtifact(f"cut {cut.number} does not make sense")
     return cut

@@ -8,19 +8,24 @@ from frostline.core import Cut, Graph, Node, Ref
 from frostline.core.graph import Argument, Dim, references
 
 __all__ = (
+    "DTYPE_BYTES",
     "Flow",
     "changes",
     "enumerate_cuts",
     "frozen_reach",
+    "is_random",
     "pixel_cuts",
     "prune",
     "reads",
     "replaced",
     "sources_of_change",
     "substitute",
+    "uses_batch_statistics",
 )
 
-_DTYPE_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4, "int64": 8, "float64": 8}
+DTYPE_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "int32": 4, "float32": 4, "int64": 8, "float64": 8}
+"""What may cross a cut: the dtypes that NumPy and Arrow have too."""
+
 _BATCH = Dim(0, 1)
 
 
@@ -211,7 +216,7 @@ def _frontiers(flow: Flow, reach: int) -> Iterator[tuple[int, list[Node]]]:
 
 
 def _can_cross(node: Node) -> bool:
-    if node.shape is None or node.dtype not in _DTYPE_BYTES:
+    if node.shape is None or node.dtype not in DTYPE_BYTES:
         return False
     return node.shape[0] == _BATCH and all(dim.per_sample == 0 for dim in node.shape[1:]) if node.shape else False
 
@@ -244,7 +249,7 @@ def _place(node: Node, names: dict[str, int]) -> str:
 
 
 def _bytes_per_sample(shape: tuple[int, ...], dtype: str) -> int:
-    size = _DTYPE_BYTES[dtype]
+    size = DTYPE_BYTES[dtype]
     for dim in shape:
         size *= dim
     return size

@@ -73,8 +73,8 @@ def used_parameters(model: nn.Module, input_shape: Sequence[int]) -> list[tuple[
             module.training = False
         with torch.no_grad(), recorder:
             model(torch.zeros((1, *input_shape), device=device))
-    except (RuntimeError, TypeError, ValueError) as error:
-        why = str(error).partition("\n")[0]
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
         raise ModelError(f"the network does not run on an input of shape {list(input_shape)}: {why}") from error
     finally:
         recorder.remove()

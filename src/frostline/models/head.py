@@ -13,7 +13,7 @@ from frostline.engines.runner import Runner
 from frostline.errors import NotTraceable
 from frostline.models.cuts import prune
 from frostline.models.split import after
-from frostline.models.trace import Trace, trace
+from frostline.models.trace import Trace, device_of, trace
 
 __all__ = ("Head",)
 
@@ -43,7 +43,7 @@ class Head(nn.Module):
         self._input_shape = tuple(input_shape)
         graph = after(traced.graph, cut)
         self._modules_run = self._modules_of(graph)
-        self._parts: dict[tuple[bool, ...], _Part] = {}
+        self._parts: dict[tuple[torch.device, tuple[bool, ...]], _Part] = {}
         for _, path in graph.leaves:
             if not path.startswith("constant:"):
                 _graft(self, model, path)
@@ -71,9 +71,10 @@ class Head(nn.Module):
 
     def _part(self) -> "_Part":
         modes = tuple(module.training for module in self._modules_run.values())
-        if modes not in self._parts:
-            self._parts[modes] = self._trace_part()
-        return self._parts[modes]
+        kind = (device_of(self._model[0]), modes)
+        if kind not in self._parts:
+            self._parts[kind] = self._trace_part()
+        return self._parts[kind]
 
     def _trace_part(self) -> "_Part":
         model = self._model[0]
@@ -105,9 +106,7 @@ class _Part:
     @classmethod
     def of(cls, model: nn.Module, graph: Graph, traced: Trace) -> "_Part":
         lookups = [_lookup(model, traced, path) for _, path in graph.leaves]
-        parameter = next(model.parameters(), None)
-        device = torch.device("cpu") if parameter is None else parameter.device
-        return cls(Runner(graph, device=device), lookups, traced.structure)
+        return cls(Runner(graph, device=device_of(model)), lookups, traced.structure)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
         outputs = self.runner.run(tensors, [lookup() for lookup in self.lookups])
@@ -116,7 +115,7 @@ class _Part:
 
 def _lookup(model: nn.Module, traced: Trace, path: str) -> Callable[[], torch.Tensor]:
     if path in traced.constants:
-        constant = traced.constants[path]
+        constant = traced.constants[path].to(device_of(model))
         return lambda: constant
     owner, _, name = path.rpartition(".")
     module = model.get_submodule(owner)

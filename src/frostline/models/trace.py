@@ -19,7 +19,7 @@ from frostline.core.graph import Argument
 from frostline.engines.apart import tracing
 from frostline.errors import NotTraceable
 
-__all__ = ("Trace", "trace")
+__all__ = ("Trace", "device_of", "trace")
 
 # Any batch does, since its size is traced as a symbol; two or more keeps torch from fixing it as one.
 _EXAMPLE_BATCH = 8
@@ -54,12 +54,12 @@ def trace(model: nn.Module, input_shape: Sequence[int], *, training: Mapping[str
     Raises:
         NotTraceable: torch.export does not follow it, or it holds what a graph cannot say.
     """
-    example = torch.zeros((_EXAMPLE_BATCH, *input_shape), device=_device_of(model))
+    example = torch.zeros((_EXAMPLE_BATCH, *input_shape), device=device_of(model))
     try:
         with tracing(), _modes(model, training), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(model, (example,), strict=False, dynamic_shapes=({0: ExportDim("batch")},))
-    except (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         raise NotTraceable(f"torch.export cannot trace {type(model).__name__}: {why}") from error
     return _Reader(program).read(training)
@@ -78,7 +78,8 @@ def _modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
             module.training = flag
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """Where the network's parameters are."""
     first = next(iter(model.parameters()), None)
     return torch.device("cpu") if first is None else first.device
 

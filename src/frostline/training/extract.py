@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 
 from frostline.core import Skipped
-from frostline.errors import ModelError
+from frostline.errors import DataError, ModelError
 from frostline.events import Counted, Observer, PhaseStarted
 from frostline.loaders import Batch
 from frostline.training.files import make_folder, writing
@@ -88,7 +88,9 @@ def _write(out: Path, setup: Setup, batches: Iterator[Batch], observe: Observer)
     """Write all batches, and say how many rows they had."""
     names = dict(zip(setup.data.samples.ids.tolist(), setup.data.samples.objects, strict=True))
     tables = (_table(batch, names, setup.data.classes) for batch in batches)
-    first = next(tables)
+    first = next(tables, None)
+    if first is None:
+        raise DataError(f"none of the {len(setup.data)} samples of {setup.data.url} can be read")
     rows = 0
     with writing(out) as file, pq.ParquetWriter(file, first.schema) as writer:
         for table in itertools.chain((first,), tables):

@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ _BLOCKED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST,
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, where they are missing.
+    """Make a folder and those above it, where they are missing, and see that it takes files.
 
     Raises:
         SettingError: it cannot be made there, or a file is in its place.
@@ -28,6 +29,9 @@ def make_folder(path: Path) -> None:
     """
     with _said(path):
         path.mkdir(parents=True, exist_ok=True)
+        # Some folders exist and take no files; better to know before the work than after it.
+        with tempfile.TemporaryFile(dir=path):
+            pass
 
 
 def write_text(path: Path, text: str) -> None:

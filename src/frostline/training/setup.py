@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
+from frostline.errors import SettingError
 from frostline.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
 from frostline.loaders import Job, offload
 from frostline.models import freeze
@@ -42,6 +43,10 @@ class JobSettings:
     augment: bool = False
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 63:
+            raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
