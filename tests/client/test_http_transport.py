@@ -165,7 +165,7 @@ def test_a_forked_child_makes_its_own_connections(images):
 
 def test_a_client_that_vanishes_in_the_middle_frees_everything(images):
     body = json.dumps(request(images, 1, side=224).to_json()).encode()
-    with Node(NodeSettings(memory_bytes=64 << 20, device_batch=8), (images.as_uri(),)) as node, served(node) as url:
+    with Node(NodeSettings(memory_bytes=96 << 20, device_batch=8), (images.as_uri(),)) as node, served(node) as url:
         head = f"POST /v1/features HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", port_of(url))) as peer:

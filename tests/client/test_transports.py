@@ -159,7 +159,7 @@ def test_an_answer_that_is_closed_early_frees_everything(way, images):
 
 def test_closing_frees_a_thread_that_waits_for_the_next_batch(way, images):
     # Twelve megabytes for batches: one unread answer of large pixels leaves no room for another.
-    node, transport = way(memory_bytes=64 << 20, device_batch=8)
+    node, transport = way(memory_bytes=96 << 20, device_batch=8)
     first = transport.features(request(images, 1, side=224))
     assert len(next(first)) > 0
     second = transport.features(request(images, 1, side=224))

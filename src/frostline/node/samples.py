@@ -67,7 +67,8 @@ class SampleReader:
         self._view = view
         self._decoding = decoding
         self._is_abandoned = is_abandoned
-        self._guess = min(_FIRST_GUESS, max(1, _pixels_within(decoding.memory.total_bytes)))
+        self._first_guess = min(_FIRST_GUESS, max(1, _pixels_within(decoding.memory.total_bytes)))
+        self._guess = self._first_guess
 
     def encoded(self, row: int) -> Buffer | Skipped:
         """The sample as it is stored; the caller has reserved its declared length."""
@@ -108,9 +109,10 @@ class SampleReader:
                 needed = pixels_needed(self._preprocess, encoded)
                 if needed <= pixels or needed > MOST_PIXELS:
                     self._decode_now(row, encoded, out)
+                    self._guess = max(self._first_guess, min(needed, pixels))  # the next one is often alike
                     return
             self._decoding.counters.add(decoded_again=1)
-            pixels = self._guess = needed
+            pixels = needed
 
     def _check(self, nbytes: int) -> None:
         total = self._decoding.memory.total_bytes

@@ -18,6 +18,7 @@ _KEEP_ALIVE_S = 300
 # Answers under way may end before the node stops.
 _GRACE_S = 5
 _BACKLOG = 2048
+_LAST_PORT = 65_535
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -27,6 +28,8 @@ def listen(host: str, port: int) -> socket.socket:
         AddressInUse: Another process listens there.
         SettingError: There is no such address on this machine, or it may not be used.
     """
+    if not 0 <= port <= _LAST_PORT:
+        raise SettingError(f"a port is a number from 0 to {_LAST_PORT}, not {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -34,8 +37,6 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"port {port} of {host} is in use: stop what listens there or choose another") from error
         raise SettingError(f"cannot listen on port {port} of {host}: {error.strerror or error}") from error
-    except OverflowError as error:
-        raise SettingError(f"a port is a number from 0 to 65535, not {port}") from error
 
 
 class Server:

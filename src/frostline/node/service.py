@@ -64,7 +64,7 @@ class Node:
         self._pools = Shares.of(settings.memory_bytes).pools()
         self._counters = Counters()
         self._gate = Gate(settings.max_requests, self._pools["messages"], self._counters)
-        self._prefixes = Prefixes(self._pools["weights"], settings.device, self._counters)
+        self._prefixes = Prefixes(self._pools["weights"], settings.device, settings.device_batch, self._counters)
         self._readers = ThreadPoolExecutor(max(_READERS, settings.decode_threads), "frostline-read")
         self._device = Device(
             thread=ThreadPoolExecutor(1, "frostline-device"), memory=self._pools["device"], counters=self._counters

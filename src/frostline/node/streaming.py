@@ -21,7 +21,7 @@ __all__ = ("AnswerReply",)
 # cache, large enough that its frame does not count.
 _PIECE = 256 << 10
 # A reader that takes no byte for so long has gone; its answer's memory is given to others.
-_SILENCE_S = 120.0
+_SILENCE_S = 30.0
 
 Part = bytes | memoryview
 

@@ -17,6 +17,7 @@ __all__ = ("Upload",)
 _GROWN = 9 / 8
 # Bytes of Python objects that a byte of the graph's JSON can become.
 _PARSED = 30
+_MOST_PARSED = 64 << 20
 _LENGTH = 8
 
 
@@ -36,8 +37,8 @@ class Upload:
         self._buffer = BytesIO()
         self._leash = Leash((memory,))
         self._held = ExitStack()
-        # A graph takes a few hundred kilobytes: a quarter of the room is more than any needs.
-        self._parsing = memory.total_bytes // 4
+        # A graph takes up to a few hundred kilobytes.
+        self._parsing = min(memory.total_bytes // 4, _MOST_PARSED)
 
     def begin(self) -> None:
         """Wait for memory.

@@ -1,0 +1,121 @@
+"""A node as a process: it comes up or says why not, and never outlives whoever started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import closing, suppress
+
+import pytest
+
+from frostline.client.http import HttpTransport
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unavailable
+from frostline.node.process import start_node
+from frostline.node.server import listen
+from support.nodes import make_images, request, until
+
+SMALL = NodeSettings(memory_bytes=96 << 20, device_batch=8)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images") / "here", 40)
+
+
+@pytest.fixture(scope="module")
+def node(images):
+    with start_node((images.as_uri(),), SMALL) as node:
+        yield node
+
+
+def runs(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def transport_to(node):
+    return closing(HttpTransport(node.url, LoaderSettings(deadline_s=30)))
+
+
+def test_it_serves_at_its_address(node, images):
+    with transport_to(node) as transport:
+        assert transport.health().roots == (images.as_uri(),)
+        assert sum(len(batch) for batch in transport.features(request(images, 0))) == 40
+    assert not node.restart_if_dead()
+
+
+def test_a_port_in_use_gets_a_sentence(images):
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressInUse, match=str(port)):
+            listen("127.0.0.1", port)
+        with pytest.raises(AddressInUse, match=str(port)):
+            start_node((images.as_uri(),), SMALL, port=port)
+
+
+@pytest.mark.parametrize(("host", "port"), [("203.0.113.1", 0), ("127.0.0.1", 70_000), ("127.0.0.1", -1)])
+def test_an_address_that_cannot_be_listened_on_gets_a_sentence(host, port):
+    with pytest.raises(SettingError):
+        listen(host, port)
+
+
+def test_a_root_that_makes_no_sense_gets_a_sentence():
+    with pytest.raises(SettingError, match="ftp"):
+        start_node(("ftp://x",), SMALL)
+
+
+def test_a_node_that_does_not_come_up_is_told_with_its_last_words(images, monkeypatch, tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho out of luck >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(NodeUnreachable, match="out of luck"):
+        start_node((images.as_uri(),), SMALL)
+
+
+def test_a_node_killed_in_the_middle_of_an_answer_is_unavailable_and_comes_back_at_its_address(images):
+    with start_node((images.as_uri(),), SMALL) as node, transport_to(node) as transport:
+        url = node.url
+        answer = transport.features(request(images, 1, side=224))
+        first = next(answer)
+        assert len(first) > 0
+        os.kill(node.pid, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            list(answer)
+        until(lambda: node.pid == 0)
+        with pytest.raises(Unavailable):
+            transport.health()
+        assert node.restart_if_dead()
+        assert node.url == url
+        assert sum(len(batch) for batch in transport.features(request(images, 1))) == 40
+    assert node.pid == 0
+
+
+PARENT = """
+    import sys
+    from frostline.config import NodeSettings
+    from frostline.node.process import start_node
+    node = start_node((sys.argv[1],), NodeSettings(memory_bytes=64 << 20))
+    print(node.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_parent_that_is_killed_leaves_no_node_behind(images, how):
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT), images.as_uri()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        assert runs(pid)
+        assert os.getpgid(pid) != os.getpgid(parent.pid)  # the terminal's Ctrl-C does not reach it
+        parent.send_signal(how)
+        parent.wait(30)
+        until(lambda: not runs(pid))

@@ -1,0 +1,225 @@
+"""The node within its memory: what is refused, skipped, read again, evicted and counted."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from frostline.config import NodeSettings
+from frostline.core import View
+from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
+from frostline.node import Node
+from frostline.preprocess import imagenet
+from support.nodes import (
+    artifact_of,
+    is_idle,
+    joined,
+    jpeg,
+    make_images,
+    request,
+    samples_of,
+    small_network,
+    until,
+    within_budget,
+)
+
+SMALL = 96 << 20
+
+
+def node_at(folder, memory_bytes=SMALL, **settings):
+    return Node(NodeSettings(memory_bytes=memory_bytes, **settings), (folder.as_uri(),))
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 6)
+
+
+def held_by(node, share):
+    return node.statistics().memory[share]
+
+
+def test_an_image_larger_than_expected_is_read_again_with_memory_for_it(images):
+    (images / "0003.jpg").write_bytes(jpeg(size=(700, 500)))
+    with node_at(images, decode_threads=2) as node:
+        ids, _, _, skipped = joined(node.features(request(images, 1)))
+        assert len(ids) == 6
+        assert skipped == []
+        assert node.statistics().totals.decoded_again >= 1
+        assert is_idle(node)
+        assert within_budget(node)
+
+
+def test_an_image_that_never_fits_is_skipped_naming_the_knob(images):
+    (images / "0003.jpg").write_bytes(jpeg(size=(2000, 1000)))
+    with node_at(images) as node:
+        batches = list(node.features(request(images, 1)))
+        (lost,) = [one for batch in batches for one in batch.skipped]
+        assert lost.object == "0003.jpg"
+        assert "--memory" in lost.reason
+        assert within_budget(node)
+
+
+def test_lengths_that_lie_reserve_nothing_that_is_not_there(images):
+    samples = samples_of(images)
+    samples.lengths[:3] = (2**62, 20 << 20, 3 << 20)
+    with node_at(images) as node:
+        for cut in (0, 1):
+            ids, _, _, skipped = joined(node.features(request(images, cut, samples=samples)))
+            assert ids == samples.ids[3:].tolist()
+            assert skipped == samples.ids[:3].tolist()
+        assert is_idle(node)
+        assert within_budget(node)
+
+
+def test_what_can_never_run_is_refused_before_anything_is_read(images):
+    network = small_network(width=64, side=256)
+    digest, body = artifact_of(network)
+    with node_at(images) as node:
+        node.put_prefix(digest, body)
+        with pytest.raises(OverBudget, match="--memory"):
+            node.features(request(images, network.cuts[-1].number, digest, side=256))
+        assert node.statistics().totals.bytes_read == 0
+        assert is_idle(node)
+
+
+def test_weights_that_can_never_fit_are_refused(images):
+    network = small_network(width=700)
+    with node_at(images) as node, pytest.raises(OverBudget, match="--memory"):
+        node.put_prefix(*artifact_of(network))
+
+
+def test_the_prefix_unused_for_longest_makes_room_for_another(images):
+    # Nineteen megabytes for weights, and each takes seven.
+    first, second, third = (artifact_of(small_network(width=width)) for width in (440, 441, 442))
+    last = small_network().cuts[-1].number
+    with node_at(images) as node:
+        node.put_prefix(*first)
+        node.put_prefix(*second)
+        list(node.features(request(images, 1)))
+        with pytest.raises(OverBudget, match="running"):  # it is used, if only to be refused
+            node.features(request(images, last, first[0]))
+        node.put_prefix(*third)
+        assert node.holds_prefix(first[0])
+        assert not node.holds_prefix(second[0])
+        with pytest.raises(UnknownPrefix):
+            node.features(request(images, last, second[0]))
+        assert node.statistics().totals.evicted == 1
+        assert within_budget(node)
+
+
+def test_a_prefix_in_use_is_never_dropped(images):
+    network = small_network()
+    last = network.cuts[-1].number
+    used, larger, large, third = (
+        artifact_of(network),
+        *(artifact_of(small_network(width=one)) for one in (470, 471, 400)),
+    )
+    with node_at(images) as node:
+        for one in (used, larger, large):
+            node.put_prefix(*one)
+        answer = node.features(request(images, last, used[0]))
+        node.put_prefix(*third)
+        assert node.holds_prefix(used[0])
+        assert not node.holds_prefix(larger[0])
+        assert len(joined(answer)[0]) == 6
+
+
+def test_an_upload_that_finds_only_prefixes_in_use_is_asked_to_wait(images):
+    first, second, third = (artifact_of(small_network(width=width, side=16)) for width in (440, 441, 442))
+    with node_at(images, device_batch=8) as node:
+        node.put_prefix(*first)
+        node.put_prefix(*second)
+        answers = [node.features(request(images, 2, digest, side=16)) for digest, _ in (first, second)]
+        with pytest.raises(Overloaded, match="in use"):
+            node.put_prefix(*third)
+        for answer in answers:
+            answer.close()
+        node.put_prefix(*third)
+        assert within_budget(node)
+
+
+def test_uploading_the_same_prefix_from_many_threads_keeps_one(images):
+    digest, body = artifact_of(small_network())
+    with node_at(images) as node:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda _: node.put_prefix(digest, body), range(16)))
+        assert node.statistics().prefixes == 1
+        before = held_by(node, "weights").reserved_bytes
+        node.put_prefix(digest, body)
+        assert held_by(node, "weights").reserved_bytes == before
+        assert held_by(node, "work").reserved_bytes == 0
+
+
+def test_random_views_are_the_same_for_the_same_seed_and_epoch(images):
+    steps = imagenet(16, augment=True).to_json()
+
+    def pixels(node, seed, epoch):
+        view = View(seed=seed, epoch=epoch)
+        return joined(node.features(request(images, 1, preprocess=steps, view=view)))[1][0]
+
+    with node_at(images) as node:
+        assert np.array_equal(pixels(node, 1, 0), pixels(node, 1, 0))
+        assert not np.array_equal(pixels(node, 1, 0), pixels(node, 1, 1))
+        with pytest.raises(BadRequest, match="view"):
+            node.features(request(images, 1, preprocess=steps))
+
+
+def test_many_requests_at_once_are_all_answered_within_the_budget(images):
+    network = small_network()
+    digest, body = artifact_of(network)
+    cuts = [0, 1, 2, network.cuts[-1].number]
+    with node_at(images, max_requests=64, device_batch=8) as node:
+        node.put_prefix(digest, body)
+
+        def work(index):
+            answer = node.features(request(images, cuts[index % 4], digest))
+            if index % 5 == 0:
+                next(answer)
+                answer.close()
+                return None
+            return joined(answer)
+
+        with ThreadPoolExecutor(3) as threads:
+            answers = list(threads.map(work, range(60)))
+        for index, answer in enumerate(answers):
+            assert answer is None or len(answer[0]) == 6, index
+        assert is_idle(node)
+        assert within_budget(node)
+        totals = node.statistics().totals
+        assert totals.finished + totals.abandoned == 60
+
+
+def test_messages_too_are_counted(images):
+    with node_at(images) as node:
+        admissions = [node.admit(10_000) for _ in range(4)]
+        with pytest.raises(Overloaded):
+            node.admit(10_000)
+        assert within_budget(node)
+        for admission in admissions:
+            admission.read()
+            admission.close()
+            admission.close()
+        assert is_idle(node)
+
+
+def test_closing_the_node_ends_answers_and_lets_nobody_in(images):
+    node = node_at(images, device_batch=8)
+    with node:
+        make_images(images, 20)
+        reading = node.features(request(images, 1, side=224))
+        next(reading)
+        waiting = node.features(request(images, 1, side=224))
+        got = []
+        thread = threading.Thread(target=lambda: got.append(next(waiting, None)))
+        thread.start()
+        until(lambda: held_by(node, "work").waiting == 1)
+    thread.join(20)
+    assert got == [None]
+    assert next(reading, None) is None
+    assert not reading.is_complete
+    assert is_idle(node)
+    with pytest.raises(Overloaded):
+        node.features(request(images, 1))
+    node.close()
