@@ -21,6 +21,7 @@ import torch
 from frostline.client.http import HttpTransport
 from frostline.config import NodeSettings
 from frostline.datasets import Dataset
+from frostline.engines.allocator import keep_freed_memory
 from frostline.engines.hardware import hardware_name
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
@@ -33,6 +34,7 @@ from frostline.wire.messages import FeatureRequest
 
 def main():
     wanted = arguments()
+    keep_freed_memory()  # the node does it: the plain loop shall not lose by page faults
     data = Dataset(wanted.data)
     pretrained = load_model(wanted.model, classes=10)
     preprocess = pretrained.preprocess
