@@ -103,7 +103,8 @@ def test_a_node_that_is_killed_and_comes_back_without_its_prefix_costs_no_sample
     model = frozen()
     twin = copy.deepcopy(model)
     events = []
-    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2)
+    # Room for one request at a time, so that most are still to be made when the node dies.
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, window_bytes=60_000, device_batch=8)
     node = NodeSettings(memory_bytes=1 << 28, device_batch=8)
     with start_node((str(folder),), node) as process:
 
@@ -127,7 +128,7 @@ def test_a_node_that_is_killed_and_comes_back_without_its_prefix_costs_no_sample
 
 
 def test_a_node_that_stays_away_ends_the_job_with_the_knob_in_the_sentence(folder):
-    settings = LoaderSettings(samples_per_request=8, requests_in_flight=1, retry_for_s=0.3)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=1, window_bytes=60_000, retry_for_s=0.3)
     with (
         start_node((str(folder),), NodeSettings(memory_bytes=1 << 28)) as process,
         job_for(folder, frozen(), near=process.url, settings=settings) as job,

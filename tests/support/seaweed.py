@@ -141,7 +141,7 @@ def _command(program: str, folder: Path, ports: list[int]) -> list[str]:
         "-master.telemetry=false",
         "-master.electionTimeout=1s",
         "-master.heartbeatInterval=100ms",
-        "-volume.max=20",
+        "-volume.max=200",
         "-volume.index=memory",
         "-volume.preStopSeconds=0",
         "-filer",
