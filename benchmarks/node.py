@@ -34,7 +34,8 @@ from frostline.wire.messages import FeatureRequest
 
 def main():
     wanted = arguments()
-    keep_freed_memory()  # the node does it: the plain loop shall not lose by page faults
+    if wanted.keep_freed:
+        keep_freed_memory()
     data = Dataset(wanted.data)
     pretrained = load_model(wanted.model, classes=10)
     preprocess = pretrained.preprocess
@@ -127,6 +128,7 @@ def arguments():
     parser.add_argument("--memory", type=int, default=2048, help="MiB")
     parser.add_argument("--decode-threads", type=int, default=os.cpu_count())
     parser.add_argument("--compute-threads", type=int, default=os.cpu_count())
+    parser.add_argument("--keep-freed", action="store_true", help="the plain loop keeps freed memory, as nodes do")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
