@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from frostline.engines.allocator import keep_freed_memory
 from support.photographs import photographs_folder
 from support.seaweed import find_weed, seaweed
 from support.torchvision_cpu import sitecustomize
@@ -16,6 +17,9 @@ settings.register_profile(
     "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+# Networks run for minutes in these tests, and on a virtual machine page faults take most of it (docs/decisions/0007).
+keep_freed_memory()
 
 SHIM = str(Path(sitecustomize.__file__).parent)
 
