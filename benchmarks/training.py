@@ -24,14 +24,14 @@ from frostline.ordering import Order
 from frostline.preprocess.apply import decode_into
 from frostline.stores.objects import open_store
 from frostline.training.networks import load_model
-from frostline.training.run import TrainSettings, train
+from frostline.training.run import train
+from frostline.training.settings import JobSettings, TrainSettings
 
 
 def main():
     wanted = arguments()
-    settings = TrainSettings(
-        data=wanted.data, model=wanted.model, until=wanted.until, epochs=wanted.epochs, batch_size=wanted.batch_size
-    )
+    job = JobSettings(data=wanted.data, model=wanted.model, until=wanted.until)
+    settings = TrainSettings(job=job, epochs=wanted.epochs, batch_size=wanted.batch_size)
     report = train(settings, lambda event: None)
     print(f"Frostline: {report.val_accuracy:.1%} in {report.seconds:.1f} s, {report.wire_bytes / 1e6:.2f} MB crossed")
     started = time.perf_counter()
@@ -61,18 +61,19 @@ def main():
 
 def plain(settings):
     """Losses of every step, and the last accuracy on the held-out samples."""
-    data = Dataset(settings.data)
-    train_data, held_out = data.split(settings.val_share, settings.seed)
-    network = load_model(settings.model, classes=len(data.classes), seed=settings.seed)
-    model = freeze(network.model, settings.until)
+    job = settings.job
+    data = Dataset(job.data)
+    train_data, held_out = data.split(settings.val_share, job.seed)
+    network = load_model(job.model, classes=len(data.classes), seed=job.seed)
+    model = freeze(network.model, job.until)
     optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], settings.learning_rate)
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(job.seed)
     losses, right = [], 0
     for epoch in range(settings.epochs):
         model.train()
         for _, module in frozen_modules(model):
             module.eval()
-        order = Order(size=len(train_data), seed=settings.seed, epoch=epoch)
+        order = Order(size=len(train_data), seed=job.seed, epoch=epoch)
         for pixels, labels in batches(train_data, network.preprocess, order, settings.batch_size):
             loss = torch.nn.functional.cross_entropy(model(pixels), labels)
             optimizer.zero_grad()

@@ -1,5 +1,6 @@
 """Settings: one frozen class a component; every default says why it is what it is."""
 
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -13,6 +14,11 @@ __all__ = ("LoaderSettings", "NodeSettings", "cache_folder")
 
 _MIB = 1 << 20
 _GIB = 1 << 30
+
+
+def _cores() -> int:
+    """Processor cores that this process may use: fewer than the machine has where it is pinned to some."""
+    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +36,8 @@ class NodeSettings:
     """
 
     memory_bytes: int = 2 * _GIB
-    decode_threads: int = field(default_factory=lambda: os.cpu_count() or 1)
-    compute_threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    decode_threads: int = field(default_factory=_cores)
+    compute_threads: int = field(default_factory=_cores)
     device: str = "cpu"
     device_batch: int = 32
     max_requests: int = 64
@@ -51,8 +57,9 @@ class LoaderSettings:
     """How a job's loader asks.
 
     Attributes:
-        requests_in_flight: requests under way at once; more hides a longer round trip.
-        samples_per_request: rows in one request.
+        requests_in_flight: requests under way at once; more hides a longer round trip, and leaves none of the
+            resources that a mixture uses without work.
+        samples_per_request: rows in one request; as many as a device batch, so that no run has rows to spare.
         window_bytes: most bytes asked for and not yet handed out; raise it for a long, fast link.
         cache_bytes: features kept at the trainer between epochs; 0 keeps none.
         retry_for_s: how long a sample is asked for again while its node does not answer, before the job stops.
@@ -60,16 +67,18 @@ class LoaderSettings:
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
             the node's, so that features are the same bits wherever they are computed.
         skip_allowance: share of a data set's samples that may be unreadable before the job stops.
+        follow: plan again while the job runs, where what is measured says so.
     """
 
-    requests_in_flight: int = 4
-    samples_per_request: int = 64
+    requests_in_flight: int = 8
+    samples_per_request: int = 32
     window_bytes: int = 256 * _MIB
     cache_bytes: int = 1 * _GIB
     retry_for_s: float = 60.0
     deadline_s: float = 120.0
     device_batch: int = 32
     skip_allowance: float = 0.01
+    follow: bool = True
 
     def __post_init__(self) -> None:
         _at_least("requests_in_flight", self.requests_in_flight, 1)
@@ -81,6 +90,10 @@ class LoaderSettings:
         _whole_eights("device_batch", self.device_batch)
         if not 0 <= self.skip_allowance <= 1:
             raise SettingError(f"skip_allowance is a share between 0 and 1, not {self.skip_allowance}")
+
+    def most_skipped(self, samples: int) -> int:
+        """How many of so many samples may be unreadable."""
+        return math.ceil(self.skip_allowance * samples)
 
 
 def cache_folder() -> Path:

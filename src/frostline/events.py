@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from frostline.core import Route
+
 __all__ = (
     "BatchTaken",
     "Counted",
@@ -13,10 +15,12 @@ __all__ = (
     "NodeRestarted",
     "Observer",
     "PhaseStarted",
+    "Replanned",
     "RequestFinished",
     "RequestRetried",
     "SampleSkipped",
     "StepFinished",
+    "Waiting",
 )
 
 
@@ -39,12 +43,20 @@ class BatchTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The training loop waits for its next rows; said once a second while it does."""
+
+    requests_in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFinished:
-    """A request was answered whole, ``seconds`` after it was sent."""
+    """A request was answered whole, ``seconds`` after it was sent; ``payload_bytes`` are those at the frost line."""
 
     samples: int
     payload_bytes: int
     seconds: float
+    route: Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +66,25 @@ class RequestRetried:
     samples: int
     attempt: int
     delay_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """Samples that were not asked for yet take other ways from now on.
+
+    Attributes:
+        at_s: seconds since the job was made.
+        samples: asked for before.
+        before: the mixture until now, in words.
+        after: the mixture from now on.
+        reason: what was measured, and what the change should gain.
+    """
+
+    at_s: float
+    samples: int
+    before: str
+    after: str
     reason: str
 
 
@@ -68,10 +99,11 @@ class SampleSkipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFinished:
-    """A pass over an epoch ended: whole, or left early with ``samples`` handed out."""
+    """A pass over an epoch ended, whole or early: ``samples`` handed out, ``from_cache`` of them not fetched again."""
 
     epoch: int
     samples: int
+    from_cache: int
     seconds: float
     stall_s: float
 
@@ -127,9 +159,11 @@ Event = (
     | Evaluated
     | NodeRestarted
     | PhaseStarted
+    | Replanned
     | RequestFinished
     | RequestRetried
     | SampleSkipped
     | StepFinished
+    | Waiting
 )
 Observer = Callable[[Event], None]

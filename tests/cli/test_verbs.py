@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,13 @@ from support.images import image_folder
 from support.networks import Small
 
 SMALL = ["--model", "support.networks:Small", "--until", "stem"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache_of_its_own(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +104,49 @@ def test_the_demo_runs_on_a_folder_of_the_users(capsys, folder, tmp_path):
     assert (out / "report.html").exists()
 
 
-def test_plan_shows_every_cut_and_why(capsys, folder):
-    found = run_json(capsys, "plan", "--data", folder, *SMALL)
-    assert [one["cut"] for one in found["candidates"]] == list(range(len(found["candidates"])))
-    assert sum(one["rejected"] is None for one in found["candidates"]) == 1
-    code, out, _ = run(capsys, "plan", "--data", folder, *SMALL)
-    assert code == 0
-    assert "encoded" in out
-    assert "chosen" in out
+def test_plan_shows_every_cut_and_why_and_keeps_what_it_measured(capsys, folder, tmp_path):
+    photos = image_folder(tmp_path / "photos", per_class=3)
+    question = ("plan", "--data", photos, *SMALL)
+    found = run_json(capsys, *question)
+    cuts = {one["cut"] for one in found["candidates"]}
+    assert cuts == set(range(len(cuts)))
+    assert sum(one["share"] for one in found["mixture"]) == pytest.approx(1)
+    in_use = {(one["cut"], one["codec"]) for one in found["mixture"]}
+    assert {(one["cut"], one["codec"]) for one in found["candidates"] if one["rejected"] is None} == in_use
+    shutil.rmtree(photos)  # nothing but the measurement is left to answer from
+    thin = run_json(capsys, *question, "--bandwidth", "8kbit", "--epochs", 3)
+    assert thin["asked"]["data"] == found["asked"]["data"]
+    assert thin["measured"] == found["measured"]
+    assert thin["link"]["bytes_per_s"] == 1000
+    assert thin["as_measured"]["samples_per_s"] == found["samples_per_s"]
+    code, out, err = run(capsys, *question, "--policy", "all", "--all", "--html", tmp_path / "plan.html")
+    assert code == 0, err
+    assert "--measure measures again" in err
+    for words in ("encoded", "chosen", "hapi_v3", "neurosurgeon", "100.0 %", "zstd"):
+        assert words in out
+    assert (tmp_path / "plan.html").read_text().rstrip().endswith("</html>")
+
+
+def test_a_question_before_any_measurement_measures_once_and_says_so(capsys, folder):
+    question = ("plan", "--data", folder, *SMALL, "--accuracy", "fp16", "--cut", 1, "--json")
+    code, out, err = run(capsys, *question)
+    assert code == 0, err
+    assert "measuring once" in err
+    again = run(capsys, *question)
+    assert "measuring once" not in again[2]
+    assert json.loads(again[1]) == json.loads(out)
+    assert json.loads(out)["policy"] == "fixed"
+
+
+def test_a_lossy_codec_is_used_where_it_is_allowed_and_its_error_is_reported(capsys, folder, tmp_path):
+    ways = ("--cut", 2, "--codec", "int8", "--accuracy", "0.5")
+    report = run_json(capsys, "train", "--data", folder, *SMALL, *ways, "--epochs", 1, "--out", tmp_path)
+    assert report["accuracy"] == 0.5
+    assert 0 < report["codec_error"] < 0.5
+    assert {(one["cut"], one["codec"]) for one in report["ways"]} == {(2, "int8")}
+    assert report["plan"]["mixture"] == [{"cut": 2, "codec": "int8", "share": 1.0}]
+    assert report["measured_samples_per_s"] > 0
+    assert report["replans"] == []
 
 
 def test_index_counts_and_finds_the_manifest_again(capsys, folder):
@@ -143,6 +186,13 @@ def test_extract_writes_a_row_for_each_sample(capsys, folder, tmp_path):
         (("train", "--data", "{folder}", *SMALL, "--memory", "lots"), "no number of bytes"),
         (("train", "--data", "{folder}", *SMALL, "--memory", "1MB"), "memory_bytes must be at least"),
         (("train", "--data", "{folder}", *SMALL, "--cut", "99"), "no cut 99"),
+        (("train", "--data", "{folder}", *SMALL, "--codec", "int8"), "needs the cut that it is for"),
+        (("train", "--data", "{folder}", *SMALL, "--accuracy", "good"), "exact, fp16, int8 or a relative error"),
+        (("train", "--data", "{folder}", *SMALL, "--policy", "magic"), "neurosurgeon"),
+        (("train", "--data", "{folder}", *SMALL, "--policy", "all_in_store"), "start the training there"),
+        (("plan", "--data", "{folder}", *SMALL, "--bandwidth", "100"), "1Gbit, 100Mbit or 12MB"),
+        (("plan", "--data", "{folder}", *SMALL, "--store-speed", "0"), "is no factor"),
+        (("plan", "--data", "{folder}", *SMALL, "--nodes", "0"), "--nodes"),
         (("train", "--data", "{folder}", *SMALL, "--weights", "none.safetensors"), "no weights file"),
         (("train", "--data", "{folder}", *SMALL, "--weights", "{folder}/circle/000.jpg"), "cannot be read"),
         (("train", "--data", "{folder}", *SMALL, "--weights", "{other}"), "does not fit the network"),

@@ -6,6 +6,7 @@ import socket
 import threading
 from contextlib import ExitStack, closing, contextmanager
 
+import numpy as np
 import pytest
 
 from frostline.client.http import HttpTransport
@@ -13,7 +14,7 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import FrostlineError, NodeUnreachable, SettingError
 from frostline.node import Node
 from frostline.node.server import listen
-from support.nodes import is_idle, make_images, request, served, until
+from support.nodes import is_idle, make_images, request, samples_of, served, until
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_an_address_that_is_none_is_refused_with_an_example(url):
 
 
 def test_every_byte_on_the_socket_is_counted(images):
-    answer = http(b'{"version":"1","host":"h","hardware":"x","memory_bytes":1,"roots":[]}')
+    answer = http(b'{"version":"1","host":"h","hardware":"x","memory_bytes":1,"roots":[],"cores":[0]}')
     with answering(answer) as (url, received), transport_to(url) as transport:
         assert transport.health().version == "1"
     statistics = transport.statistics()
@@ -163,15 +164,32 @@ def test_a_forked_child_makes_its_own_connections(images):
         assert len(list(transport.features(request(images, 0)))) == 1
 
 
+def asking(url, message):
+    """A connection with a question on it, whose answer fits no buffer of the kernel's: it is still being sent."""
+    peer = socket.socket()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    peer.connect(("127.0.0.1", port_of(url)))
+    peer.sendall(message)
+    return peer
+
+
 def test_a_client_that_vanishes_in_the_middle_frees_everything(images):
-    body = json.dumps(request(images, 1, side=224).to_json()).encode()
+    samples = samples_of(images).take(np.arange(8).repeat(8))
+    samples.ids[:] = np.arange(len(samples))
+    body = json.dumps(request(images, 1, samples=samples, side=224).to_json()).encode()
+    message = f"POST /v1/features HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     with Node(NodeSettings(memory_bytes=96 << 20, device_batch=8), (images.as_uri(),)) as node, served(node) as url:
-        head = f"POST /v1/features HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         for _ in range(5):
-            with socket.create_connection(("127.0.0.1", port_of(url))) as peer:
-                peer.sendall(head + body)
+            with asking(url, message) as peer:
                 assert peer.recv(1000).startswith(b"HTTP/1.1 200")
-        with socket.create_connection(("127.0.0.1", port_of(url))) as peer:
-            peer.sendall(head + body[:-10])  # and one in the middle of its question
+        with asking(url, message[:-10]):  # and one in the middle of its question
+            until(lambda: node.statistics().totals.requests == 6)
         until(lambda: is_idle(node))
         assert node.statistics().totals.abandoned == 5
+
+
+@pytest.mark.parametrize("url", ["http://me:hunter2@store-1:7070", "https://me:hunter2@store-1", "me:hunter2@store:x"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(url):
+    with pytest.raises(SettingError, match="address") as caught:
+        HttpTransport(url)
+    assert "hunter2" not in str(caught.value)

@@ -1,8 +1,10 @@
 """What both ways to a node promise: the same tests over HTTP and within the process."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from frostline.errors import BadRequest, OverBudget, Overloaded, StoreUnavailabl
 from frostline.node import Node
 from frostline.preprocess.apply import decode_into
 from frostline.stores.folder import FolderStore
+from frostline.wire.codecs import CODECS, Codec, unpack
 from support.nodes import (
     artifact_of,
     is_idle,
@@ -84,6 +87,78 @@ def test_every_sample_comes_once_in_order_bit_for_bit_or_is_skipped(way, images,
         assert got.tobytes() == want.tobytes()
     until(lambda: is_idle(node))
     assert within_budget(node)
+
+
+def unpacked(answer):
+    batches = list(answer)
+    return batches, joined(map(unpack, batches))
+
+
+@pytest.mark.parametrize("codec", [name for name in CODECS if Codec.parse(name).is_lossless])
+def test_a_lossless_codec_changes_no_bit(way, images, codec):
+    node, transport = way(device_batch=8)
+    transport.put_prefix(DIGEST, ARTIFACT)
+    for cut in (1, 3, NETWORK.cuts[-1].number):
+        batches, (ids, tensors, _, skipped) = unpacked(transport.features(request(images, cut, DIGEST, codec=codec)))
+        wanted_ids, wanted = expected(images, cut)
+        assert ids == wanted_ids
+        assert skipped == samples_of(images).ids[list(BROKEN)].tolist()
+        assert [got.tobytes() for got in tensors] == [want.tobytes() for want in wanted]
+        assert all(batch.error == 0.0 for batch in batches)
+        assert {one.codec for batch in batches for one in batch.packed} == ({codec} - {"exact"})
+    until(lambda: is_idle(node))
+    assert within_budget(node)
+    assert (node.statistics().totals.encode_s > 0) == (codec != "exact")
+
+
+@pytest.mark.parametrize(("codec", "most"), [("fp16", 0.001), ("bf16+zstd", 0.01), ("int8+sparse+lz4", 0.02)])
+def test_a_lossy_codec_tells_what_it_lost(way, images, codec, most):
+    _, transport = way()
+    transport.put_prefix(DIGEST, ARTIFACT)
+    batches, (_, (got,), _, _) = unpacked(transport.features(request(images, 5, DIGEST, codec=codec)))
+    _, (wanted,) = expected(images, 5)
+    lost = np.square(got - wanted).sum((1, 2, 3)) / np.square(wanted).sum((1, 2, 3))
+    assert 0 < np.sqrt(lost.max()) == pytest.approx(max(batch.error for batch in batches), rel=1e-3)
+    assert max(batch.error for batch in batches) < most
+
+
+def test_batches_above_the_tolerance_come_without_loss_among_the_others(way, images):
+    _, transport = way(device_batch=8)
+    transport.put_prefix(DIGEST, ARTIFACT)
+    every = request(images, 5, DIGEST, codec="int8+zstd")
+    tolerance = float(np.median([batch.error for batch in transport.features(every)]))
+    some = request(images, 5, DIGEST, codec="int8+zstd", tolerance=tolerance)
+    batches, (ids, _, _, _) = unpacked(transport.features(some))
+    assert ids == expected(images, 5)[0]
+    assert {batch.packed[0].codec for batch in batches} == {"int8+zstd", "zstd"}
+    assert all(batch.error <= tolerance for batch in batches)
+    none = request(images, 5, DIGEST, codec="int8+zstd", tolerance=0.0)
+    _, (_, (got,), _, _) = unpacked(transport.features(none))
+    assert got.tobytes() == expected(images, 5)[1][0].tobytes()
+
+
+def test_both_ways_give_the_same_packed_bytes(images):
+    message = request(images, 1, codec="int8+sparse+zstd")
+    with (
+        Node(NodeSettings(memory_bytes=256 << 20), (images.as_uri(),)) as node,
+        served(node) as url,
+        closing(HttpTransport(url, SETTINGS)) as over_http,
+    ):
+        for mine, its in zip(over_http.features(message), LocalTransport(node).features(message), strict=True):
+            assert mine.packed[0].body.tobytes() == its.packed[0].body.tobytes()
+            assert mine.packed[0].bounds.tolist() == its.packed[0].bounds.tolist()
+            assert mine.error == its.error
+
+
+def test_fewer_bytes_cross_where_they_are_packed(images):
+    with Node(NodeSettings(memory_bytes=256 << 20), (images.as_uri(),)) as node, served(node) as url:
+        crossed = []
+        for codec in ("exact", "fp16", "int8"):
+            with closing(HttpTransport(url, SETTINGS)) as transport:
+                list(transport.features(request(images, 1, codec=codec)))
+                crossed.append(transport.statistics().bytes_received)
+    assert 0.5 < crossed[1] / crossed[0] < 0.55
+    assert 0.25 < crossed[2] / crossed[0] < 0.3
 
 
 def test_cut_0_ships_the_encoded_samples_as_they_are_also_broken_ones(way, images):
@@ -233,12 +308,56 @@ def test_a_profile_measures_reading_decoding_and_every_cut(way, images):
     assert profile.cuts[1].seconds > 0
     assert profile.cuts[-1].seconds >= profile.cuts[1].seconds
     assert profile.cuts[-1].bytes_per_sample > 0
+    rests = [cut.rest_bytes_per_sample for cut in profile.cuts]
+    assert rests[0] == rests[1] > rests[-1]
+    assert profile.cuts[0].rest_fixed_bytes > 0
+    assert profile.device == "cpu"
+    assert set(profile.cores) == os.sched_getaffinity(0)
+    assert profile.codecs == ()
+
+
+def test_a_profile_measures_the_codecs_that_are_asked_for_where_they_may_be_worth_it(way, images):
+    node, transport = way()
+    transport.put_prefix(DIGEST, ARTIFACT)
+    profile = transport.profile(request(images, 2, DIGEST), ["exact", "lz4", "sparse+zstd", "int8"])
+    found = {(one.cut, one.codec): one for one in profile.codecs}
+    for cut in NETWORK.cuts[1:]:
+        codecs = {"int8", "sparse+zstd"} if cut.is_relu else {"int8", "lz4"}
+        is_small = cut.bytes_per_sample <= 4 * samples_of(images).encoded_bytes / COUNT
+        assert {codec for number, codec in found if number == cut.number} == (codecs if is_small else set())
+    assert {cut for cut, _ in found} >= {NETWORK.cuts[-1].number}
+    for (cut, codec), cost in found.items():
+        assert cost.encode_s > 0
+        assert cost.decode_s > 0
+        assert (cost.error > 0) == (codec == "int8")
+        assert 0 < cost.bytes_per_sample < 1.1 * NETWORK.cuts[cut].bytes_per_sample + 16
+    assert is_idle(node)
+    assert within_budget(node)
+
+
+def test_what_a_network_costs_is_measured_once(way, images):
+    _, transport = way()
+    transport.put_prefix(DIGEST, ARTIFACT)
+    asked = request(images, 2, DIGEST)
+    first = transport.profile(asked, ["int8"])
+    again = transport.profile(asked, ["int8", "fp16"])
+    steps = [
+        [after.seconds - before.seconds for before, after in pairwise(profile.cuts[1:])] for profile in (first, again)
+    ]
+    assert steps[1] == pytest.approx(steps[0], abs=1e-12)
+    assert again.read_s != first.read_s
+    assert [one for one in again.codecs if one.codec == "int8"] == list(first.codecs)
+    assert {one.codec for one in again.codecs} == {"int8", "fp16"}
+    assert transport.profile(asked, ["fp16"]).codecs == tuple(one for one in again.codecs if one.codec == "fp16")
+    few = request(images, 2, DIGEST, samples_of(images).take(np.arange(5)))
+    assert transport.profile(few, ["int8"]).codecs != first.codecs  # another device batch
 
 
 def test_health_names_the_node_and_statistics_count(way, images):
     node, transport = way()
     assert transport.health() == node.health()
     assert transport.health().roots == (images.as_uri(),)
+    assert set(transport.health().cores) == os.sched_getaffinity(0)
     before = transport.statistics()
     list(transport.features(request(images, 0)))
     after = transport.statistics()

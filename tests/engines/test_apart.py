@@ -4,6 +4,7 @@ import threading
 
 import torch
 
+from frostline.core import TensorSpec
 from frostline.engines.torch_eager import TorchEngine
 from frostline.models import cut_network, freeze
 from frostline.models.trace import trace
@@ -23,7 +24,7 @@ def test_features_computed_while_another_thread_traces_are_the_same_bits():
     def trace_some():
         other = Small()
         for _ in range(3):
-            trace(other, SHAPE, training={path: False for path, _ in other.named_modules()})
+            trace(other, [TensorSpec(SHAPE)], training={path: False for path, _ in other.named_modules()})
         done.set()
 
     thread = threading.Thread(target=trace_some)

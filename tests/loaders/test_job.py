@@ -237,3 +237,29 @@ def test_a_cut_that_is_not_there_is_a_sentence(folder, cut):
 def test_an_empty_folder_is_a_sentence(tmp_path):
     with pytest.raises(DataError):
         job_for(tmp_path, frozen())
+
+
+class Restless(Small):
+    """Decides by the values of what it sees; by default behind its frozen stem."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        super().__init__()
+        self.at_once = at_once
+
+    def forward(self, x):
+        hidden = (x if x.mean() > 0 else -x) if self.at_once else self.stem(x)
+        hidden = self.stem(hidden) if self.at_once else (hidden if hidden.mean() > 0 else -hidden)
+        return self.fc(self.drop(torch.flatten(self.pool(self.body(hidden)), 1)))
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["behind the frozen part", "before it"])
+def test_a_network_that_cannot_be_traced_still_trains_with_the_losses_of_the_plain_loop(folder, node, at_once):
+    torch.manual_seed(1)
+    model = freeze(Restless(at_once=at_once).train(), "stem", input_shape=(3, 32, 32))
+    twin = copy.deepcopy(model)
+    with job_for(folder, model, near=node.url) as job:
+        assert job.fallback
+        assert job.fallback in str(job.explain())
+        assert (job.frost_line.number == 1) == at_once  # pixels, where nothing is left to ship
+        ours = plain.through(job, batch_size=BATCH, epochs=2)
+    assert ours == plain.losses(twin, folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=2)

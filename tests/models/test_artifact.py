@@ -1,7 +1,9 @@
 """A prefix is data: it reads back as it was, and nothing that is planted in it runs or takes memory."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -76,6 +78,14 @@ def test_an_operator_that_is_not_on_the_list_is_refused(op):
         lambda graph: graph["cuts"][1].update(after=10**6),
         lambda graph: graph["cuts"][1].update(dtypes=["float64"]),
         lambda graph: graph["cuts"].clear(),
+        lambda graph: graph["cuts"].__setitem__(2, {**graph["cuts"][2], "after": graph["cuts"][1]["after"]}),
+        lambda graph: graph["cuts"][1].update(tensors=[graph["leaves"][0][0]]),
+        lambda graph: graph["cuts"][1].update(tensors=[graph["nodes"][-1]["name"]]),
+        lambda graph: graph["cuts"][0].update(after=0),
+        lambda graph: graph["cuts"][0].update(tensors=["y"]),
+        lambda graph: graph["cuts"][0].update(shapes=[[3, 1 << 39, 1 << 39]]),
+        lambda graph: graph["inputs"].append("y"),
+        lambda graph: graph["inputs"].clear(),
         lambda graph: graph.update(format=99),
         lambda graph: graph.pop("nodes"),
         lambda graph: graph["leaves"].__setitem__(0, ["p_stem_0_weight", "missing"]),
@@ -132,6 +142,9 @@ X = {"ref": "x"}
         [node("a", "aten.ones.default", [8], device="cpu")],
         [node("a", "aten.pixel_shuffle.default", X, 0)],
         [node("a", "aten.dropout.default", X, 0.5, True)],
+        [node("a", "aten.add_.Tensor", {"ref": "p_stem_0_bias"}, 1)],
+        [node("a", "aten.gt.Scalar", X, 0), node("b", "aten.index.Tensor", X, [{"ref": "a"}])],
+        [node("a", "aten.batch_norm.default", X, None, None, None, None, True, 0.1, 1e-5, False)],
         [node("a", "aten.div.Tensor_mode", X, X, rounding_mode="trunc")],
     ],
 )
@@ -140,23 +153,49 @@ def test_what_a_prefix_could_do_to_the_process_is_refused(nodes):
         engine_of(with_nodes_in_front(*nodes))
 
 
+@pytest.mark.parametrize("place", [-40, 40])
+@pytest.mark.parametrize(
+    "op", [("aten.index.Tensor", X, [None, {"ref": "i"}]), ("aten.gather.default", X, 1, {"ref": "k"})]
+)
+def test_an_index_that_is_out_of_range_is_refused_when_it_is_used(op, place):
+    """Its value is not known before it runs; the process goes on."""
+    body = with_nodes_in_front(
+        node("i", "aten.full.default", [1], place, dtype={"dtype": "int64"}),
+        node("j", "aten.to.dtype", X, {"dtype": "int64"}),
+        node("k", "aten.full_like.default", {"ref": "j"}, place),
+        node("a", *op),
+    )
+    engine = engine_of(body)
+    with pytest.raises(UnsafeArtifact, match="out of bounds"):
+        engine.run(np.zeros((8, *SHAPE), np.float32), 2)
+
+
 def test_a_dry_run_makes_no_tensor_with_data():
     engine = engine_of(with_nodes_in_front(node("a", "aten.ones.default", [10**12])))
     assert engine.footprint(2).fixed_bytes >= 4 * 10**12
 
 
-def test_memory_that_does_not_grow_in_line_with_the_batch_is_refused():
-    """Nothing at 8 and 16 rows, a terabyte at 32: a size of (rows - 8)(rows - 16)."""
-    body = with_nodes_in_front(
+def asking_for(right):
+    """A prefix that makes ``(rows - 8) * right`` billion numbers beside its own."""
+    return with_nodes_in_front(
         node("rows", "aten.sym_size.int", X, 0),
         node("left", "operator.sub", {"ref": "rows"}, 8),
-        node("right", "operator.sub", {"ref": "rows"}, 16),
+        right,
         node("both", "operator.mul", {"ref": "left"}, {"ref": "right"}),
         node("size", "operator.mul", {"ref": "both"}, 10**9),
         node("a", "aten.ones.default", [{"ref": "size"}]),
     )
+
+
+def test_memory_that_does_not_grow_in_line_with_the_batch_is_refused():
+    """Nothing at 8 and 32 rows, half a terabyte between."""
     with pytest.raises(UnsafeArtifact, match="in line with the batch"):
-        engine_of(body)
+        engine_of(asking_for(node("right", "operator.sub", 32, {"ref": "rows"})))
+
+
+def test_memory_that_grows_faster_than_the_batch_is_seen_at_the_largest():
+    engine = engine_of(asking_for(node("right", "operator.sub", {"ref": "rows"}, 16)))
+    assert engine.footprint(2).at(32) >= 4 * 24 * 16 * 10**9
 
 
 def test_every_allowed_operator_exists():
@@ -180,13 +219,7 @@ def test_a_flipped_byte_in_the_header_is_refused_or_harmless(place, value):
 
 
 def test_an_operator_that_nodes_do_not_run_is_named_when_the_prefix_is_written():
-    class Odd(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = torch.nn.Linear(3, 2)
-
-        def forward(self, x):
-            return self.fc(torch.special.bessel_j0(x).mean((2, 3)))
-
+    prefix = small_prefix()
+    nodes = (replace(prefix.graph.nodes[0], op="aten.special_bessel_j0.default"), *prefix.graph.nodes[1:])
     with pytest.raises(ModelError, match="bessel_j0"):
-        write_prefix(cut_network(Odd(), SHAPE).prefix)
+        write_prefix(replace(prefix, graph=replace(prefix.graph, nodes=nodes)))

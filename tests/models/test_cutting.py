@@ -8,31 +8,15 @@ from torch import nn
 
 from frostline.core import Ref
 from frostline.engines.torch_eager import TorchEngine
-from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen, NotTraceable, UnknownLayer
+from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen, UnknownLayer
 from frostline.models import cut_network, freeze
-from support.networks import Small, build
+from support.networks import Small
 
 SHAPE = (3, 32, 32)
 
 
 def frozen(until: str) -> Small:
     return freeze(Small().train(), until, input_shape=SHAPE)
-
-
-@pytest.mark.parametrize(
-    ("name", "until", "expected"),
-    [
-        ("resnet18", "features", 2048),
-        ("densenet121", "features", 4096),
-        ("efficientnet_lite0", "features", 5120),
-        ("alexnet", "features", 36864),
-        ("vit_small", "features", 1536),
-        ("mobilenet_v3_large", "features", 3840),
-    ],
-)
-def test_the_frost_line_is_found_behind_functional_operations(name, until, expected):
-    network = cut_network(freeze(build(name).train(), until), (3, 224, 224))
-    assert network.frost_line.bytes_per_sample == expected
 
 
 def test_active_dropout_stays_with_the_head():
@@ -124,20 +108,6 @@ def test_weights_shared_between_frozen_and_trained_layers_hold_the_frost_line_ba
     assert "first" not in network.frost_line.name
 
 
-def test_a_network_with_control_flow_on_values_is_refused_with_a_sentence():
-    class Branching(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(3, 2)
-
-        def forward(self, x):
-            mean = x.mean((2, 3))
-            return self.fc(mean) if mean.sum() > 0 else self.fc(-mean)
-
-    with pytest.raises(NotTraceable, match="cannot trace Branching"):
-        cut_network(Branching(), SHAPE)
-
-
 def test_several_outputs_keep_their_structure():
     class Two(nn.Module):
         def __init__(self):
@@ -197,6 +167,26 @@ def test_cuts_never_cross_with_what_the_shape_alone_decides():
         rest = network.rest_of_prefix(cut)
         assert all(Ref(name) for name in rest.inputs)
         assert engine.run(batch.numpy(), cut.number)[0].shape == (16, *cut.shapes[0])
+
+
+class Rectified(nn.Module):
+    """Two ReLUs side by side, then what keeps their values and what does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        both = torch.cat([torch.relu(self.left(x)), nn.functional.relu6(self.right(x))], 1)
+        pooled = nn.functional.max_pool2d(both, 2).flatten(2).transpose(1, 2).contiguous()
+        less = pooled - 0.5
+        return nn.functional.hardtanh(less, 0.0, 2.0), nn.functional.hardtanh(less)
+
+
+def test_a_cut_is_a_relus_where_its_values_all_come_from_one():
+    cuts = cut_network(Rectified().eval().requires_grad_(False), SHAPE).cuts
+    assert [cut.name for cut in cuts if cut.is_relu] == ["cat", "max_pool2d", "flatten", "contiguous"]
+    assert "sub" in [cut.name for cut in cuts]
 
 
 class TestFreeze:

@@ -141,6 +141,18 @@ def test_a_prefix_must_be_held_named_and_fit_the_pixels(client, images):
     assert "cut" in refused(post(client, request(images, 99, digest)), 400, "BadRequest")
 
 
+def test_a_codec_must_be_known_and_fit_the_cut(client, images):
+    for cut, fields in ((1, {"codec": "gzip"}), (0, {"codec": "fp16"}), (1, {"codec": 7}), (1, {"codec": None})):
+        message = {**request(images, cut).to_json(), **fields}
+        assert "codec" in refused(client.post("/v1/features", json=message), 400, "BadRequest")
+    for tolerance in (-1, "0.1", True):
+        message = {**request(images, 1, codec="fp16").to_json(), "tolerance": tolerance}
+        assert "tolerance" in refused(client.post("/v1/features", json=message), 400, "BadRequest")
+    for codecs in (["gzip"], "fp16", [1], ["fp16"] * 99):
+        message = {**request(images, 1).to_json(), "codecs": codecs}
+        assert "codecs" in refused(client.post("/v1/profiles", json=message), 400, "BadRequest")
+
+
 def test_one_request_too_many_is_sent_away_before_its_body_is_read(client, node, images):
     with node.admit(), node.admit():
         answer = client.post("/v1/features", content=b"not even JSON")

@@ -18,6 +18,7 @@ from support.nodes import artifact_of, jpeg, make_images, request, samples_of, s
 
 BUDGET = 400 << 20
 SIDE = 224
+PACKED = ((1, "zstd"), (2, "fp16"), (3, "int8+sparse+lz4"))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,7 @@ def load(images, digest, last):
     lying.lengths[::2] = 1 << 33
     return [
         *(request(images, cut, digest, samples=many, side=SIDE) for cut in (0, 1, 2, 3, last) for _ in range(2)),
+        *(request(images, cut, digest, samples=many, side=SIDE, codec=codec) for cut, codec in PACKED),
         *(request(images, cut, digest, samples=lying, side=SIDE) for cut in (0, 1)),
         request(images, 1, samples=samples, side=4096),
     ]

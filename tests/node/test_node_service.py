@@ -9,8 +9,11 @@ import pytest
 from frostline.config import NodeSettings
 from frostline.core import View
 from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
-from frostline.node import Node
+from frostline.node import Node, packing
+from frostline.node.profiling import Network, Networks
 from frostline.preprocess import imagenet
+from frostline.wire.codecs import CODECS, pack
+from frostline.wire.messages import ProfileRequest
 from support.nodes import (
     artifact_of,
     is_idle,
@@ -189,6 +192,66 @@ def test_many_requests_at_once_are_all_answered_within_the_budget(images):
         assert within_budget(node)
         totals = node.statistics().totals
         assert totals.finished + totals.abandoned == 60
+
+
+def test_packing_is_counted_and_keeps_off_the_thread_that_runs_the_network(images, monkeypatch):
+    network = small_network(side=64)
+    digest, body = artifact_of(network)
+    answer_bytes = network.cuts[2].bytes_per_sample
+    threads, reserved = [], []
+    with node_at(images, device_batch=8) as node:
+
+        def watched(*args):
+            threads.append(threading.current_thread().name)
+            reserved.append(held_by(node, "work").reserved_bytes)
+            return pack(*args)
+
+        monkeypatch.setattr(packing, "pack", watched)
+        node.put_prefix(digest, body)
+        answer = node.features(request(images, 2, digest, side=64, codec="sparse+zstd"))
+        batch = next(answer)
+        assert reserved[0] >= 8 * 3 * answer_bytes  # as computed, without those skipped, and packed
+        assert batch.nbytes <= held_by(node, "work").reserved_bytes < 8 * answer_bytes
+        del batch
+        answer.close()
+        assert is_idle(node)
+        assert node.statistics().totals.encode_s > 0
+    assert not any("device" in name for name in threads)
+
+
+def test_what_does_not_fit_packed_is_refused_naming_the_knob(images):
+    with node_at(images, memory_bytes=80 << 20, device_batch=8) as node:
+        assert len(joined(node.features(request(images, 1, side=224)))[0]) == 6
+        with pytest.raises(OverBudget, match="--memory"):
+            node.features(request(images, 1, side=224, codec="sparse+zstd"))
+
+
+def test_codecs_are_measured_within_the_budget_where_there_is_room_for_them(images):
+    network = small_network(side=64)
+    digest, body = artifact_of(network)
+    asked = ProfileRequest(features=request(images, 2, digest, side=64), codecs=CODECS)
+    found = []
+    for memory_bytes in (64 << 20, 256 << 20):
+        with node_at(images, memory_bytes) as node:
+            node.put_prefix(digest, body)
+            profile = node.profile(asked)
+            assert len(profile.cuts) == len(network.cuts)
+            found.append({one.cut for one in profile.codecs})
+            assert within_budget(node)
+            assert is_idle(node)
+    assert found[0] <= found[1]
+    assert found[0]
+
+
+def test_what_was_measured_is_kept_for_so_many_prefixes():
+    networks = Networks()
+    measured = [Network(seconds=np.zeros((3, 2))) for _ in range(65)]
+    for number, one in enumerate(measured):
+        networks.put((number,), one)
+        networks.get((0,))
+    assert networks.get((0,)) is measured[0]
+    assert networks.get((1,)) is None
+    assert networks.get((64,)) is measured[64]
 
 
 def test_messages_too_are_counted(images):

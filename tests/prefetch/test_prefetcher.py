@@ -15,6 +15,7 @@ from frostline.events import RequestFinished, RequestRetried, SampleSkipped
 from frostline.prefetch import Prefetcher, Window, stretches
 from frostline.testing import Act, ScriptedTransport
 from frostline.wire.messages import FeatureRequest
+from support.mixing import one_way
 
 
 def table(count):
@@ -27,7 +28,7 @@ def table(count):
 def prefetcher(fetch, *, count=64, events=None, **settings):
     chosen = LoaderSettings(**{"samples_per_request": 8, "requests_in_flight": 4, "retry_for_s": 20, **settings})
     order = np.arange(count)
-    asked = stretches(table(count), order, order, samples_per_request=chosen.samples_per_request, bytes_per_sample=16)
+    asked = stretches(table(count), order, order, one_way(chosen.samples_per_request, 16))
     return Prefetcher(
         Window(asked, chosen),
         fetch,
@@ -38,8 +39,8 @@ def prefetcher(fetch, *, count=64, events=None, **settings):
 
 
 def features(transport):
-    return lambda samples: transport.features(
-        FeatureRequest(data="memory://", samples=samples, prefix="0" * 64, cut=3, preprocess={})
+    return lambda samples, route: transport.features(
+        FeatureRequest(data="memory://", samples=samples, prefix="0" * 64, cut=route.cut, preprocess={})
     )
 
 
@@ -129,7 +130,7 @@ def test_an_interrupt_gets_through_while_the_consumer_waits():
     transport = ScriptedTransport(otherwise=Act(gate="never"))
     never = SimpleQueue()
 
-    def fetch(samples):
+    def fetch(samples, route):
         with pytest.raises(Empty):
             never.get(timeout=0.2)  # by now the consumer waits
         signal.pthread_kill(main, signal.SIGINT)
@@ -142,7 +143,7 @@ def test_an_interrupt_gets_through_while_the_consumer_waits():
 def test_a_generator_that_cannot_be_closed_from_outside_is_waited_for():
     release, running = threading.Event(), threading.Event()
 
-    def fetch(samples):
+    def fetch(samples, route):
         running.set()
         release.wait()
         yield FeatureBatch(ids=samples.ids)
@@ -176,7 +177,7 @@ def test_finished_requests_are_told_to_the_observer():
 def test_encoded_samples_travel_at_cut_0():
     transport = ScriptedTransport()
 
-    def fetch(samples):
+    def fetch(samples, route):
         return transport.features(FeatureRequest(data="m", samples=samples, prefix=None, cut=0, preprocess={}))
 
     with prefetcher(fetch) as deliveries:

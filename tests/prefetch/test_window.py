@@ -10,6 +10,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
 from frostline.prefetch import Window, stretches
+from support.mixing import one_way
 
 ROW_BYTES = 16
 
@@ -28,7 +29,7 @@ def table(count):
 def window(count=40, *, per_request=4, row_bytes=ROW_BYTES, **settings):
     chosen = LoaderSettings(samples_per_request=per_request, **settings)
     everything = np.arange(count)
-    asked = stretches(table(count), everything, everything, samples_per_request=per_request, bytes_per_sample=row_bytes)
+    asked = stretches(table(count), everything, everything, one_way(per_request, row_bytes))
     return Window(asked, chosen)
 
 
@@ -78,7 +79,7 @@ class Disorder(RuleBasedStateMachine):
         settings = LoaderSettings(requests_in_flight=requests, window_bytes=self.bound, retry_for_s=1e9)
         order = np.random.default_rng(0).permutation(len(rows))
         self.ids = samples.ids[order]
-        parts = stretches(samples, order, self.wanted, samples_per_request=per_request, bytes_per_sample=ROW_BYTES)
+        parts = stretches(samples, order, self.wanted, one_way(per_request, ROW_BYTES))
         self.window = Window(parts, settings)
         self.requests = requests
         self.places = {int(one): place for place, one in enumerate(self.ids)}

@@ -1,27 +1,59 @@
-"""The six networks that the same-answer tests use, without pretrained weights, and small ones for corner cases."""
+"""The fourteen networks of the same-answer tests, without pretrained weights, and a small one for corner cases."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-NETWORKS = ("alexnet", "densenet121", "efficientnet_lite0", "mobilenet_v3_large", "resnet18", "vit_small")
+from frostline.core import TensorSpec
 
 UNTIL = {
     "alexnet": "features",
+    "bert": "bert.encoder.layer.2",
+    "convnext_tiny": "features.5",
+    "deit": "deit.layers.2",
     "densenet121": "features.transition3",
+    "distilbert": "distilbert.transformer.layer.1",
     "efficientnet_lite0": "_blocks.10",
+    "hf_vit": "vit.layers.2",
     "mobilenet_v3_large": "features.10",
     "resnet18": "layer3",
+    "resnet50": "layer3.2",
+    "vgg11": "features.10",
+    "vgg19": "features",
     "vit_small": "blocks.9",
 }
-"""For each network a frost line with BatchNorm, LayerNorm or dropout behind it."""
+"""For each network a frost line with BatchNorm, LayerNorm or dropout behind it, where it has any."""
+
+NETWORKS = tuple(UNTIL)
+_TEXTS = ("bert", "distilbert")
+_WORDS, _LENGTH = 30_522, 48
 
 
-def build(name: str, *, seed: int = 0) -> nn.Module:
-    """One of ``NETWORKS``, with BatchNorm statistics that are not the neutral ones."""
+def inputs_of(name: str, side: int = 96) -> tuple[TensorSpec, ...]:
+    """What the network takes: an image of that side, or the ids of the words of a text and its mask."""
+    text = TensorSpec((_LENGTH,), "int64")
+    return (text, text) if name in _TEXTS else (TensorSpec((3, side, side)),)
+
+
+def batch_of(name: str, rows: int, side: int = 96) -> list[torch.Tensor]:
+    """A batch of that kind, the same each time."""
+    generator = torch.Generator().manual_seed(7)
+    if name not in _TEXTS:
+        return [torch.randn(rows, 3, side, side, generator=generator)]
+    lengths = torch.randint(_LENGTH // 2, _LENGTH + 1, (rows, 1), generator=generator)
+    words = torch.randint(0, _WORDS, (rows, _LENGTH), generator=generator)
+    return [words, (torch.arange(_LENGTH)[None] < lengths).long()]
+
+
+def build(name: str, *, seed: int = 0, side: int = 96) -> nn.Module:
+    """One of ``NETWORKS``, with BatchNorm statistics that are not the neutral ones.
+
+    The four from Hugging Face have fewer layers than the published ones (4 of 12, and 3 of 6), of the same width.
+    Transformers are built for images of that side; the others take any.
+    """
     torch.manual_seed(seed)
-    model = _builder(name)()
+    model = _builder(name, side)()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.1)
@@ -29,7 +61,7 @@ def build(name: str, *, seed: int = 0) -> nn.Module:
     return model
 
 
-def _builder(name: str) -> Callable[[], nn.Module]:
+def _builder(name: str, side: int) -> Callable[[], nn.Module]:
     if name == "efficientnet_lite0":
         from efficientnet_lite_pytorch import EfficientNet
 
@@ -37,10 +69,25 @@ def _builder(name: str) -> Callable[[], nn.Module]:
     if name == "vit_small":
         import timm
 
-        return lambda: timm.create_model("vit_small_patch16_224", drop_rate=0.1)
+        return lambda: timm.create_model("vit_small_patch16_224", drop_rate=0.1, img_size=side)
+    if name in ("bert", "deit", "distilbert", "hf_vit"):
+        return lambda: _from_transformers(name, side)
     import torchvision
 
     return getattr(torchvision.models, name)
+
+
+def _from_transformers(name: str, side: int) -> nn.Module:
+    import transformers as hf
+
+    if name == "bert":
+        return hf.BertForSequenceClassification(hf.BertConfig(num_hidden_layers=4))
+    if name == "distilbert":
+        return hf.DistilBertForSequenceClassification(hf.DistilBertConfig(n_layers=3))
+    sizes = {"image_size": side, "num_hidden_layers": 4, "hidden_dropout_prob": 0.1}
+    if name == "deit":
+        return hf.DeiTForImageClassification(hf.DeiTConfig(**sizes))
+    return hf.ViTForImageClassification(hf.ViTConfig(**sizes))
 
 
 class Small(nn.Module):

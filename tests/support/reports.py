@@ -3,26 +3,9 @@
 import math
 
 from frostline.core import Skipped
-from frostline.training.report import CutReport, PlanReport, Report, Whereabouts
-
-
-def a_cut(number, *, of, name=None, **changes):
-    depth = number / max(of, 1)
-    figures = {
-        "cut": number,
-        "name": name or ("encoded image" if number == 0 else "pixels" if number == 1 else f"blocks.{number}.bn2"),
-        "wire_bytes_per_sample": 118_000 if number == 0 else 1_605_632 * (1 - depth) ** 2 + 5_120,
-        "store_s": 0.0004 + 0.009 * depth,
-        "trainer_s": 0.009 * (1 - depth),
-        "memory_bytes": int(3e6 + 2e8 * depth),
-        "samples_per_s": 40 + 70 * depth,
-        "rejected": None if number == of else "fewer samples/s: the link is full",
-    }
-    return CutReport(**{**figures, **changes})
-
-
-def a_plan(cuts=24, **changes):
-    return PlanReport(cut=cuts, candidates=tuple(a_cut(number, of=cuts, **changes) for number in range(cuts + 1)))
+from frostline.events import Replanned
+from frostline.training.report import Report, WayTaken, Whereabouts
+from support.plans import a_plan
 
 
 def a_report(**changes):
@@ -47,6 +30,23 @@ def a_report(**changes):
         "wire_bytes": 5_480_211,
         "baseline_wire_bytes": 611_202_300,
         "plan": a_plan(),
+        "ways": (
+            WayTaken(cut=0, codec="exact", name="encoded image", samples=620),
+            WayTaken(cut=24, codec="sparse", name="blocks.24.bn2", samples=421),
+        ),
+        "accuracy": "int8",
+        "codec_error": 0.0062,
+        "replans": (
+            Replanned(
+                at_s=12.3,
+                samples=448,
+                before="100 % cut 24 (blocks.24.bn2)",
+                after="56 % cut 0 (encoded image), 44 % cut 24 (blocks.24.bn2) as sparse",
+                reason="the link carries 5.00 MB/s, planned were 1.10 MB/s: 74 % more samples a second",
+            ),
+        ),
+        "predicted_samples_per_s": 73.8,
+        "measured_samples_per_s": 70.1,
         "stalls_s": 12.4,
         "stages": {
             "store: read": 0.9,

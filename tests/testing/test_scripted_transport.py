@@ -7,16 +7,17 @@ import pytest
 
 from frostline.core import Samples
 from frostline.errors import BadRequest, NodeUnreachable, OverBudget
-from frostline.profiles import Profile
+from frostline.profiles import CodecCost, Profile
 from frostline.testing import Act, ScriptedTransport
+from frostline.wire.codecs import unpack
 from frostline.wire.messages import FeatureRequest
 
 
-def request(count=8, cut=3):
+def request(count=8, cut=3, **fields):
     ids = np.arange(count, dtype=np.int64) + 100
     zeros = np.zeros(count, np.int64)
     samples = Samples(ids=ids, objects=[f"{one}.jpg" for one in ids], offsets=zeros, lengths=zeros, labels=zeros)
-    return FeatureRequest(data="memory://", samples=samples, prefix=None, cut=cut, preprocess={})
+    return FeatureRequest(data="memory://", samples=samples, prefix=None, cut=cut, preprocess={}, **fields)
 
 
 def sizes(transport, **changes):
@@ -76,9 +77,26 @@ def test_encoded_samples_travel_at_cut_0():
     assert [int.from_bytes(one, "little") for one in batch.encoded] == [100, 101]
 
 
+def test_answers_are_packed_as_the_request_asks():
+    transport = ScriptedTransport()
+    (plain,) = transport.features(request())
+    (packed,) = transport.features(request(codec="fp16"))
+    assert packed.packed[0].codec == "fp16"
+    assert packed.nbytes == plain.nbytes / 2
+    assert unpack(packed).tensors[0].tolist() == plain.tensors[0].tolist()
+    (strict,) = transport.features(request(codec="int8+zstd", tolerance=1e-9))
+    assert strict.packed[0].codec == "zstd"
+
+
 def test_it_answers_with_the_profile_it_was_given():
-    profile = Profile(hardware="cpu", host="h", engine="torch", device_batch=8, read_s=0.0, cuts=())
-    assert ScriptedTransport(profile=profile).profile(request()) is profile
+    costs = [CodecCost(cut=3, codec=codec, bytes_per_sample=1, encode_s=0, decode_s=0) for codec in ("fp16", "int8")]
+    profile = Profile(
+        hardware="cpu", host="h", engine="torch", device_batch=8, read_s=0.0, cuts=(), codecs=tuple(costs)
+    )
+    transport = ScriptedTransport(profile=profile)
+    assert transport.profile(request(), ["int8", "fp16"]) == profile
+    assert transport.profile(request(), ["int8"]).codecs == (costs[1],)
+    assert transport.profile(request()).codecs == ()
     with pytest.raises(BadRequest, match="no profile"):
         ScriptedTransport().profile(request())
 

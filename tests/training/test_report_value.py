@@ -3,18 +3,22 @@
 import json
 import math
 
-from support.reports import a_plan, a_report
+import pytest
+
+from support.plans import a_costless_plan, a_plan
+from support.reports import a_report
 
 
 def test_a_report_is_plain_json_with_every_promised_field():
     value = json.loads(json.dumps(a_report().to_json(), allow_nan=False))
     promised = {
         "val_accuracy", "losses", "seconds", "samples", "epochs", "wire_bytes", "baseline_wire_bytes", "plan",
-        "stalls_s", "skipped", "bytes_ratio", "stall_share", "stages", "where", "interrupted",
+        "stalls_s", "skipped", "bytes_ratio", "stall_share", "stages", "where", "interrupted", "ways", "accuracy",
+        "codec_error", "replans", "predicted_samples_per_s", "measured_samples_per_s", "fallback",
     }  # fmt: skip
     assert promised <= value.keys()
-    assert {"cut", "candidates"} <= value["plan"].keys()
-    columns = {"cut", "wire_bytes_per_sample", "store_s", "trainer_s", "memory_bytes", "rejected"}
+    assert {"cut", "codec", "mixture", "bottleneck", "prices", "candidates"} <= value["plan"].keys()
+    columns = {"cut", "codec", "link_s", "wire_bytes_per_sample", "store_s", "trainer_s", "memory_bytes", "rejected"}
     assert all(columns <= candidate.keys() for candidate in value["plan"]["candidates"])
 
 
@@ -34,7 +38,15 @@ def test_the_share_of_stalls_is_of_the_whole_run():
     assert a_report(seconds=0.0, stalls_s=0.0).stall_share == 0
 
 
-def test_the_plan_knows_its_chosen_candidate():
-    plan = a_plan(5)
-    assert plan.chosen is plan.candidates[5]
-    assert a_report(plan=type(plan)(cut=3, candidates=())).plan.chosen is None
+def test_the_plan_is_told_whole_with_what_happened_to_it():
+    value = json.loads(json.dumps(a_report().to_json(), allow_nan=False))
+    assert value["plan"] == a_plan().to_json()
+    assert sum(one["share"] for one in value["plan"]["mixture"]) == pytest.approx(1)
+    assert value["ways"][1] == {"cut": 24, "codec": "sparse", "name": "blocks.24.bn2", "samples": 421}
+    assert value["replans"][0]["at_s"] == 12.3
+    assert (value["accuracy"], value["codec_error"]) == ("int8", 0.0062)
+    assert (value["predicted_samples_per_s"], value["measured_samples_per_s"]) == (73.8, 70.1)
+
+
+def test_a_rate_without_bound_becomes_null():
+    assert a_report(plan=a_costless_plan()).to_json()["plan"]["samples_per_s"] is None

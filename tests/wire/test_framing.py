@@ -1,4 +1,8 @@
+import json
+from itertools import combinations
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from frostline.core import FeatureBatch, Skipped
 from frostline.errors import AccessDenied, FrostlineError, NodeUnreachable
+from frostline.wire.codecs import CODECS, pack, unpack
 from frostline.wire.framing import Encoder, decode
 
 
@@ -31,6 +36,11 @@ def batch(rows=4, shape=(3, 5), dtype=np.float32, first=0, skipped=()):
 
 
 def same(one, other):
+    assert one.error == other.error
+    for mine, its in zip(one.packed, other.packed, strict=True):
+        assert (mine.codec, mine.shape, mine.dtype) == (its.codec, its.shape, its.dtype)
+        assert mine.nbytes == its.nbytes
+    one, other = unpack(one), unpack(other)
     assert one.ids.tolist() == other.ids.tolist()
     assert one.skipped == other.skipped
     assert [bytes(part) for part in one.encoded] == [bytes(part) for part in other.encoded]
@@ -117,3 +127,167 @@ def test_a_failure_after_the_first_batch_reaches_the_reader_as_itself():
     assert len(next(answer)) == 4
     with pytest.raises(AccessDenied, match="no entry"):
         next(answer)
+
+
+def relu(rows=4, shape=(6, 5, 5), seed=0):
+    return np.maximum(np.random.default_rng(seed).normal(size=(rows, *shape)), 0).astype(np.float32)
+
+
+def features(*tensors, codec, first=0):
+    return pack(FeatureBatch(ids=np.arange(first, first + len(tensors[0])), tensors=tensors), codec)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_packed_batches_come_back_as_they_were(codec, rows):
+    mask = np.ones((rows, 3), np.bool_)
+    sent = [features(relu(rows), mask, codec=codec), features(relu(rows, seed=1), mask, codec=codec, first=9)]
+    for got, one in zip(decode(Bytes(stream(*sent))), sent, strict=True):
+        same(got, one)
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(["exact", "fp16", "int8", "sparse+zstd", "int8+lz4"], 2)))
+def test_batches_of_one_answer_may_be_packed_each_in_its_own_way(one, other):
+    names = [one, other, other, one]
+    sent = [features(relu(seed=place), codec=name, first=place) for place, name in enumerate(names)]
+    got = list(decode(Bytes(stream(*sent))))
+    for mine, its in zip(got, sent, strict=True):
+        same(mine, its)
+
+
+def test_an_exact_answer_is_one_stream_that_any_reader_of_arrow_reads():
+    whole = stream(batch(), batch(first=4))
+    reader = pa.ipc.open_stream(whole)
+    assert [field.name for field in reader.schema] == ["id", "features_0"]
+    assert not reader.schema.field("features_0").metadata
+    assert reader.read_all().num_rows == 8
+
+
+def test_a_schema_says_how_its_columns_are_packed():
+    tensors = relu(2, (4, 3, 3)), np.arange(6).reshape(2, 3)
+    schema = pa.ipc.open_stream(stream(features(*tensors, codec="int8"))).schema
+    assert schema.names == ["id", "features_0", "features_0_scale", "features_1"]
+    assert schema.field(1).metadata == {
+        b"frostline.codec": b"int8",
+        b"frostline.dtype": b"float32",
+        b"frostline.shape": b"[4, 3, 3]",
+    }
+    assert schema.field(3).metadata[b"frostline.codec"] == b"exact"
+    schema = pa.ipc.open_stream(stream(features(*tensors, codec="int8+zstd"))).schema
+    assert schema.names == ["id", "features_0", "features_1"]
+    assert schema.field(1).type == pa.large_binary()
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "sparse", "zstd"])
+def test_packed_bytes_are_sent_and_read_without_a_copy(codec):
+    sent = features(relu(8, (64, 16, 16)), codec=codec)
+    parts = Encoder().encode(sent)
+    assert any(np.shares_memory(np.frombuffer(part, np.uint8), sent.packed[0].body) for part in parts)
+    whole = np.frombuffer(stream(sent), np.uint8)
+    (got,) = decode(Bytes(whole))
+    assert np.shares_memory(got.packed[0].body, whole)
+
+
+@given(st.data())
+def test_an_answer_of_several_streams_cut_short_anywhere_counts_as_broken_off(data):
+    whole = stream(features(relu(), codec="fp16"), features(relu(), codec="sparse"), features(relu(), codec="fp16"))
+    end = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(NodeUnreachable, match="broke off"):
+        list(decode(Bytes(whole[:end])))
+
+
+@given(st.data(), st.sampled_from(["fp16", "int8", "sparse+zstd", "int8+sparse+lz4"]))
+def test_a_changed_byte_of_a_packed_answer_gives_batches_or_a_sentence(data, codec):
+    whole = bytearray(stream(features(relu(), codec=codec), features(relu(), codec="exact")))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        for got in decode(Bytes(whole), most_bytes=1 << 20):
+            unpack(got)
+    except FrostlineError:
+        return
+
+
+def sent_by_a_stranger(metadata, column, *others):
+    """One batch of two rows with a column of the stranger's own."""
+    fields = [pa.field("id", pa.int64()), pa.field("features_0", column.type, metadata=metadata)]
+    fields += [pa.field(f"features_0_{place}", one.type) for place, one in others]
+    columns = [pa.array([1, 2]), column, *(one for _, one in others)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema(fields)) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=pa.schema(fields)))
+    return list(decode(Bytes(sink.getvalue())))
+
+
+def says(codec="zstd", shape="[4]", dtype="float32"):
+    return {"frostline.codec": codec, "frostline.shape": shape, "frostline.dtype": dtype}
+
+
+def rows_of(values):
+    values = np.ascontiguousarray(values)
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+
+
+BINARY = pa.array([b"x" * 8, b"y" * 8], pa.large_binary())
+HALVES = rows_of(np.ones((2, 4), np.float16))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "column"),
+    [
+        (says(shape=f"[{1 << 40}]"), BINARY),
+        (says(shape=f"[{1 << 20}, {1 << 11}]"), BINARY),
+        (says(shape="[-1, -4]"), BINARY),
+        (says(shape="[1.5]"), BINARY),
+        (says(shape="[true]"), BINARY),
+        (says(shape="4"), BINARY),
+        (says(shape=json.dumps([1] * 99)), BINARY),
+        (says(shape="[" * 10_000), BINARY),
+        (says(codec="fp99"), BINARY),
+        (says(dtype="object"), BINARY),
+        (says(dtype="complex64"), BINARY),
+        (says(codec="fp16+zstd", dtype="int64"), BINARY),
+        (says(codec="zstd"), HALVES),
+        (says(codec="fp16"), BINARY),
+        (says(codec="fp16", shape="[2]"), HALVES),
+        (says(codec="bf16"), HALVES),
+        (says(codec="exact"), HALVES),
+        (says(codec="int8"), rows_of(np.ones((2, 4), np.int8))),
+        ({"frostline.codec": "zstd"}, BINARY),
+        (says(), pa.array([b"x", None], pa.large_binary())),
+        (says(), pa.array([b"x", b"y"], pa.binary())),
+    ],
+)
+def test_a_column_that_is_not_what_it_says_is_refused(metadata, column):
+    with pytest.raises(FrostlineError, match="no stream of features"):
+        sent_by_a_stranger(metadata, column)
+
+
+@pytest.mark.parametrize("scale", [np.ones((2, 2), np.float32), np.ones((2, 1), np.float64)])
+def test_scales_that_do_not_fit_are_refused(scale):
+    column = rows_of(np.ones((2, 4), np.int8))
+    with pytest.raises(FrostlineError, match="no stream of features"):
+        sent_by_a_stranger(says("int8"), column, ("scale", rows_of(scale)))
+    with pytest.raises(FrostlineError, match="no stream of features"):
+        sent_by_a_stranger(says("fp16"), HALVES, ("scale", rows_of(scale)))
+
+
+@pytest.mark.parametrize("error", [b"NaN", b"-1.0", b"Infinity", b"true", b'"a"', b"["])
+def test_an_error_that_makes_no_sense_is_refused(error):
+    sink = pa.BufferOutputStream()
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("features_0", HALVES.type, metadata=says("fp16"))])
+    with pa.ipc.new_stream(sink, schema) as writer:
+        one = pa.record_batch([pa.array([1, 2]), HALVES], schema=schema)
+        writer.write_batch(one, custom_metadata={"frostline.error": error})
+    with pytest.raises(FrostlineError, match="no stream of features"):
+        list(decode(Bytes(sink.getvalue())))
+
+
+def test_nothing_may_follow_what_a_stream_calls_its_end():
+    sink = pa.BufferOutputStream()
+    ids = pa.record_batch([pa.array([1], pa.int64())], names=["id"])
+    with pa.ipc.new_stream(sink, ids.schema) as writer:
+        writer.write_batch(ids, custom_metadata={"frostline.next": "1"})
+        writer.write_batch(ids)
+    with pytest.raises(FrostlineError, match="goes on after its end"):
+        list(decode(Bytes(sink.getvalue())))

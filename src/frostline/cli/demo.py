@@ -1,21 +1,19 @@
 """The verb ``demo``: the main job on real photographs and real weights, with no server beside its own."""
 
-import sys
 from pathlib import Path
 
 import click
 
 from frostline.cli.options import as_json
 from frostline.cli.progress import ProgressBar
-from frostline.cli.show import print_json
-from frostline.cli.summary import print_report
+from frostline.cli.summary import finish
+from frostline.core.amounts import in_bytes
 from frostline.events import Counted, PhaseStarted
-from frostline.training.words import in_bytes
+from frostline.training.settings import JobSettings, TrainSettings
 
 __all__ = ("demo",)
 
 _MODEL = "demo:efficientnet_lite0"
-_INTERRUPTED = 130
 
 
 @click.command(epilog="Example: frostline demo --data photos/ --out run/")
@@ -30,24 +28,19 @@ _INTERRUPTED = 130
     help="For the files.",
 )
 @as_json
-def demo(data: str | None, epochs: int, out: Path, as_json: bool) -> None:
+def demo(data: str | None, epochs: int, out: Path, as_json: bool) -> int:
     """Fine-tune a pretrained EfficientNet-lite0 on real photographs, the node in a process of its own.
 
     Without --data a set is made once from the photographs that scikit-image and scikit-learn ship: one class a
     photograph, each sample a seeded view of it.
     """
-    from frostline.training.run import TrainSettings, train
+    from frostline.training.run import train
 
     with ProgressBar() as progress:
         folder = data or str(_own_photographs(out / "photographs", progress))
-        settings = TrainSettings(data=folder, model=_MODEL, until="features", epochs=epochs, batch_size=16, out=out)
-        report = train(settings, progress)
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_report(report, out)
-    if report.interrupted:
-        sys.exit(_INTERRUPTED)
+        job = JobSettings(data=folder, model=_MODEL, until="features")
+        report = train(TrainSettings(job=job, epochs=epochs, batch_size=16, out=out), progress)
+    return finish(report, out, as_json=as_json)
 
 
 def _own_photographs(directory: Path, progress: ProgressBar) -> Path:

@@ -6,7 +6,7 @@ import click
 
 from frostline.cli.options import as_json
 from frostline.cli.show import print_json, print_table
-from frostline.training.words import in_bytes
+from frostline.core.amounts import in_bytes
 
 __all__ = ("index",)
 

@@ -1,16 +1,19 @@
 """Runs a verb and turns what went wrong into one sentence and an exit code."""
 
+import os
 import sys
 from collections.abc import Sequence
 
 import click
 
 from frostline.cli.demo import demo
+from frostline.cli.exits import DONE, FAILED, INTERRUPTED, MISTAKEN
 from frostline.cli.extract import extract
 from frostline.cli.index import index
 from frostline.cli.plan import plan
 from frostline.cli.serve import serve
 from frostline.cli.train import train
+from frostline.engines.allocator import keep_freed_memory
 from frostline.errors import AccessDenied, BadRequest, FrostlineError, OverBudget, UserError
 from frostline.version import __version__
 
@@ -18,7 +21,6 @@ __all__ = ("main",)
 
 # What a node or a store refuses and its user can put right: too little --memory, other roots, wrong credentials.
 _USERS = (AccessDenied, BadRequest, OverBudget)
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -37,20 +39,24 @@ for _verb in (demo, extract, index, plan, serve, train):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 130 interrupted."""
+    # The process is Frostline's own. Freed memory is kept for the next batch (docs/decisions/0007), and threads that
+    # compute do not spin while others decode; OpenMP reads that once, when torch is imported.
+    keep_freed_memory()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = verbs.main(args=arguments, prog_name="frostline", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        code = _fail("interrupted", _INTERRUPTED)
+        code = _fail("interrupted", INTERRUPTED)
     except (UserError, *_USERS) as error:
-        code = _fail(str(error), 2)
+        code = _fail(str(error), MISTAKEN)
     except FrostlineError as error:
-        code = _fail(str(error), 1)
+        code = _fail(str(error), FAILED)
     except BrokenPipeError:
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+        code = FAILED
+    sys.exit(code if isinstance(code, int) else DONE)
 
 
 def _fail(sentence: str, code: int) -> int:

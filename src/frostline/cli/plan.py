@@ -1,74 +1,97 @@
-"""The verb ``plan``: measure every cut of a network on real samples, and show which one is chosen and why."""
+"""The verb ``plan``: measure every cut of a network on real samples, choose, and answer what would be chosen if."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import click
 
-from frostline.cli.options import as_json, job_options, node_options
+from frostline.cli.amounts import BANDWIDTH, TIMES
+from frostline.cli.options import as_json, job_options
+from frostline.cli.plan_text import print_answer
 from frostline.cli.progress import ProgressBar
-from frostline.cli.show import print_json, print_table
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.training.words import in_bytes, in_seconds
+from frostline.cli.show import print_json
+from frostline.errors import OutOfSpace, SettingError
+from frostline.planning import POLICIES
+from frostline.training.answers import ALL_POLICIES, Answer, Measured, Question, WhatIf, answer
+from frostline.training.files import make_folder, write_text
+from frostline.training.measured import find, just_measured, keep
+from frostline.training.settings import JobSettings
 
 __all__ = ("plan",)
 
 
 @click.command(epilog="Example: frostline plan --data photos/ --model torchvision:resnet18 --until layer3")
 @job_options
-@node_options
+@click.option(
+    "--policy",
+    "rule",
+    type=click.Choice((*POLICIES, ALL_POLICIES)),
+    default=POLICIES[0],
+    show_default=True,
+    help="Rule that chooses; 'all' puts every rule beside the best one.",
+)
+@click.option(
+    "--bandwidth", type=BANDWIDTH, metavar="RATE", help="What if the link carried 1Gbit, 100Mbit or 12MB a second?"
+)
+@click.option("--store-speed", type=TIMES, metavar="TIMES", help="What if the store side were 0.5 or 2 times as fast?")
+@click.option("--trainer-speed", type=TIMES, metavar="TIMES", help="What if the trainer were so many times as fast?")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="What if so many nodes worked beside the data?")
+@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="What if the job took so many epochs?")
+@click.option("--apart", is_flag=True, help="What if node and trainer had a machine each, like the one measured on?")
+@click.option("--measure", is_flag=True, help="Measure again before a question is answered.")
+@click.option("--all", "every", is_flag=True, help="Show every codec of every cut, not only the best.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw the plan on a page."
+)
 @as_json
 def plan(
-    data: str,
-    model: str,
-    until: str,
-    near: str | None,
-    weights: str | None,
-    seed: int,
-    cut: int | None,
-    skip_allowance: float,
-    memory: int,
-    device: str,
-    as_json: bool,
+    job: JobSettings, rule: str, measure: bool, every: bool, html: Path | None, as_json: bool, **what_if: Any
 ) -> None:
-    """Show the chosen cut and all others, with bytes, seconds and memory, and why.
+    """Show which share of the samples takes which cut and codec, and what every other would cost, and why.
 
-    Everything is measured: the node runs the network on a few of the samples, and a few cross the link.
+    Everything is measured: node and trainer run the network on a few of the samples, and a few cross the link.
+    The measurement is kept, so that questions (--policy, --cut, and what if the link, the speeds, the nodes or
+    the epochs were others) are answered from the latest one, without running anything.
     """
-    from frostline.training.setup import JobSettings, set_up
-
-    settings = JobSettings(
-        data=data,
-        model=model,
-        until=until,
-        near=near,
-        weights=weights,
-        seed=seed,
-        cut=cut,
-        loader=LoaderSettings(skip_allowance=skip_allowance),
-        node=NodeSettings(memory_bytes=memory, device=device),
-    )
-    with ProgressBar() as progress, set_up(settings, progress) as setup:
-        chosen = setup.job.plan
-    assert chosen is not None
+    if html is not None:
+        make_folder(html.parent)
+    question = Question(policy=rule, cut=job.cut, codec=job.codec, what_if=WhatIf(**what_if))
+    measured = None if measure or not question.is_asked else find(job)
+    if measured is None:
+        measured = _measure(job, is_needed=question.is_asked and not measure)
+    else:
+        click.echo(f"from what was measured at {measured.at}; --measure measures again", err=True)
+    answered = answer(measured, question)
     if as_json:
-        print_json(chosen.to_json())
-        return
-    rows = [
-        (
-            "▸" if one.cut == chosen.cut else "",
-            str(one.cut),
-            one.name,
-            in_bytes(one.wire_bytes_per_sample),
-            in_seconds(one.store_s),
-            in_seconds(one.trainer_s),
-            in_bytes(one.memory_bytes),
-            f"{one.samples_per_s:.0f}",
-            one.rejected or "chosen",
-        )
-        for one in chosen.candidates
-    ]
-    print_table(
-        f"{chosen.reason}.", ("", "cut", "after", "bytes", "node", "trainer", "node memory", "samples/s", "why"), rows
-    )
-    link = chosen.link
-    click.echo(
-        f"link: {in_bytes(link.bytes_per_s)}/s, round trip {in_seconds(link.round_trip_s)}; figures are per sample"
-    )
+        print_json(answered.to_json())
+    else:
+        print_answer(answered, every=every)
+    if html is not None:
+        _draw(answered, html, every=every)
+
+
+def _draw(answered: Answer, html: Path, *, every: bool) -> None:
+    from frostline.training.plan_page import render_plan_page
+
+    write_text(html, render_plan_page(answered, every=every))
+    click.echo(f"drawn in {html}", err=True)
+
+
+def _measure(job: JobSettings, *, is_needed: bool) -> Measured:
+    """Measure, and keep what was found for later questions."""
+    from frostline.training.setup import set_up
+
+    if is_needed:
+        click.echo("nothing was measured for this yet: measuring once", err=True)
+    # What is asked of a situation is not asked of the job that measures it: it runs nothing.
+    bare = replace(job, cut=None, codec=None)
+    with ProgressBar() as progress, set_up(bare, progress) as setup:
+        situation, fallback = setup.job.situation, setup.job.fallback
+    assert situation is not None, "a job with a network has a situation"
+    measured = just_measured(bare, situation, fallback=fallback)
+    try:
+        keep(measured)
+    except (OutOfSpace, SettingError) as error:
+        click.echo(f"the measurement is not kept for later questions: {error}", err=True)
+    return measured

@@ -15,6 +15,7 @@ from frostline.events import (
     Event,
     NodeRestarted,
     PhaseStarted,
+    Replanned,
     RequestRetried,
     SampleSkipped,
     StepFinished,
@@ -71,12 +72,8 @@ class ProgressBar:
                     f"epoch {event.epoch + 1}: held-out accuracy {event.accuracy:.1%}, loss {event.loss:.3f} "
                     f"({self._figures()})"
                 )
-            case NodeRestarted():
-                self._say(f"the node had died; it was started again at {event.url}")
-            case RequestRetried():
-                self._say(f"asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}")
-            case SampleSkipped():
-                self._say(f"skipped {event.object}: {event.reason}")
+            case NodeRestarted() | Replanned() | RequestRetried() | SampleSkipped():
+                self._say(_in_words(event))
             case _:
                 pass
 
@@ -97,3 +94,15 @@ class ProgressBar:
 
     def _say(self, sentence: str) -> None:
         self._console.print(sentence, markup=False, highlight=False)
+
+
+def _in_words(event: NodeRestarted | Replanned | RequestRetried | SampleSkipped) -> str:
+    match event:
+        case NodeRestarted():
+            return f"the node had died; it was started again at {event.url}"
+        case Replanned():
+            return f"another plan after {event.samples} samples: {event.after}; {event.reason}"
+        case RequestRetried():
+            return f"asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
+        case SampleSkipped():
+            return f"skipped {event.object}: {event.reason}"

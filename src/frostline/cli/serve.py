@@ -26,7 +26,7 @@ __all__ = ("serve",)
 )
 @node_options
 @as_json
-def serve(roots: tuple[str, ...], listen: str, memory: int, device: str, as_json: bool) -> None:
+def serve(roots: tuple[str, ...], listen: str, node: NodeSettings, as_json: bool) -> None:
     """Run a node beside the data, until Ctrl-C.
 
     Whoever can reach the address can run networks on the data under the roots: listen where only trainers can
@@ -40,13 +40,12 @@ def serve(roots: tuple[str, ...], listen: str, memory: int, device: str, as_json
     from frostline.node.server import listen as take_port
 
     host, port = _address(listen)
-    settings = NodeSettings(memory_bytes=memory, device=device)
     keep_freed_memory()
-    torch.set_num_threads(settings.compute_threads)
+    torch.set_num_threads(node.compute_threads)
     listening = take_port(host, port)
-    with closing(listening), Node(settings, roots) as node:
-        server = Server(node, listening)
-        server.run(on_ready=lambda: _say(server.url, node.health().roots, as_json=as_json))
+    with closing(listening), Node(node, roots) as running:
+        server = Server(running, listening)
+        server.run(on_ready=lambda: _say(server.url, running.health().roots, as_json=as_json))
 
 
 def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:

@@ -1,15 +1,18 @@
 """How results look on a terminal: JSON alone on stdout, and tables for people."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ("print_json", "print_table")
+
+_WIDE = 1000
 
 
 def print_json(value: Any) -> None:
@@ -17,11 +20,27 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers_from: int = 1) -> None:
-    """Print a table on stdout; columns from ``numbers_from`` on stand to the right."""
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
+) -> None:
+    """Print a table on stdout.
+
+    Args:
+        title: above it.
+        columns: their names.
+        rows: of cells, shown as they are.
+        left: places of the columns that stand to the left and may be folded; the others hold numbers.
+    """
+    table = Table(
+        title=Text(title), box=SIMPLE_HEAD, title_justify="left", title_style="bold", show_header=any(columns)
+    )
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place >= numbers_from else "left", overflow="fold")
+        if place in left:
+            table.add_column(column, overflow="fold")
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+        table.add_row(*map(Text, row))
+    # Who reads a file or a pipe wants whole lines; a table takes no more room than it needs.
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDE)).print(table)

@@ -1,17 +1,28 @@
-"""What a finished run looks like on a terminal: a short table."""
+"""What a run that ended looks like on a terminal: a short table, or its report as JSON."""
 
 from pathlib import Path
 
 import click
 
-from frostline.cli.show import print_table
-from frostline.training.report import Report
-from frostline.training.words import in_bytes, in_percent, in_seconds, in_times
+from frostline.cli.exits import DONE, INTERRUPTED
+from frostline.cli.show import print_json, print_table
+from frostline.core import EXACT
+from frostline.core.amounts import in_bytes, in_percent, in_rate, in_seconds, in_times
+from frostline.training.report import Report, WayTaken
 
-__all__ = ("print_report",)
+__all__ = ("finish",)
 
 
-def print_report(report: Report, out: Path | None) -> None:
+def finish(report: Report, out: Path | None, *, as_json: bool) -> int:
+    """Show a run that ended, and say which exit code it has."""
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print_report(report, out)
+    return INTERRUPTED if report.interrupted else DONE
+
+
+def _print_report(report: Report, out: Path | None) -> None:
     """Print accuracy, seconds, bytes with and without Frostline, their ratio, and where each part ran."""
     accuracy = "-" if report.val_accuracy is None else in_percent(report.val_accuracy)
     rows = [
@@ -24,8 +35,30 @@ def print_report(report: Report, out: Path | None) -> None:
         ("waiting for data", in_percent(report.stall_share)),
         *((f"{one.part}", one.where) for one in report.where),
     ]
+    rows += [(f"samples by {_way(one)}", f"{one.samples}") for one in report.ways]
+    rows += _rates(report)
+    if report.codec_error:
+        rows.append(("relative error on the way", f"{report.codec_error:.2g} at most, allowed: {report.accuracy}"))
+    if report.replans:
+        rows.append(
+            ("changes of the plan", f"{len(report.replans)}, the last after {in_seconds(report.replans[-1].at_s)}")
+        )
     if report.skipped:
         rows.append(("skipped", f"{len(report.skipped)} unreadable samples, such as {report.skipped[0].object}"))
+    if report.fallback:
+        click.echo(f"not cut as it stands: {report.fallback}")
     print_table("Interrupted" if report.interrupted else "Done", ("", ""), rows)
     if out is not None:
         click.echo(f"Written to {out}: head.safetensors, model.safetensors, report.json, report.html")
+
+
+def _way(one: WayTaken) -> str:
+    return f"cut {one.cut} ({one.name}{'' if one.codec == EXACT else f', {one.codec}'})"
+
+
+def _rates(report: Report) -> list[tuple[str, str]]:
+    """Predicted beside measured, where both are known."""
+    predicted, measured = report.predicted_samples_per_s, report.measured_samples_per_s
+    if predicted is None or measured is None:
+        return []
+    return [("samples/s from the store", f"{in_rate(measured)} measured, {in_rate(predicted)} predicted")]

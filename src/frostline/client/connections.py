@@ -4,48 +4,31 @@ import http.client
 import os
 import socket
 import threading
+from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
+from frostline.client.transfers import Meter, Transfers
 from frostline.errors import SettingError
 
-__all__ = ("Connection", "Connections", "Meter", "address_of")
+__all__ = ("Connection", "Connections", "address_of")
 
 
 def address_of(url: str) -> tuple[str, int]:
     """Host and port of a node.
 
     Raises:
-        SettingError: The text is no address of a node.
+        SettingError: The text is no address of a node. The sentence never repeats a name and password.
     """
+    shown = f"…@{url.rpartition('@')[2]}" if "@" in url else url
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise SettingError(f"{url!r} is no address of a node: {error}") from error
+        raise SettingError(f"{shown!r} is no address of a node: {error}") from error
     if parts.scheme != "http" or not host or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
-        raise SettingError(f"a node's address looks like http://host:7070, not {url!r}")
+        raise SettingError(f"a node's address looks like http://host:7070, not {shown!r}")
     return host, port or 80
-
-
-class Meter:
-    """Bytes on the sockets, headers too. Safe for threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._received = 0
-        self._sent = 0
-
-    def add(self, *, received: int = 0, sent: int = 0) -> None:
-        """Count some more."""
-        with self._lock:
-            self._received += received
-            self._sent += sent
-
-    def read(self) -> tuple[int, int]:
-        """Bytes received and sent so far."""
-        with self._lock:
-            return self._received, self._sent
 
 
 class Connection(http.client.HTTPConnection):
@@ -56,12 +39,14 @@ class Connection(http.client.HTTPConnection):
         port: of the node.
         deadline_s: longest silence.
         meter: counts what crosses.
+        transfers: watch what comes.
     """
 
-    def __init__(self, host: str, port: int, *, deadline_s: float, meter: Meter) -> None:
+    def __init__(self, host: str, port: int, *, deadline_s: float, meter: Meter, transfers: Transfers) -> None:
         super().__init__(host, port, timeout=deadline_s)
         self._deadline_s = deadline_s
         self._meter = meter
+        self._transfers = transfers
         self._is_broken = False
 
     def connect(self) -> None:
@@ -69,8 +54,19 @@ class Connection(http.client.HTTPConnection):
         plain = socket.create_connection((self.host, self.port), self._deadline_s)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = _CountedSocket(plain, self._meter)
+        self._transfers.watch(self.sock)
         if self._is_broken:
             self.break_off()
+
+    def close(self) -> None:
+        """Close it. Closing it again does nothing."""
+        if self.sock is not None:
+            self._transfers.forget(self.sock)
+        super().close()
+
+    def reading(self, nbytes: int) -> AbstractContextManager[None]:
+        """While a body of so many bytes is read from it."""
+        return self._transfers.body(self.sock, nbytes)
 
     def break_off(self) -> None:
         """End the exchange from any thread: one that waits for bytes gets an end instead."""
@@ -91,14 +87,18 @@ class Connections:
         port: of the node.
         deadline_s: longest silence on a connection.
         most_idle: kept for later.
+
+    Attributes:
         meter: counts what crosses.
+        transfers: tell how fast large bodies come.
     """
 
-    def __init__(self, host: str, port: int, *, deadline_s: float, most_idle: int, meter: Meter) -> None:
+    def __init__(self, host: str, port: int, *, deadline_s: float, most_idle: int) -> None:
         self._address = (host, port)
         self._deadline_s = deadline_s
         self._most_idle = most_idle
-        self._meter = meter
+        self.meter = Meter()
+        self.transfers = Transfers(self.meter)
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._process = os.getpid()
@@ -111,7 +111,7 @@ class Connections:
 
     def new(self) -> Connection:
         """A connection that is not connected yet."""
-        return Connection(*self._address, deadline_s=self._deadline_s, meter=self._meter)
+        return Connection(*self._address, deadline_s=self._deadline_s, meter=self.meter, transfers=self.transfers)
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose last answer was read to its end."""
@@ -135,6 +135,7 @@ class Connections:
         if self._process != os.getpid():
             self._process = os.getpid()
             self._idle = []
+            self.transfers.forget_all()
 
 
 class _CountedSocket(socket.socket):

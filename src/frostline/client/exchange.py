@@ -4,7 +4,7 @@ import http.client
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected
 
@@ -76,7 +76,7 @@ class Exchange:
         """
         view = np.empty(nbytes, np.uint8).data
         filled = 0
-        with self._translated():
+        with self._translated(), self._reading(nbytes):
             try:
                 while filled < nbytes and (got := self._answer.readinto(view[filled:])):
                     filled += got
@@ -118,6 +118,10 @@ class Exchange:
     def _answer(self) -> HTTPResponse:
         assert self._response is not None
         return self._response
+
+    def _reading(self, nbytes: int) -> AbstractContextManager[None]:
+        connection = self._connection
+        return nullcontext() if connection is None else connection.reading(nbytes)
 
     def _send(self, connection: Connection, message: Message) -> int:
         with self._lock:

@@ -3,11 +3,11 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
-from frostline.client.connections import Connections, Meter, address_of
+from frostline.client.connections import Connections, address_of
 from frostline.client.exchange import Exchange, Message
 from frostline.client.transport import TransportStatistics
 from frostline.config import LoaderSettings
@@ -15,7 +15,7 @@ from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, Unavailable
 from frostline.profiles import Profile
 from frostline.wire.framing import decode
-from frostline.wire.messages import FeatureRequest, Health
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 from frostline.wire.refusals import error_from_answer
 
 __all__ = ("HttpAnswer", "HttpTransport")
@@ -42,13 +42,11 @@ class HttpTransport:
         settings = settings or LoaderSettings()
         host, port = address_of(url)
         self._url = url.rstrip("/")
-        self._meter = Meter()
         self._connections = Connections(
             host,
             port,
             deadline_s=settings.deadline_s,
             most_idle=settings.requests_in_flight + 1,
-            meter=self._meter,
         )
         self._lock = threading.Lock()
         self._requests = 0
@@ -66,9 +64,10 @@ class HttpTransport:
             return
         self._exchange(Message(method="PUT", path=path, body=artifact, media_type=_BINARY))
 
-    def profile(self, request: FeatureRequest) -> Profile:
+    def profile(self, request: FeatureRequest, codecs: Sequence[str] = ()) -> Profile:
         """See ``Transport``."""
-        message = Message(method="POST", path="/v1/profiles", body=_json(request))
+        wanted = ProfileRequest(features=request, codecs=tuple(codecs))
+        message = Message(method="POST", path="/v1/profiles", body=_json(wanted))
         return _value(Profile.from_json, self._exchange_json(message), self._url)
 
     def features(self, request: FeatureRequest) -> "HttpAnswer":
@@ -82,7 +81,8 @@ class HttpTransport:
 
     def statistics(self) -> TransportStatistics:
         """See ``Transport``."""
-        received, sent = self._meter.read()
+        received, sent = self._connections.meter.read()
+        transfer_bytes, transfer_s = self._connections.transfers.read()
         with self._lock:
             return TransportStatistics(
                 bytes_received=received,
@@ -90,6 +90,8 @@ class HttpTransport:
                 requests=self._requests,
                 failures=self._failures,
                 receive_s=self._receive_s,
+                transfer_bytes=transfer_bytes,
+                transfer_s=transfer_s,
             )
 
     def close(self) -> None:
@@ -196,7 +198,7 @@ class HttpAnswer:
             raise
 
 
-def _json(request: FeatureRequest) -> bytes:
+def _json(request: FeatureRequest | ProfileRequest) -> bytes:
     return json.dumps(request.to_json(), separators=(",", ":")).encode()
 
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ from frostline.errors import FrostlineError
 from frostline.node import Node
 from frostline.node.answers import Answer
 from frostline.profiles import Profile
-from frostline.wire.messages import FeatureRequest, Health
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("LocalAnswer", "LocalTransport")
 
@@ -43,10 +43,10 @@ class LocalTransport:
         with self._exchange():
             self._node.put_prefix(digest, artifact)
 
-    def profile(self, request: FeatureRequest) -> Profile:
+    def profile(self, request: FeatureRequest, codecs: Sequence[str] = ()) -> Profile:
         """See ``Transport``."""
         with self._exchange():
-            return self._node.profile(request)
+            return self._node.profile(ProfileRequest(features=request, codecs=tuple(codecs)))
 
     def features(self, request: FeatureRequest) -> "LocalAnswer":
         """See ``Transport``."""

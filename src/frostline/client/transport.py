@@ -1,6 +1,6 @@
 """What a trainer needs of a node: one protocol, spoken over HTTP and within the process."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,10 @@ class TransportStatistics:
         requests: exchanges begun.
         failures: exchanges that broke or were refused.
         receive_s: seconds in which answers were being read, summed over connections.
+        transfer_bytes: what came on all connections while at least one large body (64 KiB and more still to come)
+            was under way; 0 within a process.
+        transfer_s: seconds in which at least one was. ``transfer_bytes / transfer_s`` is what the link gives while
+            it is in use, whoever else uses it.
     """
 
     bytes_received: int = 0
@@ -28,6 +32,8 @@ class TransportStatistics:
     requests: int = 0
     failures: int = 0
     receive_s: float = 0.0
+    transfer_bytes: int = 0
+    transfer_s: float = 0.0
 
 
 class Transport(Protocol):
@@ -42,11 +48,16 @@ class Transport(Protocol):
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """Upload a prefix unless the node holds it already."""
 
-    def profile(self, request: FeatureRequest) -> Profile:
-        """Have the node measure reading, decoding and every cut of the prefix on the request's samples."""
+    def profile(self, request: FeatureRequest, codecs: Sequence[str] = ()) -> Profile:
+        """Have the node measure reading, decoding and every cut of the prefix on the request's samples.
+
+        Args:
+            request: whose samples and prefix; its cut and codec are of no account.
+            codecs: names of the codecs to measure too, each at the cuts where it may be worth it.
+        """
 
     def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:
-        """Yield the answer's batches as they arrive, in the order of the request.
+        """Yield the answer's batches as they arrive, in the order of the request, packed as it asks.
 
         Every sample comes exactly once, in a batch's ids or among its ``skipped``; a batch and its ``skipped``
         together are the next stretch of the request. The call returns at once; the exchange happens in ``next``.

@@ -1,7 +1,23 @@
 """The nouns: samples, features and the frozen graph, as plain values."""
 
-from frostline.core.features import FeatureBatch, Skipped
-from frostline.core.graph import Cut, Dim, Graph, Node, Ref, Token
+from frostline.core.features import FeatureBatch, Packed, Skipped
+from frostline.core.graph import Cut, Dim, Graph, Node, Ref, TensorSpec, Token
+from frostline.core.routes import EXACT, Route
 from frostline.core.samples import Samples, View
 
-__all__ = ("Cut", "Dim", "FeatureBatch", "Graph", "Node", "Ref", "Samples", "Skipped", "Token", "View")
+__all__ = (
+    "EXACT",
+    "Cut",
+    "Dim",
+    "FeatureBatch",
+    "Graph",
+    "Node",
+    "Packed",
+    "Ref",
+    "Route",
+    "Samples",
+    "Skipped",
+    "TensorSpec",
+    "Token",
+    "View",
+)

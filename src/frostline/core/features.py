@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("FeatureBatch", "Skipped")
+__all__ = ("FeatureBatch", "Packed", "Skipped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,25 +19,58 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packed:
+    """One tensor of a batch as it crosses the wire; ``wire.codecs`` makes these and reads them.
+
+    Attributes:
+        codec: its name; a lossless one where the batch's codec does not fit this tensor, such as a mask.
+        shape: of one sample, unpacked.
+        dtype: of the tensor, unpacked.
+        body: ``[n, *shape]`` in fewer bits; or, where ``bounds`` is given, the packed rows one after another as
+            ``uint8[m]``.
+        bounds: ``int64[n + 1]``, where each row of ``body`` starts and the last one ends; None where rows are plain.
+        scale: ``float32[n, channels]``, which int8 values are multiplied by; else None.
+    """
+
+    codec: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    body: npt.NDArray[np.generic]
+    bounds: npt.NDArray[np.int64] | None = None
+    scale: npt.NDArray[np.float32] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return self.body.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeatureBatch:
     """Some rows of an answer, in the order of the request, without the samples that were skipped.
 
     Attributes:
         ids: ``int64[n]``.
-        tensors: one array ``[n, ...]`` for each tensor that crosses the cut; empty at cut 0.
+        tensors: one array ``[n, ...]`` for each tensor that crosses the cut; empty at cut 0, and while packed.
         encoded: the encoded samples at cut 0 (buffers, not copied); empty at every other cut.
         skipped: the samples of this stretch of the request that could not be read.
+        packed: the same tensors as they cross the wire, where a codec packed them; empty once they are unpacked.
+        error: what packing lost, as the sender measured it: root-mean-square error relative to the sample's own
+            root mean square, of the worst sample and tensor; 0 where nothing is lost.
     """
 
     ids: npt.NDArray[np.int64]
     tensors: tuple[npt.NDArray[np.generic], ...] = ()
     encoded: Sequence[bytes | memoryview] = ()
     skipped: tuple[Skipped, ...] = ()
+    packed: tuple[Packed, ...] = ()
+    error: float = 0.0
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload: activations and encoded samples, not ids."""
-        return sum(tensor.nbytes for tensor in self.tensors) + sum(len(one) for one in self.encoded)
+        """Bytes of the payload: activations, packed or not, and encoded samples; not ids."""
+        tensors = sum(tensor.nbytes for tensor in self.tensors) + sum(one.nbytes for one in self.packed)
+        return tensors + sum(len(one) for one in self.encoded)

@@ -6,7 +6,7 @@ node (as JSON, see ``models.artifact``), the frozen rest of it at the trainer, a
 
 from dataclasses import dataclass
 
-__all__ = ("Argument", "Cut", "Dim", "Graph", "Node", "Ref", "Token", "references")
+__all__ = ("Argument", "Cut", "Dim", "Graph", "Node", "Ref", "TensorSpec", "Token", "references")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,19 @@ class Ref:
     """The value of the node, input or leaf of that name."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One of a network's inputs.
+
+    Attributes:
+        shape: of one sample, without the batch.
+        dtype: such as ``float32`` or ``int64``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +60,11 @@ class Node:
         op: overload name, such as ``aten.conv2d.default`` or ``operator.mul``.
         args: positional arguments: None, bool, int, float, str, Ref, Token, or tuples of these.
         kwargs: keyword arguments by name.
-        shape: of the result; None where it is no tensor, is transposed, or has a dimension that is no ``Dim``.
+        shape: of the result; None where it is no tensor, or has a dimension that is no ``Dim``.
+        order: its dimensions from the outermost in memory to the innermost, such as (0, 2, 3, 1) for channels-last;
+            None where they do not lie dense in memory in any order.
         dtype: of the result, such as ``float32``; empty where it is no tensor.
+        storage: name of a value that the result shares its memory with; empty where the memory is its own.
         size: the result itself where it is an integer that the batch decides, such as ``aten.sym_size.int``.
         module: dotted path of the module whose forward made it; empty for the network itself.
     """
@@ -58,7 +74,9 @@ class Node:
     args: tuple[Argument, ...] = ()
     kwargs: tuple[tuple[str, Argument], ...] = ()
     shape: tuple[Dim, ...] | None = None
+    order: tuple[int, ...] | None = None
     dtype: str = ""
+    storage: str = ""
     size: Dim | None = None
     module: str = ""
 
@@ -68,14 +86,15 @@ class Cut:
     """A place where computation may change sides.
 
     Attributes:
-        number: 0 ships the encoded sample, 1 the decoded pixels, higher ones lie inside the network.
+        number: 0 ships the encoded sample, 1 the network's input (decoded pixels), higher ones lie inside the network.
         name: where it is, in the words of the network, such as ``layer4.1.relu``.
         after: index of the last node that runs before it; -1 for cut 1, -2 for cut 0.
         tensors: names of the values that cross it.
         shapes: per-sample shape of each, without the batch dimension.
         dtypes: of each, such as ``float32``.
         bytes_per_sample: what crosses, uncompressed; 0 for cut 0, whose bytes are the sample's own.
-        is_relu: the one tensor that crosses comes from a ReLU, so that it is never negative and often zero.
+        is_relu: the one tensor that crosses holds values of a ReLU and no others (its output, or a selection or
+            maximum of it), so that no value is below zero and many are zero; -0.0 and NaN may be among them.
     """
 
     number: int

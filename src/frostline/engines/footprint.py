@@ -15,7 +15,7 @@ from frostline.engines.operators import resolve_allowed
 from frostline.engines.runner import Runner
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("Footprint", "dry_run")
+__all__ = ("CutMemory", "Footprint", "dry_run", "version_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,34 +30,48 @@ class Footprint:
         return self.fixed_bytes + batch * self.bytes_per_sample
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutMemory:
+    """Memory on both sides of a cut.
+
+    Attributes:
+        to_here: of running from the input to the cut.
+        rest: of running from the cut to the frost line, what crosses it counted until its last use; nothing at the
+            frost line itself.
+    """
+
+    to_here: Footprint
+    rest: Footprint
+
+
 def dry_run(
     graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], *, most_rows: int = 32
-) -> dict[int, Footprint]:
-    """Run a prefix on shapes alone: the memory up to each cut, by its number.
+) -> dict[int, CutMemory]:
+    """Run a prefix on shapes alone: the memory up to each cut and behind it, by its number.
 
     No tensor gets data, so that a graph that asks for too much is refused before it runs, and nothing that the
     graph says of itself is believed. It is run at every batch that may come, so that none takes more than the line.
 
     Args:
-        graph: from pixels to the frost line.
+        graph: from the network's input to the frost line.
         leaves: its tensors, in the order of ``graph.leaves``.
-        cuts: the places where it may stop; cut 1 first, whose shape is the input's.
+        cuts: the places where it may stop, in their order; cut 1 first, whose tensors are the graph's inputs.
         most_rows: the largest batch, a multiple of 8; all multiples up to it are tried.
 
     Raises:
         UnsafeArtifact: It does not run on its input, does not give what its cuts declare, or its memory does not
             grow in line with the batch.
     """
-    runner = Runner(graph, device="meta", resolve_op=resolve_allowed)
+    runner = Runner(graph, cuts=cuts, device="meta", resolve_op=resolve_allowed)
     bare = [torch.empty_like(leaf, device="meta") for leaf in leaves]
     rows = range(_BATCH, max(most_rows, 2 * _BATCH) + 1, _BATCH)
-    small, large, *others = [_Trail(graph, runner, bare, (batch, *cuts[0].shapes[0])) for batch in rows]
+    trails = [_Trail(graph, runner, bare, cuts, batch) for batch in rows]
     found = {}
     for cut in cuts:
-        small.check(cut)
-        line = found[cut.number] = _line(small.peak(cut.after), large.peak(cut.after))
-        if any(trail.peak(cut.after) > line.at(batch) for batch, trail in zip(rows[2:], others, strict=True)):
+        line = _line(rows, [trail.peak(cut) for trail in trails])
+        if any(trail.peak(cut) > line.at(batch) for batch, trail in zip(rows, trails, strict=True)):
             raise UnsafeArtifact(f"the memory up to cut {cut.number} does not grow in line with the batch")
+        found[cut.number] = CutMemory(to_here=line, rest=_line(rows, [trail.rest(cut) for trail in trails]))
     return found
 
 
@@ -75,57 +89,67 @@ _BROKEN = (
 )
 
 
-def _line(low: int, high: int) -> Footprint:
-    """The line through the peaks at two batch sizes, rounded up."""
-    per_sample = max(0, -(-(high - low) // _BATCH))
-    return Footprint(fixed_bytes=max(0, low - _BATCH * per_sample), bytes_per_sample=per_sample)
+def _line(rows: Sequence[int], peaks: Sequence[int]) -> Footprint:
+    """The line from the smallest to the largest batch, rounded up.
+
+    A peak is the most of several sums that grow in line with the batch, so that it lies below this line in between.
+    """
+    per_sample = max(0, -(-(peaks[-1] - peaks[0]) // (rows[-1] - rows[0])))
+    return Footprint(fixed_bytes=max(0, peaks[0] - rows[0] * per_sample), bytes_per_sample=per_sample)
 
 
 class _Trail:
-    """What a dry run at one batch leaves: the most bytes up to each node, and every value's shape."""
+    """What a dry run at one batch leaves: the most bytes at each step, where step 0 is the input itself."""
 
-    def __init__(self, graph: Graph, runner: Runner, leaves: list[torch.Tensor], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, graph: Graph, runner: Runner, leaves: list[torch.Tensor], cuts: Sequence[Cut], rows: int
+    ) -> None:
         self._graph = graph
-        self._rows = shape[0]
-        self._first = 1 + len(leaves)
+        self._runner = runner
+        self._standing = {cut.after: cut for cut in cuts}
+        self._rows = rows
+        self._first = len(graph.inputs) + len(leaves)
         self._places = {name: place for place, name in enumerate(_names(graph))}
         self._resting = {_key(leaf) for leaf in leaves}
-        self._last_uses = runner.last_uses
         self._holders: Counter[StorageWeakRef] = Counter()
         self._live = 0
-        self._made: list[Any] = []
         self._peaks: list[int] = []
         try:
-            batch = torch.empty(shape, device="meta")
-            self._hold(batch)
-            self._made.append(batch)
-            self._peaks.append(self._live)
-            with torch.no_grad():
-                runner.run([batch], leaves, observe=self._observe)
+            self._run(leaves)
         except _BROKEN as error:
             why = str(error).partition("\n")[0] or type(error).__name__
-            raise UnsafeArtifact(f"the graph does not run on an input of shape {list(shape)}: {why}") from error
+            shapes = [[rows, *shape] for shape in cuts[0].shapes]
+            raise UnsafeArtifact(f"the graph does not run on inputs of shape {shapes}: {why}") from error
 
-    def peak(self, after: int) -> int:
-        return max(self._peaks[: after + 2])
+    def peak(self, cut: Cut) -> int:
+        return max(self._peaks[: cut.after + 2])
 
-    def check(self, cut: Cut) -> None:
-        for name, shape, dtype in zip(cut.tensors, cut.shapes, cut.dtypes, strict=True):
-            place = self._places.get(name, -1)
-            step = 0 if place == 0 else place - self._first + 1
-            made = self._made[step] if 0 <= step <= cut.after + 1 and place >= 0 else None
-            if not isinstance(made, torch.Tensor) or made.shape != (self._rows, *shape):
-                raise UnsafeArtifact(f"cut {cut.number} declares a tensor {name!r} that the graph does not give")
-            if str(made.dtype) != f"torch.{dtype}":
-                raise UnsafeArtifact(f"cut {cut.number} declares {dtype} and the graph gives {made.dtype}")
+    def rest(self, cut: Cut) -> int:
+        return max(self._peaks[cut.after + 2 :], default=0)
+
+    def _run(self, leaves: list[torch.Tensor]) -> None:
+        inputs = _inputs(self._standing[-1], self._rows)
+        self._hold(inputs)
+        self._peaks.append(self._live)
+        self._check(-1, inputs)
+        versions = [version_of(leaf) for leaf in leaves]
+        with torch.no_grad():
+            self._runner.run(inputs, leaves, observe=self._observe)
+        if [version_of(leaf) for leaf in leaves] != versions:
+            raise UnsafeArtifact("the graph changes its own weights")
 
     def _observe(self, index: int, values: Sequence[Any]) -> None:
-        made = values[self._first + index]
-        self._hold(made)
-        self._made.append(made)
+        self._hold(values[self._first + index])
         self._peaks.append(self._live + _scratch(self._graph.nodes[index], values, self._places))
-        for slot in self._last_uses[index]:
+        self._check(index, values)
+        for slot in self._runner.last_uses[index]:
             self._release(values[slot])
+
+    def _check(self, index: int, values: Sequence[Any]) -> None:
+        if index in self._standing:
+            cut = self._standing[index]
+            for place, made in enumerate(self._runner.crossing(cut, values)):
+                _check_declared(cut, place, made, self._rows)
 
     def _hold(self, value: Any) -> None:
         for tensor in _tensors(value):
@@ -145,8 +169,8 @@ class _Trail:
 def _scratch(node: Node, values: Sequence[Any], places: dict[str, int]) -> int:
     """Memory inside an operator that no result shows, at most.
 
-    Attention may hold all its scores; an expanded tensor is copied dense; a convolution that oneDNN does not take
-    unfolds its input.
+    Attention may hold all its scores, and its mask as numbers; an expanded tensor is copied dense; a convolution that
+    oneDNN does not take unfolds its input.
     """
     read = [values[places[name]] for name in references(node.args)]
     tensors = [tensor for value in read for tensor in _tensors(value)]
@@ -154,11 +178,30 @@ def _scratch(node: Node, values: Sequence[Any], places: dict[str, int]) -> int:
     expanded = sum(one.numel() * one.itemsize for one in tensors if not all(one.stride()) and one.numel() > 1)
     if packet == "scaled_dot_product_attention" and len(tensors) >= 2:
         query, key = tensors[:2]
-        return expanded + 2 * math.prod(query.shape[:-1]) * key.shape[-2] * query.itemsize
+        scores = math.prod(query.shape[:-1]) * key.shape[-2]
+        mask = sum(one.numel() for one in tensors[3:4])
+        return expanded + (2 * scores + mask) * query.itemsize
     if packet in ("conv1d", "conv2d") and len(tensors) >= 2 and tensors[0].dtype != torch.float32:
         made = _tensors(values[places[node.name]])[0]
         return expanded + made.numel() // max(1, made.shape[1]) * tensors[1][0].numel() * made.itemsize
     return expanded
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to, under whatever name; torch has no public word for it."""
+    return tensor._version  # noqa: SLF001
+
+
+def _check_declared(cut: Cut, place: int, made: Any, rows: int) -> None:
+    shape, dtype = (rows, *cut.shapes[place]), f"torch.{cut.dtypes[place]}"
+    if not isinstance(made, torch.Tensor) or made.shape != shape or str(made.dtype) != dtype:
+        raise UnsafeArtifact(f"cut {cut.number} declares {cut.tensors[place]!r} otherwise than the graph gives it")
+
+
+def _inputs(cut: Cut, rows: int) -> list[torch.Tensor]:
+    """What comes in at cut 1, without data."""
+    declared = zip(cut.shapes, cut.dtypes, strict=True)
+    return [torch.empty((rows, *shape), dtype=getattr(torch, dtype), device="meta") for shape, dtype in declared]
 
 
 def _names(graph: Graph) -> list[str]:

@@ -3,30 +3,38 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from frostline.core import Graph, Node, Ref, Token
+from frostline.core import Cut, Graph, Node, Ref, Token
 from frostline.core.graph import Argument, references
 from frostline.engines.apart import computing
 from frostline.engines.operators import FACTORIES, resolve, token_value
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("Runner", "leaf_values")
+__all__ = ("Arrays", "Runner", "input_tensors", "leaf_values")
+
+Arrays = npt.NDArray[np.generic] | Sequence[npt.NDArray[np.generic]]
+"""What comes in: one array for each input, or the one array of a network with one input."""
+
 
 _Build = Callable[[list[Any]], Any]
 _Observe = Callable[[int, Sequence[Any]], None]
 
 
 class Runner:
-    """A graph made ready to run. Immutable, so that threads may share it.
+    """A graph made ready to run, as a whole or up to a cut. Immutable, so that threads may share it.
 
     Args:
         graph: what to run.
+        cuts: where a run may stop; what crosses one is kept until it is passed.
         device: what its device tokens mean.
         resolve_op: operator name to callable; the default takes every traced operator.
 
     Attributes:
-        last_uses: for each node, the places of the values that nothing reads after it; they are freed then.
+        last_uses: for each node, the places of the values that nothing reads after it, nor crosses a cut behind
+            it; they are freed then.
 
     Raises:
         UnsafeArtifact: An operator, constant or name that is unknown.
@@ -36,6 +44,7 @@ class Runner:
         self,
         graph: Graph,
         *,
+        cuts: Sequence[Cut] = (),
         device: torch.device | str = "cpu",
         resolve_op: Callable[[str], Callable[..., Any]] = resolve,
     ) -> None:
@@ -48,30 +57,39 @@ class Runner:
         self._first = self._inputs + len(graph.leaves)
         self._steps = [self._step(node, resolve_op) for node in graph.nodes]
         self._outputs = [self._build(output, len(names)) for output in graph.outputs]
-        self.last_uses = self._frees(graph)
+        self._crossing = {cut.number: self._crossing_slots(cut) for cut in cuts}
+        self.last_uses = self._frees(graph, cuts)
 
-    def run(self, inputs: Sequence[Any], leaves: Sequence[Any], *, observe: _Observe | None = None) -> tuple[Any, ...]:
-        """Run all nodes and return the outputs, in the graph's order.
+    def run(
+        self, inputs: Sequence[Any], leaves: Sequence[Any], *, upto: Cut | None = None, observe: _Observe | None = None
+    ) -> tuple[Any, ...]:
+        """Run the nodes and return the outputs, in the graph's order, or what crosses a cut.
 
         Args:
             inputs: values for ``graph.inputs``.
             leaves: values for ``graph.leaves``, in their order.
+            upto: one of the cuts, to stop there; None runs all nodes.
             observe: called after each node, before anything is freed, with the node's index and all values
                 (None where one is not there yet or already freed); for profiles and footprints.
         """
         values: list[Any] = [*inputs, *leaves, *([None] * len(self._steps))]
+        assert len(values) == len(self._slots), "a graph needs all its inputs and leaves"
         with computing():
-            return self._run(values, observe)
+            self._run(values, len(self._steps) if upto is None else upto.after + 1, observe)
+        return tuple(build(values) for build in self._outputs) if upto is None else self.crossing(upto, values)
 
-    def _run(self, values: list[Any], observe: _Observe | None) -> tuple[Any, ...]:
-        for index, (call, build_args, build_kwargs) in enumerate(self._steps):
+    def crossing(self, cut: Cut, values: Sequence[Any]) -> tuple[Any, ...]:
+        """What crosses one of the cuts, out of the values of a run that stands there (see ``observe``)."""
+        return tuple(values[slot] for slot in self._crossing[cut.number])
+
+    def _run(self, values: list[Any], steps: int, observe: _Observe | None) -> None:
+        for index, (call, build_args, build_kwargs) in enumerate(self._steps[:steps]):
             arguments = {name: build(values) for name, build in build_kwargs}
             values[self._first + index] = call(*[build(values) for build in build_args], **arguments)
             if observe is not None:
                 observe(index, values)
             for slot in self.last_uses[index]:
                 values[slot] = None
-        return tuple(build(values) for build in self._outputs)
 
     def _step(
         self, node: Node, resolve_op: Callable[[str], Callable[..., Any]]
@@ -103,18 +121,29 @@ class Runner:
         constant = token_value(argument, self._device) if isinstance(argument, Token) else argument
         return lambda _: constant
 
-    def _frees(self, graph: Graph) -> list[list[int]]:
-        """For each node, the slots that nothing reads after it; leaves stay."""
+    def _crossing_slots(self, cut: Cut) -> list[int]:
+        if not -1 <= cut.after < len(self._steps):
+            raise UnsafeArtifact(f"cut {cut.number} stands where the graph does not reach")
+        here = self._first + cut.after + 1
+        slots = [self._slots.get(name, here) for name in cut.tensors]
+        if any(slot >= here or self._inputs <= slot < self._first for slot in slots):
+            raise UnsafeArtifact(f"cut {cut.number} declares a tensor that the graph has not made there")
+        return slots
+
+    def _frees(self, graph: Graph, cuts: Sequence[Cut]) -> list[list[int]]:
+        """For each node, the slots that nothing needs after it; leaves stay."""
         frees: list[list[int]] = [[] for _ in graph.nodes]
-        kept = {self._slots[name] for output in graph.outputs for name in references(output)}
-        seen: set[int] = set()
+        # What crosses a cut counts as read by the node behind it.
+        read = [{self._slots[name] for name in references((node.args, node.kwargs))} for node in graph.nodes]
+        read.append({self._slots[name] for output in graph.outputs for name in references(output)})
+        for cut in cuts:
+            read[cut.after + 1].update(self._crossing[cut.number])
+        seen = read.pop()
         for index in range(len(graph.nodes) - 1, -1, -1):
-            node = graph.nodes[index]
-            read = {self._slots[name] for one in (node.args, node.kwargs) for name in references(one)}
-            for slot in {*read, self._first + index} - seen - kept:
+            for slot in {*read[index], self._first + index} - seen:
                 if not self._inputs <= slot < self._first:
                     frees[index].append(slot)
-            seen |= read
+            seen |= read[index]
         return frees
 
 
@@ -128,3 +157,9 @@ def leaf_values(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> list[torch
     if missing:
         raise UnsafeArtifact(f"the graph's tensor {missing[0]!r} is missing")
     return [tensors[tensor] for _, tensor in graph.leaves]
+
+
+def input_tensors(inputs: Arrays, device: torch.device) -> list[torch.Tensor]:
+    """The arrays as tensors where they are needed; on the CPU they share their memory."""
+    arrays = [inputs] if isinstance(inputs, np.ndarray) else inputs
+    return [torch.from_numpy(array).to(device) for array in arrays]

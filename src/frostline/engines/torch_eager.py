@@ -1,17 +1,16 @@
 """The reference engine: a prefix in eager torch, fp32, bit for bit what the user's own network computes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from frostline.core import Cut, Graph, Ref
+from frostline.core import Cut, Graph
 from frostline.engines.footprint import Footprint, dry_run
 from frostline.engines.operators import resolve_allowed
-from frostline.engines.runner import Runner, leaf_values
-from frostline.errors import UnsafeArtifact
+from frostline.engines.runner import Arrays, Runner, input_tensors, leaf_values
+from frostline.errors import BadRequest, UnsafeArtifact
 
 __all__ = ("TorchEngine",)
 
@@ -20,8 +19,8 @@ class TorchEngine:
     """A prefix ready to run up to any of its cuts. Immutable, so that threads may share it.
 
     Args:
-        graph: the frozen part, from pixels to the frost line.
-        cuts: every place where a run may stop, cut 1 (pixels) first.
+        graph: the frozen part, from the network's input to the frost line.
+        cuts: every place where a run may stop, in order, cut 1 (the input) first.
         tensors: weights by the names in ``graph.leaves``.
         device: in torch's words.
         most_rows: the largest batch that will be run, a multiple of 8.
@@ -43,8 +42,10 @@ class TorchEngine:
     ) -> None:
         self._device = torch.device(device)
         self._leaves = [leaf.to(self._device) for leaf in leaf_values(graph, tensors)]
-        self._runners = {cut.number: _runner(graph, cut, self._device) for cut in cuts}
-        self._footprints = dry_run(graph, self._leaves, cuts, most_rows=most_rows)
+        self._cuts = {cut.number: cut for cut in cuts}
+        self._inputs = (cuts[0].shapes, cuts[0].dtypes)
+        self._runner = Runner(graph, cuts=cuts, device=self._device, resolve_op=resolve_allowed)
+        self._memory = dry_run(graph, self._leaves, cuts, most_rows=most_rows)
 
     @property
     def weight_bytes(self) -> int:
@@ -53,33 +54,40 @@ class TorchEngine:
 
     def footprint(self, cut: int) -> Footprint:
         """Memory of one run up to this cut, at its peak, without the weights."""
-        return self._footprints[cut]
+        return self._memory[cut].to_here
 
-    def run(self, pixels: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
+    def rest_footprint(self, cut: int) -> Footprint:
+        """Memory of one run from this cut to the frost line, at its peak, without the weights."""
+        return self._memory[cut].rest
+
+    def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """Compute what crosses a cut.
 
         Args:
-            pixels: ``float32[n, C, H, W]``; not changed. Keep ``n`` the same from run to run: a sample's features
-                do not depend on the others beside it, but for another ``n`` kernels may round otherwise.
+            inputs: an array ``[n, ...]`` for each input of the network, as cut 1 declares them, or the one; not
+                changed. Keep ``n`` the same from run to run: a sample's features do not depend on the others beside
+                it, but for another ``n`` kernels may round otherwise.
             cut: number of the cut, 1 or higher.
 
         Returns:
             One C-contiguous array ``[n, ...]`` for each tensor that crosses.
 
         Raises:
+            BadRequest: The inputs are not of the shapes and dtypes that cut 1 declares.
             UnsafeArtifact: The prefix fails on these values, which no dry run can see.
         """
-        batch = torch.from_numpy(pixels).to(self._device)
+        batch = input_tensors(inputs, self._device)
+        self._check(batch)
         try:
             with torch.inference_mode():
-                tensors = self._runners[cut].run([batch], self._leaves)
+                tensors = self._runner.run(batch, self._leaves, upto=self._cuts[cut])
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise UnsafeArtifact(f"the prefix does not run on these samples: {why}") from error
         return tuple(tensor.contiguous().cpu().numpy() for tensor in tensors)
 
-
-def _runner(graph: Graph, cut: Cut, device: torch.device) -> Runner:
-    nodes = graph.nodes[: cut.after + 1]
-    part = replace(graph, nodes=nodes, outputs=tuple(Ref(name) for name in cut.tensors))
-    return Runner(part, device=device, resolve_op=resolve_allowed)
+    def _check(self, batch: Sequence[torch.Tensor]) -> None:
+        wanted = [(shape, f"torch.{dtype}") for shape, dtype in zip(*self._inputs, strict=True)]
+        given = [(tuple(one.shape[1:]), str(one.dtype)) for one in batch]
+        if given != wanted or len({len(one) for one in batch}) != 1:
+            raise BadRequest(f"the prefix takes inputs {wanted} of one batch, not {given}")

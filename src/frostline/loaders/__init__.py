@@ -1,7 +1,8 @@
 """The loader and the job: features in, batches out."""
 
 from frostline.loaders.batch import Batch
-from frostline.loaders.job import Job, JobStatistics
+from frostline.loaders.job import Job
+from frostline.loaders.ledger import JobStatistics
 from frostline.loaders.loader import Loader
 from frostline.loaders.offload import offload
 

@@ -1,17 +1,20 @@
-"""One request after another: ask the node for rows at the planned cut and finish them here to the frost line."""
+"""One request after another: ask the node for rows on their way and finish them here to the frost line."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from frostline.client.transport import Transport
-from frostline.core import Cut, FeatureBatch, Samples, View
+from frostline.core import FeatureBatch, Route, Samples, View
 from frostline.errors import UnknownPrefix
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.preprocess import Preprocess
+from frostline.wire.codecs import unpack
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Fetcher", "Shipment")
+__all__ = ("Fetcher", "Shipment", "joined")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,42 +33,47 @@ class Fetcher:
         transport: to the node.
         url: of the data set's root.
         preprocess: declared once for both sides.
-        cut: where the store side stops.
         shipment: the prefix; None where there is no model.
         trainer_side: computes the rest of the frozen part.
+        tolerance: largest relative error that a lossy codec may make; None where the codec itself is the bound.
+        arrived: told of every batch that arrived: its way, and the batch as it came.
     """
 
     transport: Transport
     url: str
     preprocess: Preprocess
-    cut: Cut
     shipment: Shipment | None
     trainer_side: TrainerSide
+    tolerance: float | None
+    arrived: Callable[[Route, FeatureBatch], None]
 
-    def fetch(self, samples: Samples, view: View | None) -> "Answer":
+    def fetch(self, samples: Samples, route: Route, view: View | None) -> "Answer":
         """Rows of these samples at the frost line, as they arrive."""
-        return Answer(self, samples, view)
+        return Answer(self, samples, route, view)
 
-    def request(self, samples: Samples, view: View | None) -> FeatureRequest:
+    def request(self, samples: Samples, route: Route, view: View | None) -> FeatureRequest:
         """The message that asks for them."""
         return FeatureRequest(
             data=self.url,
             samples=samples,
-            prefix=self.shipment.digest if self.shipment is not None and self.cut.number > 1 else None,
-            cut=self.cut.number,
+            prefix=self.shipment.digest if self.shipment is not None and route.cut > 1 else None,
+            cut=route.cut,
             preprocess=self.preprocess.to_json(),
             view=view,
+            codec=route.codec,
+            tolerance=self.tolerance,
         )
 
 
 class Answer:
     """The rows of one request. ``close`` may be called from another thread and ends a read that is under way."""
 
-    def __init__(self, fetcher: Fetcher, samples: Samples, view: View | None) -> None:
+    def __init__(self, fetcher: Fetcher, samples: Samples, route: Route, view: View | None) -> None:
         self._fetcher = fetcher
         self._samples = samples
+        self._route = route
         self._view = view
-        self._request = fetcher.request(samples, view)
+        self._request = fetcher.request(samples, route, view)
         self._batches: Iterator[FeatureBatch] = fetcher.transport.features(self._request)
         self._begun = False
 
@@ -73,18 +81,32 @@ class Answer:
         return self
 
     def __next__(self) -> FeatureBatch:
-        try:
-            batch = next(self._batches)
-        except UnknownPrefix:
-            batch = self._again()
-        self._begun = True
-        return self._fetcher.trainer_side.finish(batch, self._samples, self._fetcher.preprocess, self._view)
+        side = self._fetcher.trainer_side
+        parts = [self._next()]
+        wanted = side.wants(self._route.cut)
+        while sum(map(len, parts)) < wanted:
+            try:
+                parts.append(self._next())
+            except StopIteration:
+                break
+        batch = parts[0] if len(parts) == 1 else joined(parts)
+        return side.finish(batch, self._route.cut, self._samples, self._fetcher.preprocess, self._view)
 
     def close(self) -> None:
         """Abandon the rest of the answer."""
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
+
+    def _next(self) -> FeatureBatch:
+        """The next rows as they come, unpacked."""
+        try:
+            batch = next(self._batches)
+        except UnknownPrefix:
+            batch = self._again()
+        self._begun = True
+        self._fetcher.arrived(self._route, batch)
+        return unpack(batch)
 
     def _again(self) -> FeatureBatch:
         """The node lost the prefix, as after a restart: upload it and ask once more."""
@@ -95,3 +117,14 @@ class Answer:
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)
         self._batches = self._fetcher.transport.features(self._request)
         return next(self._batches)
+
+
+def joined(parts: Sequence[FeatureBatch]) -> FeatureBatch:
+    """Batches of one answer as one."""
+    tensors = zip(*(part.tensors for part in parts), strict=True)
+    return FeatureBatch(
+        ids=np.concatenate([part.ids for part in parts]),
+        tensors=tuple(np.concatenate(column) for column in tensors),
+        encoded=[one for part in parts for one in part.encoded],
+        skipped=tuple(one for part in parts for one in part.skipped),
+    )

@@ -1,53 +1,27 @@
 """A job: one network's frozen part on a node, its head here, and loaders over the features between them."""
 
-import math
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
-import numpy.typing as npt
+from torch import nn
 
 from frostline.cache import FeatureCache
 from frostline.config import LoaderSettings
-from frostline.core import Cut, Skipped, View
+from frostline.core import Cut, Route, View
 from frostline.datasets import Dataset
-from frostline.errors import SettingError, TooManySkipped
-from frostline.events import BatchTaken, EpochFinished, Event, Observer, RequestRetried, SampleSkipped
+from frostline.errors import SettingError
+from frostline.events import Event
+from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
+from frostline.loaders.ledger import JobStatistics, Ledger
 from frostline.loaders.loader import Loader, Source
-from frostline.models import Head
-from frostline.planning import Plan, explain
+from frostline.loaders.pilot import Pilot
+from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
 
-__all__ = ("Job", "JobStatistics")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStatistics:
-    """What a job did so far.
-
-    Attributes:
-        wire_bytes: store side to trainer, bodies and headers, measuring included.
-        requests: exchanges with the node.
-        retries: requests made again.
-        samples: handed to the training loop.
-        from_cache: of these, without crossing the network.
-        stall_s: seconds in which the loop waited for a batch.
-        loading_s: seconds of all passes over loaders, training included.
-        skipped: samples that could not be read.
-    """
-
-    wire_bytes: int
-    requests: int
-    retries: int
-    samples: int
-    from_cache: int
-    stall_s: float
-    loading_s: float
-    skipped: tuple[Skipped, ...]
+__all__ = ("Job",)
 
 
 class Job:
@@ -55,9 +29,8 @@ class Job:
 
     Attributes:
         head: the trainable rest of the network, on the user's own parameters.
-        plan: which cut is used and what the others would cost; None for a plain loader.
         frost_line: where the head takes over; the pixels where there is no model.
-        where: pairs of a part of the work and where it runs.
+        fallback: why the network was not cut as it stands, in a sentence; None where it was.
     """
 
     def __init__(
@@ -65,22 +38,25 @@ class Job:
         *,
         data: Dataset,
         fetcher: Fetcher,
-        frost_line: Cut,
-        head: Head | None,
-        plan: Plan | None,
+        pilot: Pilot,
+        ledger: Ledger,
+        cuts: Sequence[Cut],
+        head: nn.Module | None,
+        fallback: str | None,
         settings: LoaderSettings,
-        observe: Observer,
-        where: Sequence[tuple[str, str]],
+        near: str | None,
         close: Callable[[], None],
     ) -> None:
         self._data = data
         self._fetcher = fetcher
-        self.frost_line = frost_line
+        self._pilot = pilot
+        self._ledger = ledger
+        self._cuts = tuple(cuts)
         self._head = head
-        self.plan = plan
+        self.frost_line = self._cuts[-1]
+        self.fallback = fallback
         self._settings = settings
-        self._ledger = _Ledger(observe, most_skipped=math.ceil(settings.skip_allowance * len(data)))
-        self.where = tuple(where)
+        self._near = near
         self._close = close
         self._caches: dict[str, FeatureCache] = {}
 
@@ -93,8 +69,23 @@ class Job:
         self.close()
 
     @property
-    def head(self) -> Head:
-        """The trainable rest of the network.
+    def plan(self) -> Plan | None:
+        """Which way the samples take now, and what the others would cost; None for a plain loader."""
+        return self._pilot.plan
+
+    @property
+    def situation(self) -> Situation | None:
+        """What the plan is made from, as measured by now; None for a plain loader."""
+        return self._pilot.situation
+
+    @property
+    def where(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a part of the work and where it runs now."""
+        return whereabouts(self._pilot.shares, self._cuts, near=self._near, has_head=self._head is not None)
+
+    @property
+    def head(self) -> nn.Module:
+        """The trainable rest of the network; the whole of it where it could not be cut (see ``fallback``).
 
         Raises:
             SettingError: The job has no model; its batches are the preprocessed pixels.
@@ -138,18 +129,37 @@ class Job:
         fetcher = self._fetcher if preprocess is None else replace(self._fetcher, preprocess=preprocess)
         view = View(seed=seed, epoch=epoch) if fetcher.preprocess.is_random else None
         source = Source(
-            fetch=lambda samples: fetcher.fetch(samples, view),
-            window_bytes_per_sample=max(fetcher.cut.bytes_per_sample, self.frost_line.bytes_per_sample),
+            fetch=lambda samples, route: fetcher.fetch(samples, route, view),
+            dealer=self._pilot,
             cache=self._cache(fetcher.preprocess),
             unreadable=self._ledger.unreadable,
             settings=self._settings,
-            observe=self._ledger,
+            observe=self._observe,
         )
         return Loader(source, data, batch_size=batch_size, shuffle=shuffle, seed=seed, epoch=epoch, drop_last=drop_last)
 
-    def explain(self) -> "Explanation":
+    def use(self, shares: Mapping[Route, float], *, follow: bool = False) -> None:
+        """Let the samples that are not asked for yet take these ways, whatever the plan says; for comparisons.
+
+        Args:
+            shares: of the samples, by way; they sum to 1.
+            follow: change them where what is measured says so.
+
+        Raises:
+            SettingError: They do not, or there is no such cut.
+        """
+        self._pilot.use(shares, follow=follow)
+
+    def explain(self) -> Explanation:
         """What ran where and why, predicted and measured; ``print`` it."""
-        return Explanation(plan=self.plan, statistics=self.statistics(), where=self.where)
+        return Explanation(
+            plan=self.plan,
+            first_plan=self._pilot.first_plan,
+            situation=self.situation,
+            statistics=self.statistics(),
+            where=self.where,
+            fallback=self.fallback,
+        )
 
     def statistics(self) -> JobStatistics:
         """What the job did so far."""
@@ -176,6 +186,13 @@ class Job:
         """Close the connections, and the embedded node where there is one. Calling it again does nothing."""
         self._close()
 
+    def _observe(self, event: Event) -> None:
+        """Count an event, and look whether the plan still fits what is measured."""
+        self._ledger(event)
+        changed = self._pilot.observe(event)
+        if changed is not None:
+            self._ledger(changed)
+
     def _cache(self, preprocess: Preprocess) -> FeatureCache | None:
         """Features are the same in every epoch unless the preprocessing is random."""
         if preprocess.is_random or self._settings.cache_bytes == 0:
@@ -183,106 +200,9 @@ class Job:
         if preprocess.digest not in self._caches:
             shipment = self._fetcher.shipment
             digest = "" if shipment is None else shipment.digest
+            # Ways with lossy codecs give other features: what is kept is what came, and the loop gets it again.
             scope = (digest, self.frost_line.number, preprocess.digest, ",".join(self.frost_line.dtypes))
             # What the caches may take together stays within the setting.
             left = self._settings.cache_bytes - sum(one.statistics().bytes for one in self._caches.values())
             self._caches[preprocess.digest] = FeatureCache(scope, max(0, left))
         return self._caches[preprocess.digest]
-
-
-class _Ledger:
-    """Reads the events of a job's loaders, keeps count, and passes them on. Safe for several threads."""
-
-    def __init__(self, observe: Observer, *, most_skipped: int) -> None:
-        self._observe = observe
-        self._most_skipped = most_skipped
-        self._lock = threading.Lock()
-        self._skipped: dict[int, Skipped] = {}
-        self._retries = 0
-        self._samples = 0
-        self._from_cache = 0
-        self._stall_s = 0.0
-        self._loading_s = 0.0
-
-    def __call__(self, event: Event) -> None:
-        """Raises ``TooManySkipped`` when more samples are unreadable than allowed."""
-        with self._lock:
-            self._count(event)
-            too_many = len(self._skipped) > self._most_skipped
-        self._observe(event)
-        if too_many and isinstance(event, SampleSkipped):
-            raise TooManySkipped(
-                f"{len(self._skipped)} samples are unreadable and the job allows {self._most_skipped}; the last is "
-                f"{event.object} ({event.reason}); mend the data or raise skip_allowance"
-            )
-
-    def unreadable(self) -> npt.NDArray[np.int64]:
-        with self._lock:
-            return np.fromiter(self._skipped, np.int64, len(self._skipped))
-
-    def statistics(self) -> JobStatistics:
-        with self._lock:
-            return JobStatistics(
-                wire_bytes=0,
-                requests=0,
-                retries=self._retries,
-                samples=self._samples,
-                from_cache=self._from_cache,
-                stall_s=self._stall_s,
-                loading_s=self._loading_s,
-                skipped=tuple(self._skipped.values()),
-            )
-
-    def _count(self, event: Event) -> None:
-        match event:
-            case SampleSkipped():
-                self._skipped[event.id] = Skipped(id=event.id, object=event.object, reason=event.reason)
-            case RequestRetried():
-                self._retries += 1
-            case BatchTaken():
-                self._samples += event.samples
-                self._from_cache += event.from_cache
-                self._stall_s += event.stall_s
-            case EpochFinished():
-                self._loading_s += event.seconds
-            case _:
-                pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """What ran where and why; its text is for people, ``to_json`` for programs."""
-
-    plan: Plan | None
-    statistics: JobStatistics
-    where: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        lines = [explain(self.plan)] if self.plan is not None else ["no model: encoded samples, decoded here"]
-        lines += [f"{part}: {where}" for part, where in self.where]
-        lines.append(self._measured())
-        return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
-        return {
-            "plan": None if self.plan is None else self.plan.to_json(),
-            "where": dict(self.where),
-            "measured": {
-                "samples": self.statistics.samples,
-                "from_cache": self.statistics.from_cache,
-                "wire_bytes": self.statistics.wire_bytes,
-                "loading_s": self.statistics.loading_s,
-                "stall_s": self.statistics.stall_s,
-            },
-        }
-
-    def _measured(self) -> str:
-        done = self.statistics
-        if not done.samples or not done.loading_s:
-            return "measured: nothing yet"
-        return (
-            f"measured: {done.samples} samples, {done.from_cache} of them from the cache, "
-            f"{done.samples / done.loading_s:.0f} samples/s, waiting {done.stall_s / done.loading_s:.0%} of the time, "
-            f"{done.wire_bytes / 1e6:.2f} MB received"
-        )

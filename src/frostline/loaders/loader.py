@@ -18,7 +18,7 @@ from frostline.loaders.batch import Batch
 from frostline.ordering import Order
 from frostline.prefetch.assemble import BatchAssembler, Columns, Part
 from frostline.prefetch.driver import Fetch, Prefetcher
-from frostline.prefetch.stretches import Delivery, stretches
+from frostline.prefetch.stretches import Dealer, Delivery, stretches
 from frostline.prefetch.window import Window
 
 __all__ = ("Loader", "Source")
@@ -33,7 +33,7 @@ class Source:
 
     Attributes:
         fetch: makes one request and yields rows at the frost line.
-        window_bytes_per_sample: what one row takes on its way; 0 where its encoded bytes travel.
+        dealer: says which way the next request takes.
         cache: keeps features between epochs; None where they differ from epoch to epoch.
         unreadable: ids that are known to be unreadable; they are not asked for again.
         settings: of the window.
@@ -41,7 +41,7 @@ class Source:
     """
 
     fetch: Fetch
-    window_bytes_per_sample: int
+    dealer: Dealer
     cache: FeatureCache | None
     unreadable: Callable[[], npt.NDArray[np.int64]]
     settings: LoaderSettings
@@ -88,18 +88,20 @@ class Loader:
         observe(EpochStarted(epoch=self._epoch, samples=len(self._samples)))
         epoch = _Epoch(self._source, self._samples, self._order)
         started = waiting = time.perf_counter()
-        taken, stall_s = 0, 0.0
+        taken, from_cache, stall_s = 0, 0, 0.0
         try:
             for columns in epoch.batches(BatchAssembler(batch_size=self._batch_size, drop_last=self._drop_last)):
                 waited = time.perf_counter() - waiting
                 rows, cached = len(columns[0]), epoch.take_cached()
-                taken, stall_s = taken + rows, stall_s + waited
+                taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchTaken(epoch=self._epoch, samples=rows, from_cache=cached, stall_s=waited))
                 yield _batch(columns)
                 waiting = time.perf_counter()
         finally:
             seconds = time.perf_counter() - started
-            observe(EpochFinished(epoch=self._epoch, samples=taken, seconds=seconds, stall_s=stall_s))
+            observe(
+                EpochFinished(epoch=self._epoch, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s)
+            )
 
 
 class _Epoch:
@@ -141,8 +143,7 @@ class _Epoch:
                 self._samples,
                 self._rows,
                 np.flatnonzero(~self._cached & ~unreadable),
-                samples_per_request=source.settings.samples_per_request,
-                bytes_per_sample=source.window_bytes_per_sample,
+                source.dealer,
             ),
             source.settings,
         )

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,15 +18,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from frostline.core import Cut, Graph, Node, Ref, Token
+from frostline.core import Cut, Graph, Node, Ref, TensorSpec, Token
 from frostline.core.graph import Argument
 from frostline.engines.operators import ALLOWED
 from frostline.errors import ModelError, UnsafeArtifact
-from frostline.models.cuts import DTYPE_BYTES, is_random, uses_batch_statistics
+from frostline.models.flow import changes, is_random, reads, uses_batch_statistics
+from frostline.models.frontiers import DTYPE_BYTES
 
 __all__ = ("Prefix", "digest_of", "read_prefix", "write_prefix")
 
-_FORMAT = 1
+_FORMAT = 2
 _KEY = "frostline.prefix"
 _MOST_NODES = 50_000
 _MOST_DEPTH = 4
@@ -34,12 +36,12 @@ _MOST_GRAPH_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefix:
-    """The frozen part of a network, from pixels to the frost line.
+    """The frozen part of a network, from its inputs to the frost line.
 
     Attributes:
         graph: its operations.
-        cuts: every place where it may stop, cut 1 (pixels) first, the frost line last.
-        tensors: its weights by name, as in ``graph.leaves``.
+        cuts: every place where it may stop, cut 1 (the inputs) first, the frost line last.
+        tensors: its weights by name, as in ``graph.leaves``, each in the memory order of the network's own.
     """
 
     graph: Graph
@@ -48,8 +50,13 @@ class Prefix:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Per-sample shape of the pixels."""
+        """Per-sample shape of the pixels, or of the first of several inputs."""
         return self.cuts[0].shapes[0]
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Shape and dtype of every input, in order."""
+        return tuple(map(TensorSpec, self.cuts[0].shapes, self.cuts[0].dtypes))
 
 
 def digest_of(body: bytes | memoryview) -> str:
@@ -67,7 +74,9 @@ def write_prefix(prefix: Prefix) -> bytes:
     if strange:
         raise ModelError(f"the frozen part uses {', '.join(strange)}, which a node does not run; freeze less of it")
     text = json.dumps(_graph_to_json(prefix), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(prefix.tensors.items())}
+    tensors = {
+        name: _flat(tensor).detach().cpu().contiguous().clone() for name, tensor in sorted(prefix.tensors.items())
+    }
     # One key only: safetensors writes several in no fixed order, and the digest would change.
     return save_tensors(tensors, metadata={_KEY: text})
 
@@ -114,25 +123,62 @@ def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
     strange = sorted({node.op for node in nodes} - ALLOWED)
     if strange:
         raise UnsafeArtifact(f"operator {strange[0]!r} is not allowed in a prefix")
-    changing = [node.op for node in nodes if is_random(node) or uses_batch_statistics(node)]
-    if changing:
-        raise UnsafeArtifact(f"{changing[0]} depends on chance or on the batch, and a prefix may not")
     graph = Graph(
         inputs=tuple(_text(name) for name in value["inputs"]),
         leaves=tuple((_text(name), _text(tensor)) for name, tensor in value["leaves"]),
         nodes=nodes,
         outputs=tuple(_argument(output, 0) for output in value["outputs"]),
     )
+    data = _data(graph)
+    changing = [node.op for node in nodes if is_random(node) or uses_batch_statistics(node, data)]
+    if changing:
+        raise UnsafeArtifact(f"{changing[0]} depends on chance or on the batch, and a prefix may not")
     cuts = tuple(_cut(cut, len(nodes)) for cut in value["cuts"])
-    if len(graph.inputs) != 1 or not cuts or [cut.number for cut in cuts] != list(range(1, len(cuts) + 1)):
-        raise UnsafeArtifact("a prefix has one input, and cuts numbered from 1")
-    return Prefix(graph=graph, cuts=cuts, tensors=tensors)
+    if [cut.number for cut in cuts] != list(range(1, len(cuts) + 1)):
+        raise UnsafeArtifact("a prefix has cuts numbered from 1")
+    if not cuts or cuts[0].after != -1 or cuts[0].tensors != graph.inputs:
+        raise UnsafeArtifact("the first cut of a prefix is its input")
+    if any(one.after >= other.after for one, other in pairwise(cuts)):
+        raise UnsafeArtifact("the cuts of a prefix stand in order, one behind a node at most")
+    orders = {_text(name): [_integer(dim) for dim in order] for name, order in value["orders"].items()}
+    turned = {name: _turned_back(tensors[name], order) for name, order in orders.items()}
+    return Prefix(graph=graph, cuts=cuts, tensors={**tensors, **turned})
+
+
+def _data(graph: Graph) -> set[str]:
+    """Names of the values that depend on those of the input; in one pass, whatever the graph is."""
+    found = set(graph.inputs)
+    for node in graph.nodes:
+        if not found.isdisjoint(reads(node)):
+            found.update((node.name, changes(node)))
+    return found
+
+
+def _memory_order(tensor: torch.Tensor) -> list[int]:
+    """Its dimensions from the outermost in memory to the innermost; their own order where they do not lie dense."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    is_dense = tensor.permute(order).is_contiguous()
+    return order if is_dense else list(range(tensor.dim()))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A channels-last weight in the order of its memory, in which it is written: kernels go by the order."""
+    return tensor.permute(_memory_order(tensor))
+
+
+def _turned_back(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
+    if sorted(order) != list(range(tensor.dim())):
+        raise UnsafeArtifact(f"a tensor of the prefix has {tensor.dim()} dimensions and not the order {order[:8]}")
+    return tensor.permute(sorted(range(tensor.dim()), key=order.__getitem__))
 
 
 def _graph_to_json(prefix: Prefix) -> dict[str, Any]:
     graph = prefix.graph
+    orders = {name: _memory_order(tensor) for name, tensor in prefix.tensors.items()}
     return {
         "format": _FORMAT,
+        "orders": {name: order for name, order in orders.items() if order != sorted(order)},
         "inputs": list(graph.inputs),
         "leaves": [list(leaf) for leaf in graph.leaves],
         "nodes": [_node_to_json(node) for node in graph.nodes],

@@ -1,17 +1,19 @@
 """Cut a user's network: find its frost line, the cuts before it, the prefix to ship and the head to train."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
-from frostline.core import Cut, Graph
-from frostline.errors import FrozenInTrainMode, NothingFrozen
+from frostline.core import Cut, Graph, Ref, TensorSpec
+from frostline.errors import NothingFrozen, NotTraceable
 from frostline.models.artifact import Prefix
-from frostline.models.cuts import enumerate_cuts, frozen_reach, prune, reads, sources_of_change
-from frostline.models.freeze import frozen_modules
-from frostline.models.head import Head
-from frostline.models.split import after, before, guard_inputs
+from frostline.models.boundaries import cut_at_a_boundary
+from frostline.models.cuts import input_cuts
+from frostline.models.frozen import find_frozen, refuse_train_mode, training_flags
+from frostline.models.head import Head, TracedHead, WholeHead
+from frostline.models.inputs import Inputs, input_specs
+from frostline.models.split import after
 from frostline.models.trace import trace
 
 __all__ = ("CutNetwork", "cut_network")
@@ -23,13 +25,16 @@ class CutNetwork:
 
     Attributes:
         cuts: all legal cuts from 0 (the encoded sample) to the frost line, which is the last.
-        prefix: the frozen part, to be shipped.
+        prefix: the frozen part, to be shipped; None where the frost line is the network's input.
         head: the trainable rest, which shares the network's tensors.
+        fallback: why the network, or a part of what is frozen, is not cut as finely as a traced one would be;
+            None where there is nothing to say.
     """
 
     cuts: tuple[Cut, ...]
-    prefix: Prefix
+    prefix: Prefix | None
     head: Head
+    fallback: str | None = None
 
     @property
     def frost_line(self) -> Cut:
@@ -38,90 +43,63 @@ class CutNetwork:
 
     def rest_of_prefix(self, cut: Cut) -> Graph:
         """The frozen part from ``cut`` to the frost line, for the trainer to run."""
+        if self.prefix is None:
+            names = self.frost_line.tensors
+            return Graph(inputs=names, leaves=(), nodes=(), outputs=tuple(map(Ref, names)))
         return after(self.prefix.graph, cut)
 
 
-def cut_network(model: nn.Module, input_shape: Sequence[int], *, frozen_in_eval: bool = False) -> CutNetwork:
+def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = False) -> CutNetwork:
     """Trace ``model`` as it will be while its head trains, and cut it.
+
+    A network that torch.export cannot follow is cut at the boundary between two of its modules, and where there is
+    none either, not at all: its input is delivered. ``fallback`` says so.
 
     Args:
         model: parameters that are trained require gradients, the others do not.
-        input_shape: of one preprocessed sample.
+        inputs: the per-sample shape of its one input of float32 pixels, or a ``TensorSpec`` for each of its inputs.
         frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
 
     Raises:
-        NotTraceable: torch.export cannot follow the network.
         NothingFrozen: Nothing can be computed before the first trainable layer.
         FrozenInTrainMode: A frozen layer is in train mode, where it would behave differently.
+        ModelError: The inputs are of a kind that cannot be carried.
     """
-    traced = trace(model, input_shape, training=_training_flags(model))
-    graph = prune(traced.graph)
-    trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
-    trainable = {name for name, path in graph.leaves if path in trained}
-    reach = frozen_reach(graph, sources_of_change(graph, trainable))
-    cuts = enumerate_cuts(graph, tuple(input_shape), reach=reach)
-    if len(cuts) <= 2:
-        raise NothingFrozen(_why_nothing(graph, trainable, reach))
-    head = Head(model, replace(traced, graph=graph), cuts[-1], input_shape)
-    frozen = guard_inputs(before(graph, cuts[-1]))
+    specs = input_specs(inputs)
+    try:
+        traced = trace(model, specs, training=training_flags(model))
+    except NotTraceable as error:
+        return _untraced(model, specs, str(error), frozen_in_eval=frozen_in_eval)
+    part = find_frozen(model, traced, specs)
+    if isinstance(part, str):
+        return _plain(model, specs, f"{part}: the whole network runs here")
     if not frozen_in_eval:
-        _refuse_train_mode(model, {node.module for node in frozen.nodes})
-    tensors = {
-        **dict(model.named_buffers()),
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **traced.constants,
-    }
+        refuse_train_mode(model, part.prefix.graph)
+    stopped = f"a node does not run {part.stopped_by}: the frozen layers from there on run here"
     return CutNetwork(
-        cuts=_renumbered(cuts, graph, frozen),
-        prefix=Prefix(
-            graph=frozen,
-            cuts=_renumbered(cuts, graph, frozen)[1:],
-            tensors={path: tensors[path].detach() for _, path in frozen.leaves},
-        ),
-        head=head,
+        cuts=part.cuts,
+        prefix=part.prefix,
+        head=TracedHead(model, part, specs),
+        fallback=stopped if part.stopped_by else None,
     )
 
 
-def _training_flags(model: nn.Module) -> dict[str, bool]:
-    """Everything in train mode but what is frozen whole: the modes in which the head will be trained."""
-    frozen = {id(inner) for _, module in frozen_modules(model) for inner in module.modules()}
-    return {path: id(module) not in frozen for path, module in model.named_modules()}
+def _untraced(model: nn.Module, specs: Sequence[TensorSpec], why: str, *, frozen_in_eval: bool) -> CutNetwork:
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        raise NothingFrozen(
+            "nothing is frozen: freeze layers with frostline.freeze(model, until=...), or load data without a model: "
+            "offload(None, data, ...)"
+        )
+    found = cut_at_a_boundary(model, specs)
+    if isinstance(found, str):
+        return _plain(model, specs, f"{why}, and {found}: the whole network runs here")
+    part, head, path = found
+    if not frozen_in_eval:
+        refuse_train_mode(model, part.prefix.graph)
+    reason = f"{why}; its modules up to {path!r} can be traced one behind the other, so the frozen part ends there"
+    return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason)
 
 
-def _renumbered(cuts: Sequence[Cut], graph: Graph, frozen: Graph) -> tuple[Cut, ...]:
-    """The same cuts with ``after`` counted in the frozen part's own nodes."""
-    places = {node.name: place for place, node in enumerate(frozen.nodes)}
-    return tuple(cut if cut.after < 0 else replace(cut, after=places[graph.nodes[cut.after].name]) for cut in cuts)
-
-
-def _refuse_train_mode(model: nn.Module, paths: set[str]) -> None:
-    for path, module in model.named_modules():
-        if path in paths and module.training and _minds_its_mode(module):
-            raise FrozenInTrainMode(
-                f"{type(module).__name__} {path!r} is frozen but in train mode, where its output depends on the batch; "
-                "put it into eval mode, or pass frozen_in_eval=True to have the frozen layers run in eval mode"
-            )
-
-
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-
-
-def _minds_its_mode(module: nn.Module) -> bool:
-    if isinstance(module, _DROPOUTS):
-        return module.p > 0
-    return isinstance(module, (*_NORMS, *_INSTANCE_NORMS)) and bool(module.track_running_stats)
-
-
-def _why_nothing(graph: Graph, trainable: set[str], reach: int) -> str:
-    first = graph.nodes[reach + 1]
-    paths = dict(graph.leaves)
-    names = [paths[name] for name in reads(first) if name in trainable]
-    cause = (
-        f"parameter {names[0]!r} is trained" if names else f"{first.module or 'the network'} changes from run to run"
-    )
-    return (
-        f"nothing is frozen before the first layer that changes: {cause}; freeze layers with "
-        "frostline.freeze(model, until=...), or load data without a model: offload(None, data, ...)"
-    )
+def _plain(model: nn.Module, specs: Sequence[TensorSpec], reason: str) -> CutNetwork:
+    """The network as it is: its inputs are delivered, and all of it is the head."""
+    return CutNetwork(cuts=input_cuts(specs), prefix=None, head=WholeHead(model), fallback=reason)

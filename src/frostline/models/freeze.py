@@ -8,6 +8,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from frostline.errors import ModelError, UnknownLayer, nearest
+from frostline.models.inputs import Inputs, input_specs, zeros
+from frostline.models.modes import all_in_eval, modes
 
 __all__ = ("classifier_of", "freeze", "frozen_modules", "used_parameters")
 
@@ -16,7 +18,7 @@ _ALL_BUT_THE_CLASSIFIER = "features"
 M = TypeVar("M", bound=nn.Module)
 
 
-def freeze(model: M, until: str, *, input_shape: Sequence[int] = (3, 224, 224)) -> M:
+def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
     """Freeze ``model`` up to the output of the layer ``until``; the rest stays as it is.
 
     Every parameter that is used before the layer's output is ready no longer requires a gradient, and modules
@@ -27,7 +29,7 @@ def freeze(model: M, until: str, *, input_shape: Sequence[int] = (3, 224, 224)) 
         model: changed in place.
         until: dotted path of the last frozen module, as in ``named_modules()``; or ``"features"``, all but the
             classifier (the last layer that has parameters), where the network has no module of that name.
-        input_shape: of one sample, without the batch.
+        input_shape: of one sample, without the batch; or a ``TensorSpec`` for each input, as for ``cut_network``.
 
     Returns:
         The same ``model``.
@@ -56,30 +58,27 @@ def frozen_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def used_parameters(model: nn.Module, input_shape: Sequence[int]) -> list[tuple[str, nn.Parameter | None]]:
+def used_parameters(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Parameter | None]]:
     """What one forward pass uses, in order: ``(module path, parameter)``; None stands for a module's output.
 
-    A module that runs several times is listed each time. The model's modes are put back.
+    A module that runs several times is listed each time. The model is left as it was.
 
     Raises:
         ModelError: The network does not run on such a sample.
     """
+    specs = input_specs(inputs)
     recorder = _Recorder(model)
     parameter = next(model.parameters(), None)
-    device = None if parameter is None else parameter.device
-    modes = {module: module.training for module in model.modules()}
+    device = torch.device("cpu") if parameter is None else parameter.device
     try:
-        for module in modes:
-            module.training = False
-        with torch.no_grad(), recorder:
-            model(torch.zeros((1, *input_shape), device=device))
+        with modes(model, all_in_eval(model)), torch.no_grad(), recorder:
+            model(*zeros(specs, 1, device))
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).partition("\n")[0] or type(error).__name__
-        raise ModelError(f"the network does not run on an input of shape {list(input_shape)}: {why}") from error
+        shapes = " and ".join(str(list(spec.shape)) for spec in specs)
+        raise ModelError(f"the network does not run on an input of shape {shapes}: {why}") from error
     finally:
         recorder.remove()
-        for module, mode in modes.items():
-            module.training = mode
     return recorder.seen
 
 

@@ -1,9 +1,10 @@
 """Trace a network with torch.export into a graph of plain values. The only module that knows torch.export."""
 
-import itertools
+import io
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,16 @@ import torch
 from torch import nn
 from torch.export import Dim as ExportDim
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import TreeSpec
 
-from frostline.core import Dim, Graph, Node, Ref, Token
+from frostline.core import Dim, Graph, Node, Ref, TensorSpec, Token
 from frostline.core.graph import Argument
 from frostline.engines.apart import tracing
 from frostline.errors import NotTraceable
+from frostline.models.inputs import zeros
+from frostline.models.modes import modes
 
 __all__ = ("Trace", "device_of", "trace")
 
@@ -43,39 +48,51 @@ class Trace:
     training: Mapping[str, bool]
 
 
-def trace(model: nn.Module, input_shape: Sequence[int], *, training: Mapping[str, bool]) -> Trace:
-    """Trace ``model`` on a batch of ``float32[batch, *input_shape]``, the batch size left open.
+def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[str, bool]) -> Trace:
+    """Trace ``model`` on one batch of its inputs, the batch size left open.
 
     Args:
         model: the user's network; left as it was found.
-        input_shape: per-sample shape of its one input.
+        inputs: what its ``forward`` takes, in order.
         training: for each module path whether it is in train mode while traced.
 
     Raises:
         NotTraceable: torch.export does not follow it, or it holds what a graph cannot say.
     """
-    example = torch.zeros((_EXAMPLE_BATCH, *input_shape), device=device_of(model))
+    example = tuple(zeros(inputs, _EXAMPLE_BATCH, device_of(model)))
+    batch = {0: ExportDim("batch")}
     try:
-        with tracing(), _modes(model, training), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(model, (example,), strict=False, dynamic_shapes=({0: ExportDim("batch")},))
+        with tracing(), modes(model, training), _quiet():
+            program = torch.export.export(model, example, strict=False, dynamic_shapes=(batch,) * len(example))
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        why = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise NotTraceable(f"torch.export cannot trace {type(model).__name__}: {why}") from error
-    return _Reader(program).read(training)
+        raise NotTraceable(f"torch.export cannot trace {type(model).__name__}: {_why(error)}") from error
+    return _Reader(program, len(example)).read(training)
+
+
+def _why(error: BaseException) -> str:
+    """The reason in one line, in the words of whoever wrote the network."""
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return "its code decides by the values of a tensor"
+    first = str(error).strip().partition("\n")[0].partition(". ")[0]
+    if first.startswith("Constraints violated (batch)"):
+        return "its code decides by the size of the batch"
+    return first.rstrip(".") or type(error).__name__
 
 
 @contextmanager
-def _modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
-    """Set the flags and put them back, without touching anything else that ``train()`` overrides may do."""
-    before = {module: module.training for module in model.modules()}
-    try:
-        for path, module in model.named_modules():
-            module.training = training[path]
-        yield
-    finally:
-        for module, flag in before.items():
-            module.training = flag
+def _quiet() -> Iterator[None]:
+    """Keep to itself what torch.export warns of, logs and prints: where it fails, the error says what matters."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -87,16 +104,21 @@ def device_of(model: nn.Module) -> torch.device:
 class _Reader:
     """Turns an exported program into a ``Trace``."""
 
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, inputs: int) -> None:
         self._program = program
+        self._inputs = inputs
         self._leaves = dict(self._leaf_names())
+        self._owners: dict[StorageWeakRef, str] = {}
 
     def read(self, training: Mapping[str, bool]) -> Trace:
         nodes = list(self._program.graph.nodes)
-        inputs = tuple(one.name for one in nodes if one.op == "placeholder" and one.name not in self._leaves)
+        placeholders = [one for one in nodes if one.op == "placeholder"]
+        inputs = tuple(one.name for one in placeholders if one.name not in self._leaves)
         strange = [one for one in nodes if one.op not in ("placeholder", "call_function", "output")]
-        if strange or len(inputs) != 1:
-            raise NotTraceable("the network holds control flow or more than one input, which Frostline cannot carry")
+        if strange or len(inputs) != self._inputs:
+            raise NotTraceable("the network holds control flow or inputs that are no tensors, which cannot be carried")
+        for one in placeholders:
+            self._storage(one)
         graph = Graph(
             inputs=inputs,
             leaves=tuple(self._leaves.items()),
@@ -127,10 +149,28 @@ class _Reader:
             args=tuple(_argument(one) for one in node.args),
             kwargs=tuple((name, _argument(one)) for name, one in sorted(node.kwargs.items())),
             shape=None if tensor is None else _shape(tensor),
+            order=None if tensor is None else _order(tensor),
             dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
+            storage=self._storage(node),
             size=_dim(value) if isinstance(value, torch.SymInt) else None,
             module=_module_path(node),
         )
+
+    def _storage(self, node: torch.fx.Node) -> str:
+        """The value that first had the memory of this one; empty where it has memory of its own."""
+        value = node.meta.get("val")
+        parts = value if isinstance(value, list | tuple) else [value]
+        tensors = [one for one in parts if isinstance(one, torch.Tensor)]
+        if str(node.target) == "aten.lift_fresh_copy.default":
+            # The trace only has the constant itself; a run copies it.
+            self._owners.update((_key(one), node.name) for one in tensors)
+        owners = [self._owners.setdefault(_key(one), node.name) for one in tensors]
+        return next((owner for owner in owners if owner != node.name), "")
+
+
+def _key(tensor: torch.Tensor) -> StorageWeakRef:
+    """Equal for tensors that share their memory."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _op_name(node: torch.fx.Node) -> str:
@@ -164,20 +204,17 @@ def _argument(value: Any) -> Argument:
 
 
 def _shape(value: torch.Tensor) -> tuple[Dim, ...] | None:
-    # What crosses a cut arrives contiguous. A slice that becomes dense is read alike, but an operator that is
-    # given a transposed tensor in another order may choose another kernel and round otherwise.
-    if not _in_order(value):
-        return None
     dims = [_dim(size) for size in value.shape]
     return None if None in dims else tuple(dim for dim in dims if dim is not None)
 
 
-def _in_order(value: torch.Tensor) -> bool:
-    """Whether the dimensions lie in memory in their own order, dense or not."""
-    strides = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size != 1]
+def _order(value: torch.Tensor) -> tuple[int, ...] | None:
+    strides = value.stride()
     if not all(isinstance(stride, int) for stride in strides):
-        return value.is_contiguous()
-    return all(outer >= inner for outer, inner in itertools.pairwise(strides))
+        return tuple(range(value.dim())) if value.is_contiguous() else None
+    if any(stride == 0 and size != 1 for size, stride in zip(value.shape, strides, strict=True)):
+        return None
+    return tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
 
 
 def _dim(size: int | torch.SymInt) -> Dim | None:
@@ -197,4 +234,5 @@ def _dim(size: int | torch.SymInt) -> Dim | None:
 def _module_path(node: torch.fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
-    return str(paths[-1]) if paths else ""
+    # torch has a name of its own for sizes, which no module makes.
+    return str(paths[-1]) if paths and not paths[-1].startswith("_empty_nn_module_stack") else ""

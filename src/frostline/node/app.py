@@ -22,7 +22,7 @@ from frostline.node.replies import error_reply, json_reply
 from frostline.node.service import Node
 from frostline.node.streaming import AnswerReply
 from frostline.node.uploads import Upload
-from frostline.wire.messages import FeatureRequest
+from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 __all__ = ("make_app",)
 
@@ -98,7 +98,7 @@ class _Service:
     async def features(self, request: Request) -> ASGIApp:
         admission = self._node.admit(_length(request))
         try:
-            wanted = await self._message(request, admission)
+            wanted = await self._message(request, admission, FeatureRequest.from_json)
             answer = await self._run(self._node.features, wanted, admission)
         except BaseException:
             admission.close()
@@ -107,16 +107,16 @@ class _Service:
 
     async def profile(self, request: Request) -> Response:
         with self._node.admit(_length(request)) as admission:
-            wanted = await self._message(request, admission)
+            wanted = await self._message(request, admission, ProfileRequest.from_json)
             profile = await self._run(self._node.profile, wanted, admission)
         return json_reply(profile.to_json())
 
-    async def _message(self, request: Request, admission: Admission) -> FeatureRequest:
-        """The request in a body, which is read and parsed within the memory of its admission."""
+    async def _message(self, request: Request, admission: Admission, read: Callable[[object], T]) -> T:
+        """The message in a body, which is read and parsed within the memory of its admission."""
         body = bytearray()
         async for chunk in _chunks(request):
             body += chunk
-        message = await self._run(_parsed, body)
+        message: T = await self._run(_parsed, body, read)
         admission.read()
         return message
 
@@ -157,9 +157,9 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _parsed(body: bytearray) -> FeatureRequest:
+def _parsed(body: bytearray, read: Callable[[object], T]) -> T:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON: {error}") from error
-    return FeatureRequest.from_json(value)
+    return read(value)

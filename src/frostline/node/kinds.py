@@ -10,6 +10,7 @@ from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretche
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import OverBudget
 from frostline.node.memory import Pool
+from frostline.node.packing import Packing
 from frostline.node.pipeline import Made, Slab
 from frostline.node.runs import PrefixRun
 from frostline.node.samples import SampleReader
@@ -50,7 +51,7 @@ class Encoded:
         """Of the samples that can be read at all."""
         return sum(self._takes[row] for row in rows if self._takes[row] <= self._room)
 
-    def kept_bytes(self, rows: range) -> int:
+    def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:  # noqa: ARG002
         """Nothing is done with them before they are sent."""
         return self.nbytes(rows)
 
@@ -81,6 +82,7 @@ class Decoded:
         reader: reads and decodes them.
         shape: of one decoded sample.
         memory: for batches.
+        packing: how the answers are packed.
         most_rows: of a batch.
         run: what is done with the pixels; None ships them.
 
@@ -94,6 +96,7 @@ class Decoded:
         reader: SampleReader,
         shape: tuple[int, ...],
         memory: Pool,
+        packing: Packing,
         *,
         most_rows: int,
         run: PrefixRun | None = None,
@@ -102,11 +105,15 @@ class Decoded:
         self._reader = reader
         self._shape = shape
         self._run = run
+        self._packing = packing
         pixels = math.prod(shape) * _FLOAT
         self._answer_bytes = pixels if run is None else run.answer_bytes
+        packed = packing.memory([shape], ["float32"]) if run is None else packing.memory(*run.crossing)
         # Pixels and answer are one at cut 1. There is room for a copy of the answer: one is made where samples
-        # were skipped.
+        # were skipped. And there is room for the answer as it is packed.
         self._row_bytes = self._answer_bytes + (pixels if run is None else pixels + self._answer_bytes)
+        self._row_bytes += packed.bytes_per_sample
+        self._fixed_bytes = packed.fixed_bytes
         # With a prefix every run has the same rows, whatever is asked: kernels may round otherwise for others.
         wanted = len(samples) if run is None else most_rows
         self._rows = batch_size(self._limits(memory), wanted=wanted, most=most_rows)
@@ -119,12 +126,14 @@ class Decoded:
         return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
 
     def nbytes(self, rows: range) -> int:
-        """The pixels and the answer; activations are the device's."""
-        return self._run_rows(rows) * self._row_bytes
+        """The pixels and the answer, packed too; activations are the device's."""
+        return self._bytes(self._run_rows(rows))
 
-    def kept_bytes(self, rows: range) -> int:
-        """The answer."""
-        return self._run_rows(rows) * self._answer_bytes
+    def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:
+        """The answer. A tensor that is sent as it is views what the run gave, padding and all."""
+        if not batch.packed:
+            return self._run_rows(rows) * self._answer_bytes
+        return batch.nbytes + (self._run_rows(rows) - len(rows)) * self._answer_bytes
 
     def slab(self, rows: range) -> Slab:
         """A row each, and zeros up to the rows of a run."""
@@ -138,8 +147,11 @@ class Decoded:
         return self._reader.pixels_into(row, out)
 
     def finish(self, rows: range, made: Sequence[Made], slab: Slab | None) -> FeatureBatch:
-        """Run the prefix when it is this batch's turn; leave out padding and skipped samples."""
+        """Run the prefix when it is this batch's turn, leave out padding and skipped samples, and pack the rest."""
         assert slab is not None
+        return self._packing(self._answer(rows, made, slab))
+
+    def _answer(self, rows: range, made: Sequence[Made], slab: Slab) -> FeatureBatch:
         tensors: Sequence[npt.NDArray[np.generic]] = [slab] if self._run is None else self._run(slab)
         ids = self._samples.ids[rows.start : rows.stop]
         skipped = _skipped(made)
@@ -148,20 +160,23 @@ class Decoded:
         kept = _kept(made)
         return FeatureBatch(ids=ids[kept], tensors=tuple(tensor[kept] for tensor in tensors), skipped=skipped)
 
+    def _bytes(self, rows: int) -> int:
+        return self._fixed_bytes + rows * self._row_bytes
+
     def _run_rows(self, rows: range) -> int:
         return len(rows) if self._run is None else self._rows
 
     def _limits(self, memory: Pool) -> list[Limit]:
         # A part of the room, or what eight rows need where they need more.
-        room = max(memory.total_bytes // _PART, min(memory.total_bytes, ROWS * self._row_bytes))
-        batches = Limit(room_bytes=room, bytes_per_row=self._row_bytes)
+        room = max(memory.total_bytes // _PART, min(memory.total_bytes, self._bytes(ROWS)))
+        batches = Limit(room_bytes=room, fixed_bytes=self._fixed_bytes, bytes_per_row=self._row_bytes)
         return [batches] if self._run is None else [batches, self._run.limit]
 
     def _refuse(self, memory: Pool) -> None:
         if self._run is not None:
             self._run.check()
         raise OverBudget(
-            f"{ROWS} samples at this cut take {readable_bytes(ROWS * self._row_bytes)}, and the node has "
+            f"{ROWS} samples at this cut take {readable_bytes(self._bytes(ROWS))}, and the node has "
             f"{readable_bytes(memory.total_bytes)} for them: start it with more --memory, or choose another cut"
         )
 

@@ -30,7 +30,7 @@ class Kind(Protocol):
     def nbytes(self, rows: range) -> int:
         """What a batch takes, from its first sample read until it is sent."""
 
-    def kept_bytes(self, rows: range) -> int:
+    def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:
         """What is left of that when the answer is made."""
 
     def slab(self, rows: range) -> Slab | None:
@@ -97,7 +97,7 @@ class _Loading:
         slab, self.slab, self.samples = self.slab, None, ()
         batch = kind.finish(self.rows, made, slab)
         del slab
-        self.memory.shrink(kind.kept_bytes(self.rows))
+        self.memory.shrink(kind.kept_bytes(self.rows, batch))
         return batch
 
     def abandon(self) -> None:

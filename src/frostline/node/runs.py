@@ -2,14 +2,17 @@
 
 import math
 import time
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.batching import ROWS, Limit, readable_bytes
-from frostline.engines.profile import cut_seconds
+from frostline.core import Cut
+from frostline.engines.profile import cut_seconds, cut_values
 from frostline.errors import OverBudget
 from frostline.node.leash import Leash
 from frostline.node.memory import Pool, Reservation
@@ -31,11 +34,13 @@ class Device:
     """What runs prefixes, one batch at a time.
 
     Attributes:
+        name: in torch's words.
         thread: the one thread from which it runs, so that the engine keeps one team of threads.
         memory: for activations.
         counters: told what was done.
     """
 
+    name: str
     thread: Executor
     memory: Pool
     counters: Counters
@@ -57,6 +62,11 @@ class PrefixRun:
         self._footprint = resident.engine.footprint(cut)
         self._device = device
         self._leash = leash
+
+    @property
+    def crossing(self) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+        """Shapes of what crosses the cut, a sample, and the dtypes."""
+        return self._cut.shapes, self._cut.dtypes
 
     @property
     def answer_bytes(self) -> int:
@@ -94,6 +104,10 @@ class PrefixRun:
         """Seconds a sample up to each cut, as ``engines.profile.cut_seconds`` gives them."""
         return self._leash.submit(self._device.thread, self._measure, slab, repeats).result()
 
+    def values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
+        """What crosses some cuts for up to eight samples, as ``engines.profile.cut_values`` gives it."""
+        return self._leash.submit(self._device.thread, self._values, slab, cuts).result()
+
     def _run(self, slab: Slab) -> list[npt.NDArray[np.generic]]:
         with self._activations(len(slab)):
             started = time.perf_counter()
@@ -102,10 +116,17 @@ class PrefixRun:
             return [_apart(tensor, slab) for tensor in tensors]
 
     def _measure(self, slab: Slab, repeats: int) -> npt.NDArray[np.float64]:
-        prefix = self._resident.prefix
-        leaves = [prefix.tensors[tensor] for _, tensor in prefix.graph.leaves]
+        graph, cuts = self._resident.prefix.graph, self._resident.prefix.cuts
         with self._activations(len(slab)):
-            return cut_seconds(prefix.graph, leaves, prefix.cuts, slab, repeats=repeats, clock=time.perf_counter)
+            return cut_seconds(graph, self._leaves(), cuts, slab, repeats=repeats, clock=time.perf_counter)
+
+    def _values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
+        with self._activations(ROWS):
+            return cut_values(self._resident.prefix.graph, self._leaves(), cuts, slab)
+
+    def _leaves(self) -> list[Any]:
+        prefix = self._resident.prefix
+        return [prefix.tensors[tensor].to(self._device.name) for _, tensor in prefix.graph.leaves]
 
     def _activations(self, rows: int) -> Reservation:
         memory = self._device.memory.take(self._bytes(rows))

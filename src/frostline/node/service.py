@@ -1,9 +1,10 @@
 """The node: takes prefixes in and answers requests for features, as plain method calls."""
 
 import math
+import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
@@ -23,18 +24,19 @@ from frostline.node.answers import Answer, Ending
 from frostline.node.kinds import Decoded, Encoded
 from frostline.node.leash import Leash
 from frostline.node.memory import Shares
+from frostline.node.packing import Packing
 from frostline.node.pipeline import Kind, batches
 from frostline.node.prefixes import Prefixes, Resident
-from frostline.node.profiling import cut_costs, load
+from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, load
 from frostline.node.requests import Stores, checked_preprocess
 from frostline.node.runs import Device, PrefixRun
 from frostline.node.samples import Decoding, SampleReader
 from frostline.node.statistics import Counters, NodeStatistics
 from frostline.node.uploads import Upload
 from frostline.preprocess import Preprocess
-from frostline.profiles import Profile
+from frostline.profiles import CodecCost, CutCost, Profile
 from frostline.version import __version__
-from frostline.wire.messages import FeatureRequest, Health
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("Node",)
 
@@ -67,8 +69,12 @@ class Node:
         self._prefixes = Prefixes(self._pools["weights"], settings.device, settings.device_batch, self._counters)
         self._readers = ThreadPoolExecutor(max(_READERS, settings.decode_threads), "frostline-read")
         self._device = Device(
-            thread=ThreadPoolExecutor(1, "frostline-device"), memory=self._pools["device"], counters=self._counters
+            name=settings.device,
+            thread=ThreadPoolExecutor(1, "frostline-device"),
+            memory=self._pools["device"],
+            counters=self._counters,
         )
+        self._networks = Networks()
         self._turns = threading.Semaphore(settings.decode_threads)
         self._answers: set[Answer] = set()
         self._lock = threading.Lock()
@@ -87,6 +93,7 @@ class Node:
             hardware=hardware_name(self._settings.device),
             memory_bytes=self._settings.memory_bytes,
             roots=self._stores.roots,
+            cores=_cores(),
         )
 
     def statistics(self) -> NodeStatistics:
@@ -153,8 +160,10 @@ class Node:
             self._answers.add(answer)
         return answer
 
-    def profile(self, request: FeatureRequest, admission: Admission | None = None) -> Profile:
-        """Measure reading, decoding and every cut of the prefix on the request's first samples.
+    def profile(self, wanted: ProfileRequest, admission: Admission | None = None) -> Profile:
+        """Measure reading, decoding, every cut of the prefix and some codecs on the request's first samples.
+
+        What the network itself costs is measured once for each prefix; reading and decoding belong to the data.
 
         Raises:
             Overloaded: Too many requests are in work.
@@ -162,27 +171,9 @@ class Node:
             StoreError: The samples cannot be read.
         """
         leash = Leash(tuple(self._pools.values()))
-        counters = Counters()
         with ExitStack() as held:
             held.enter_context(self.admit() if admission is None else admission)
-            preprocess = checked_preprocess(request)
-            reader = self._reader(request, preprocess, leash, counters)
-            resident = self._resident(request, preprocess, held)
-            run = PrefixRun(resident, len(resident.prefix.cuts), self._device, leash) if resident else None
-            rows = self._profiled_rows(request, run)
-            shape = (padded(rows), *preprocess.shape)
-            held.enter_context(self._pools["work"].reserve(2 * _FLOAT * math.prod(shape), leash.is_cut))
-            slab = np.zeros(shape, np.float32)
-            loaded = load(reader, slab, rows, self._readers, leash, counters)
-            costs = cut_costs(loaded, run, resident)
-        return Profile(
-            hardware=hardware_name(self._settings.device),
-            host=host_digest(),
-            engine=TorchEngine.name,
-            device_batch=len(slab),
-            read_s=loaded.read_s,
-            cuts=tuple(costs),
-        )
+            return self._profile(wanted, leash, held)
 
     def close(self) -> None:
         """End every answer and stop the threads. Calling it again does nothing."""
@@ -210,8 +201,9 @@ class Node:
             return Encoded(request.samples, reader, memory, _ENCODED_ROWS)
         resident = self._resident(request, preprocess, held) if request.cut > 1 else None
         run = PrefixRun(resident, request.cut, self._device, leash) if resident else None
+        packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=self._counters)
         most = self._settings.device_batch
-        return Decoded(request.samples, reader, preprocess.shape, memory, most_rows=most, run=run)
+        return Decoded(request.samples, reader, preprocess.shape, memory, packing, most_rows=most, run=run)
 
     def _reader(
         self, request: FeatureRequest, preprocess: Preprocess, leash: Leash, counters: Counters
@@ -232,6 +224,55 @@ class Node:
             )
         return resident
 
+    def _profile(self, wanted: ProfileRequest, leash: Leash, held: ExitStack) -> Profile:
+        request, counters = wanted.features, Counters()
+        preprocess = checked_preprocess(request)
+        reader = self._reader(request, preprocess, leash, counters)
+        resident = self._resident(request, preprocess, held)
+        run = PrefixRun(resident, len(resident.prefix.cuts), self._device, leash) if resident else None
+        rows = self._profiled_rows(request, run)
+        shape = (padded(rows), *preprocess.shape)
+        # Hardware and engine are this node's for good, so that they need not be in the key.
+        key = (request.prefix, padded(rows), preprocess.digest)
+        nbytes = 2 * _FLOAT * math.prod(shape)
+        bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
+        nbytes += 0 if bench is None else bench.nbytes
+        held.enter_context(self._pools["work"].reserve(nbytes, leash.is_cut))
+        slab = np.zeros(shape, np.float32)
+        loaded = load(reader, slab, rows, self._readers, leash, counters)
+        network = None if bench is None else bench.network(slab)
+        if network is not None:
+            self._networks.put(key, network)
+        codecs = [] if network is None else [one for one in network.codecs.values() if one.codec in wanted.codecs]
+        return self._profile_of(loaded, cut_costs(loaded, network, resident), codecs)
+
+    def _bench(
+        self, wanted: ProfileRequest, run: PrefixRun, resident: Resident, loaded_bytes: int, known: Network | None
+    ) -> Bench:
+        room_bytes = self._pools["work"].total_bytes
+        return Bench(
+            run,
+            resident.prefix.cuts,
+            codecs=wanted.codecs,
+            encoded_bytes=wanted.features.samples.encoded_bytes / len(wanted.features.samples),
+            cores=len(_cores()),
+            known=known,
+            room_bytes=min(room_bytes // 2, room_bytes - loaded_bytes),
+        )
+
+    def _profile_of(self, loaded: Loaded, cuts: Sequence[CutCost], codecs: Sequence[CodecCost]) -> Profile:
+        return Profile(
+            hardware=hardware_name(self._settings.device),
+            host=host_digest(),
+            cores=_cores(),
+            engine=TorchEngine.name,
+            device=self._settings.device.partition(":")[0],
+            device_batch=len(loaded.slab),
+            read_s=loaded.read_s,
+            cuts=tuple(cuts),
+            codecs=tuple(codecs),
+        )
+
     def _profiled_rows(self, request: FeatureRequest, run: PrefixRun | None) -> int:
         if run is not None:
             run.check()
@@ -248,10 +289,15 @@ class Node:
                 del batch  # its memory is given back with the next step
 
     def _ended(self, held: ExitStack, answer: Answer, ending: Ending) -> None:
-        held.close()
+        self._counters.add(**{ending: 1})  # first, so that a node that has no work has counted it all
         with self._lock:
             self._answers.discard(answer)
-        self._counters.add(**{ending: 1})
+        held.close()
+
+
+def _cores() -> tuple[int, ...]:
+    """Numbers of the processor cores that this process may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 _FLOAT = np.dtype(np.float32).itemsize

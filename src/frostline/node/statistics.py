@@ -24,13 +24,14 @@ class Totals:
         skipped: could not be read or decoded.
         batches: answered.
         bytes_read: from the store.
-        bytes_answered: payload of the answers, without framing.
+        bytes_answered: payload of the answers as they were packed, without framing.
         decoded_again: samples read twice because their image was larger than expected.
         uploads: prefixes taken in.
         evicted: prefixes dropped for others; if it grows, give the node more memory.
         read_s: seconds in the store, summed over threads.
         decode_s: seconds of decoding, summed over threads.
         compute_s: seconds in which the device ran.
+        encode_s: seconds of packing answers, summed over threads.
     """
 
     requests: int = 0
@@ -49,6 +50,7 @@ class Totals:
     read_s: float = 0.0
     decode_s: float = 0.0
     compute_s: float = 0.0
+    encode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

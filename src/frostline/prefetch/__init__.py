@@ -2,14 +2,18 @@
 
 from frostline.prefetch.assemble import BatchAssembler, Part
 from frostline.prefetch.driver import Fetch, Prefetcher
-from frostline.prefetch.stretches import Ask, Delivery, Stretch, stretches
+from frostline.prefetch.mixing import Mixer
+from frostline.prefetch.stretches import Ask, Deal, Dealer, Delivery, Stretch, stretches
 from frostline.prefetch.window import Window, WindowStatistics
 
 __all__ = (
     "Ask",
     "BatchAssembler",
+    "Deal",
+    "Dealer",
     "Delivery",
     "Fetch",
+    "Mixer",
     "Part",
     "Prefetcher",
     "Stretch",

@@ -3,18 +3,21 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Self
 
-from frostline.core import FeatureBatch, Samples
+from frostline.core import FeatureBatch, Route, Samples
 from frostline.errors import StoreUnavailable, Unavailable
-from frostline.events import Event, Observer, RequestFinished, SampleSkipped
+from frostline.events import Event, Observer, RequestFinished, SampleSkipped, Waiting
 from frostline.prefetch.stretches import Ask, Delivery
 from frostline.prefetch.window import Window, WindowStatistics
 
 __all__ = ("Fetch", "Prefetcher")
 
-Fetch = Callable[[Samples], Iterator[FeatureBatch]]
+# Observers of a loop that waits for long may want to know before rows arrive.
+_WAIT_S = 1.0
+
+Fetch = Callable[[Samples, Route], Iterator[FeatureBatch]]
 
 
 class Prefetcher:
@@ -72,7 +75,7 @@ class Prefetcher:
     def __next__(self) -> Delivery:
         try:
             while (delivery := self._take()) is None:
-                self._tell(self._happened.get())
+                self._tell(self._next_event())
         finally:
             while not self._happened.empty():
                 self._tell(self._happened.get())
@@ -107,6 +110,12 @@ class Prefetcher:
             self._ask()  # what was taken made room
             return delivery
 
+    def _next_event(self) -> Event | None:
+        try:
+            return self._happened.get(timeout=_WAIT_S)
+        except Empty:
+            return Waiting(requests_in_flight=self.statistics().requests_in_flight)
+
     def _tell(self, event: Event | None) -> None:
         if event is not None:
             self._observe(event)
@@ -139,7 +148,9 @@ class Prefetcher:
         else:
             with self._lock:
                 now = self._clock()
-                done = RequestFinished(samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started)
+                done = RequestFinished(
+                    samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started, route=ask.route
+                )
                 self._go_on(self._window.finished(ask, now) or done)
 
     def _go_on(self, happened: Event | None) -> None:
@@ -147,7 +158,7 @@ class Prefetcher:
         self._ask()
 
     def _receive(self, ask: Ask) -> int:
-        answer = self._fetch(ask.samples)
+        answer = self._fetch(ask.samples, ask.route)
         with self._lock:
             self._answers[ask.number] = answer
         payload_bytes = 0

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import FeatureBatch, Samples
+from frostline.core import FeatureBatch, Route, Samples
 
-__all__ = ("Ask", "Delivery", "Stretch", "stretches")
+__all__ = ("Ask", "Deal", "Dealer", "Delivery", "Stretch", "stretches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -19,11 +20,13 @@ class Stretch:
         positions: ``int64[n]``, places in the epoch, ascending; a gap is a sample that needs no asking.
         samples: the samples at those places.
         expected_bytes: payload that the answer should have. The window's bound is as good as this figure.
+        route: the way that they take.
     """
 
     positions: npt.NDArray[np.int64]
     samples: Samples
     expected_bytes: int
+    route: Route
 
     def __post_init__(self) -> None:
         if len(self.positions) == 0 or len(self.positions) != len(self.samples):
@@ -41,11 +44,13 @@ class Ask:
         number: names this attempt; an answer to an older attempt is not taken.
         attempt: 1, or more after failures.
         samples: what to ask for, in order; the stretch without what arrived in earlier attempts.
+        route: the way that they take; the same in every attempt.
     """
 
     number: int
     attempt: int
     samples: Samples
+    route: Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,13 +68,30 @@ class Delivery:
     batch: FeatureBatch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """What the next request is.
+
+    Attributes:
+        route: the way that its samples take.
+        rows: samples in it.
+        bytes_per_sample: payload of one sample; 0 where the encoded sample itself travels.
+    """
+
+    route: Route
+    rows: int
+    bytes_per_sample: int
+
+
+class Dealer(Protocol):
+    """Says which way the next samples take. It is asked when the window has room, and not before."""
+
+    def deal(self, left: int) -> Deal:
+        """The next request, of one sample to ``left``; whoever asks makes it."""
+
+
 def stretches(
-    table: Samples,
-    rows: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    *,
-    samples_per_request: int,
-    bytes_per_sample: int,
+    table: Samples, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], dealer: Dealer
 ) -> Iterator[Stretch]:
     """Divide what an epoch must ask for into requests. Lazy: a stretch is made when the window has room for it.
 
@@ -77,11 +99,13 @@ def stretches(
         table: the data set.
         rows: ``int64[n]``, row of the table at each place of the epoch.
         positions: ``int64[m]``, the places to ask for, ascending; leave out what the cache holds.
-        samples_per_request: most samples in one.
-        bytes_per_sample: payload of one sample; 0 where the encoded sample itself travels.
+        dealer: chooses each request's length and way.
     """
-    for start in range(0, len(positions), samples_per_request):
-        chosen = positions[start : start + samples_per_request]
+    start = 0
+    while start < len(positions):
+        deal = dealer.deal(len(positions) - start)
+        chosen = positions[start : start + deal.rows]
         samples = table.take(rows[chosen])
-        expected = bytes_per_sample * len(samples) if bytes_per_sample else samples.encoded_bytes
-        yield Stretch(positions=chosen, samples=samples, expected_bytes=expected)
+        expected = deal.bytes_per_sample * len(samples) if deal.bytes_per_sample else samples.encoded_bytes
+        start += len(chosen)
+        yield Stretch(positions=chosen, samples=samples, expected_bytes=expected, route=deal.route)

@@ -213,7 +213,12 @@ class Window:
         self._asks += 1
         self._in_flight[self._asks] = one
         missing = np.arange(one.rows_arrived, len(one.stretch))
-        return Ask(number=self._asks, attempt=one.failures + 1, samples=one.stretch.samples.take(missing))
+        return Ask(
+            number=self._asks,
+            attempt=one.failures + 1,
+            samples=one.stretch.samples.take(missing),
+            route=one.stretch.route,
+        )
 
     def _delay_s(self, one: "_Open", reason: Unavailable | StoreUnavailable, now: float) -> float:
         """Seconds until the next attempt, the last of them when ``retry_for_s`` ends."""

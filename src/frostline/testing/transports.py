@@ -1,8 +1,8 @@
 """A transport that follows a script: slow, broken, partial and refused answers, without a node or a clock."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from frostline.client.transport import Transport, TransportStatistics
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import BadRequest, NodeUnreachable, Refused, StoreError, Unavailable
 from frostline.profiles import Profile
+from frostline.wire.codecs import pack
 from frostline.wire.messages import FeatureRequest, Health
 
 __all__ = ("Act", "ScriptedAnswer", "ScriptedTransport", "numbers")
@@ -52,7 +53,7 @@ def numbers(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.generic], ...]:
 class ScriptedTransport(Transport):
     """A ``Transport`` that answers by itself. Safe for several threads.
 
-    At cut 0 the encoded sample is its id in eight bytes.
+    At cut 0 the encoded sample is its id in eight bytes. Answers are packed as the request asks.
 
     Args:
         script: an act for each of the first requests, in the order in which they come.
@@ -117,12 +118,12 @@ class ScriptedTransport(Transport):
         self._node.check_up()
         self.prefixes.setdefault(digest, artifact)
 
-    def profile(self, request: FeatureRequest) -> Profile:
-        """What was given."""
+    def profile(self, request: FeatureRequest, codecs: Sequence[str] = ()) -> Profile:
+        """What was given, with those of its codecs that are asked for."""
         self._node.check_up()
         if self._profile is None:
             raise BadRequest(f"this transport was given no profile to answer for cut {request.cut}")
-        return self._profile
+        return replace(self._profile, codecs=tuple(one for one in self._profile.codecs if one.codec in codecs))
 
     def features(self, request: FeatureRequest) -> "ScriptedAnswer":
         """Answer by the script. Closing the answer, from any thread, frees one that waits at a gate."""
@@ -174,7 +175,7 @@ class ScriptedAnswer:
             raise StopIteration
         rows = np.arange(self._row, act.stop(self._row, len(samples)))
         self._row += len(rows)
-        return self._node.batch(samples.take(rows), encoded=self._request.cut == 0)
+        return self._node.batch(samples.take(rows), self._request)
 
     def close(self) -> None:
         """Abandon the rest; a thread that waits in ``next`` is freed."""
@@ -209,8 +210,9 @@ class _Node:
         with self.changed:
             self.changed.wait_for(lambda: gate in self.open_gates or self.is_down or is_closed())
 
-    def batch(self, samples: Samples, *, encoded: bool) -> FeatureBatch:
+    def batch(self, samples: Samples, request: FeatureRequest) -> FeatureBatch:
         self.check_up()
+        encoded = request.cut == 0
         lost = np.isin(samples.ids, np.array(list(self._unreadable), np.int64))
         ids = samples.ids[~lost]
         batch = FeatureBatch(
@@ -219,6 +221,7 @@ class _Node:
             encoded=[one.to_bytes(8, "little") for one in ids.tolist()] if encoded else (),
             skipped=tuple(self._skipped(samples, row) for row in np.flatnonzero(lost).tolist()),
         )
+        batch = pack(batch, request.codec, request.tolerance)
         with self.changed:
             self.bytes_sent += batch.nbytes
         return batch

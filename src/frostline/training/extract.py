@@ -17,18 +17,12 @@ from frostline.errors import DataError, ModelError
 from frostline.events import Counted, Observer, PhaseStarted
 from frostline.loaders import Batch
 from frostline.training.files import make_folder, writing
-from frostline.training.setup import JobSettings, Setup, set_up
+from frostline.training.settings import ExtractSettings
+from frostline.training.setup import Setup, set_up
 
-__all__ = ("ExtractSettings", "Extracted", "extract")
+__all__ = ("Extracted", "extract")
 
 _ROWS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtractSettings(JobSettings):
-    """A job whose features go to the Parquet file ``out``."""
-
-    out: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +36,7 @@ class Extracted:
         dtype: of the features.
         seconds: from the first request to the file's last byte.
         wire_bytes: store side to trainer, bodies and headers.
+        codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         skipped: samples that could not be read; they have no row.
     """
 
@@ -51,6 +46,7 @@ class Extracted:
     dtype: str
     seconds: float
     wire_bytes: int
+    codec_error: float
     skipped: tuple[Skipped, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +62,7 @@ def extract(settings: ExtractSettings, observe: Observer) -> Extracted:
         Unavailable: the node stayed away for longer than the loader's ``retry_for_s``.
     """
     make_folder(settings.out.parent)
-    with set_up(settings, observe) as setup:
+    with set_up(settings.job, observe) as setup:
         started = time.perf_counter()
         if len(setup.job.frost_line.tensors) != 1:
             raise ModelError("extraction writes one tensor a sample, and several cross this frost line")
@@ -80,6 +76,7 @@ def extract(settings: ExtractSettings, observe: Observer) -> Extracted:
             dtype=setup.job.frost_line.dtypes[0],
             seconds=time.perf_counter() - started,
             wire_bytes=statistics.wire_bytes,
+            codec_error=statistics.codec_error,
             skipped=statistics.skipped,
         )
 

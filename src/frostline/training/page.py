@@ -4,41 +4,34 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from frostline.training.plots import accuracy_plot, cuts_plot, loss_plot
-from frostline.training.report import CutReport, Report
-from frostline.training.words import in_bytes, in_percent, in_seconds, in_times
+from frostline.core import EXACT
+from frostline.core.amounts import in_bytes, in_rate, in_seconds
+from frostline.training.plan_view import PlanView
+from frostline.training.plots import accuracy_plot, loss_plot
+from frostline.training.report import Report
+from frostline.training.templates import render
 
 __all__ = ("render_page",)
 
 
 def render_page(report: Report) -> str:
     """The whole page as HTML. Whatever stands in the report's texts is shown as text, never as markup."""
-    environment = Environment(
-        loader=PackageLoader("frostline.training", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        bytes=in_bytes,
-        seconds=in_seconds,
-        percent=in_percent,
-        times=in_times,
-        number=_in_number,
-        rate=_in_rate,
-        setting=_in_setting,
-    )
-    return environment.get_template("page.html.jinja").render(
-        report=report,
-        title=f"{report.model} on {_last_part(report.data)}",
-        stages=_stage_bars(report.stages),
-        crossings=_crossing_bars(report),
-        epochs=_epoch_rows(report),
-        candidates=report.plan.candidates,
-        plots=_plots(report),
+    return render(
+        "report",
+        {
+            "report": report,
+            "title": f"{report.model} on {_last_part(report.data)}",
+            "stages": _stage_bars(report.stages),
+            "crossings": _crossing_bars(report),
+            "ways": _way_bars(report),
+            "rates": _rate_bars(report),
+            "epochs": _epoch_rows(report),
+            "view": PlanView.of(report.plan),
+            "plots": {
+                "loss": loss_plot(report.losses, report.epoch_losses, report.val_losses),
+                "accuracy": accuracy_plot(report.val_accuracies) if report.val_accuracies else "",
+            },
+        },
     )
 
 
@@ -58,15 +51,6 @@ class _Epoch:
     loss: float | None
     val_loss: float | None
     val_accuracy: float | None
-
-
-def _plots(report: Report) -> dict[str, str]:
-    candidates: Sequence[CutReport] = report.plan.candidates
-    return {
-        "loss": loss_plot(report.losses, report.epoch_losses, report.val_losses),
-        "accuracy": accuracy_plot(report.val_accuracies) if report.val_accuracies else "",
-        "cuts": cuts_plot(candidates, chosen=report.plan.cut) if candidates else "",
-    }
 
 
 def _stage_bars(stages: Mapping[str, float]) -> list[_Bar]:
@@ -90,6 +74,32 @@ def _crossing_bars(report: Report) -> list[_Bar]:
     return [_Bar(name=name, words=in_bytes(size), share=size / most, side=side) for name, size, side in sizes]
 
 
+def _way_bars(report: Report) -> list[_Bar]:
+    most = max((one.samples for one in report.ways), default=0) or 1
+    return [
+        _Bar(
+            name=f"{one.name} (cut {one.cut}{'' if one.codec == EXACT else f', {one.codec}'})",
+            words=f"{one.samples:,}",
+            share=one.samples / most,
+            side="wire" if one.cut == 0 else "store",
+        )
+        for one in report.ways
+    ]
+
+
+def _rate_bars(report: Report) -> list[_Bar]:
+    rates = (
+        ("predicted", report.predicted_samples_per_s, "idle"),
+        ("measured", report.measured_samples_per_s, "store"),
+    )
+    most = max((rate for _, rate, _ in rates if rate is not None), default=0) or 1
+    return [
+        _Bar(name=name, words=f"{in_rate(rate)} samples/s", share=rate / most, side=side)
+        for name, rate, side in rates
+        if rate is not None
+    ]
+
+
 def _epoch_rows(report: Report) -> list[_Epoch]:
     columns = (report.epoch_losses, report.val_losses, report.val_accuracies)
     return [
@@ -102,22 +112,6 @@ def _epoch_rows(report: Report) -> list[_Epoch]:
 
 def _at(column: Sequence[float], row: int) -> float | None:
     return column[row] if row < len(column) else None
-
-
-def _in_number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.3f}"
-
-
-def _in_rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}"
-
-
-def _in_setting(value: object) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _last_part(url: str) -> str:

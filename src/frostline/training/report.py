@@ -2,50 +2,24 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from frostline.core import Skipped
+from frostline.core import EXACT, Skipped
+from frostline.events import Replanned
+from frostline.planning import Plan
 
-__all__ = ("CutReport", "PlanReport", "Report", "Whereabouts")
+__all__ = ("Report", "WayTaken", "Whereabouts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutReport:
-    """One candidate of the plan: the network cut here, with what that was expected to cost.
-
-    Attributes:
-        cut: its number (0 ships the encoded image, 1 the pixels).
-        name: of the layer before it, as a person knows it.
-        wire_bytes_per_sample: payload that crosses for one sample.
-        store_s: seconds a sample at the store side, from reading to this cut.
-        trainer_s: seconds a sample at the trainer, from this cut to the frost line.
-        memory_bytes: the node needs for one device batch.
-        samples_per_s: predicted for the whole pipeline.
-        rejected: why another cut was taken, in a sentence; None for the one chosen.
-    """
+class WayTaken:
+    """How many samples arrived at a trainer by one way: cut at ``name``, packed by ``codec``."""
 
     cut: int
+    codec: str
     name: str
-    wire_bytes_per_sample: float
-    store_s: float
-    trainer_s: float
-    memory_bytes: int
-    samples_per_s: float
-    rejected: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """The cut a job used and every candidate it was chosen from, in the network's order."""
-
-    cut: int
-    candidates: tuple[CutReport, ...]
-
-    @property
-    def chosen(self) -> CutReport | None:
-        """The candidate that was used, or None where no candidate was measured."""
-        return next((candidate for candidate in self.candidates if candidate.cut == self.cut), None)
+    samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +51,15 @@ class Report:
         val_accuracy: after the last epoch; None without a held-out split.
         wire_bytes: store side to trainer, bodies and headers.
         baseline_wire_bytes: the encoded images over the same epochs.
-        plan: the cut and its alternatives.
+        plan: in force at the end: which share of the samples takes which way, and what every other would cost.
+        fallback: why the network was not cut as it stands, in a sentence; None where it was.
+        ways: by which the samples arrived, the most used first.
+        accuracy: what codecs were allowed to lose.
+        codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
+        replans: changes of the plan while the job ran.
+        predicted_samples_per_s: by the plan that the job began with, while features come from the store; None where
+            it knew no bound.
+        measured_samples_per_s: in the passes in which nothing came from the cache; None where there was none.
         stalls_s: seconds in which the training loop waited for a batch.
         stages: seconds spent in each stage, over all epochs; stages overlap.
         where: what ran where.
@@ -103,7 +85,14 @@ class Report:
     val_accuracy: float | None = None
     wire_bytes: int
     baseline_wire_bytes: int
-    plan: PlanReport
+    plan: Plan
+    fallback: str | None = None
+    ways: tuple[WayTaken, ...] = ()
+    accuracy: str | float = EXACT
+    codec_error: float = 0.0
+    replans: tuple[Replanned, ...] = ()
+    predicted_samples_per_s: float | None = None
+    measured_samples_per_s: float | None = None
     stalls_s: float = 0.0
     stages: Mapping[str, float] = field(default_factory=dict)
     where: tuple[Whereabouts, ...] = ()
@@ -124,13 +113,16 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values that JSON can hold: a loss that is not finite becomes None."""
-        derived = {"bytes_ratio": self.bytes_ratio, "stall_share": self.stall_share}
-        plain = _plain({**asdict(self), **derived})
+        derived = {"bytes_ratio": self.bytes_ratio, "stall_share": self.stall_share, "plan": self.plan.to_json()}
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain = _plain({**own, **derived})
         assert isinstance(plain, dict)
         return plain
 
 
 def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

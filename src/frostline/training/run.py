@@ -1,9 +1,10 @@
 """The main job: freeze a network, train its head on features that a node sends, evaluate, save, report."""
 
 import json
+import math
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,53 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from frostline.core import Route
 from frostline.datasets import Dataset
 from frostline.errors import FrostlineError, ModelError, SettingError, Unavailable
 from frostline.events import Evaluated, Observer, StepFinished
 from frostline.loaders import Loader
+from frostline.planning import Plan
 from frostline.training.files import make_folder, write_tensors, write_text
 from frostline.training.page import render_page
-from frostline.training.report import Report, Whereabouts
-from frostline.training.setup import JobSettings, Setup, set_up
-from frostline.training.summary import plan_report, versions
+from frostline.training.report import Report, WayTaken, Whereabouts
+from frostline.training.settings import TrainSettings
+from frostline.training.setup import Setup, set_up
+from frostline.training.versions import versions
 
-__all__ = ("OPTIMIZERS", "TrainSettings", "train")
-
-OPTIMIZERS = ("adam", "adamw", "sgd")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings(JobSettings):
-    """A job that trains a head.
-
-    Attributes:
-        epochs: passes over the training samples.
-        batch_size: samples of one optimiser step.
-        val_share: of each class, held out and scored after each epoch; 0 holds out none.
-        optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
-        learning_rate: of the optimiser.
-        out: folder for the files; None writes none.
-    """
-
-    epochs: int
-    batch_size: int
-    val_share: float = 0.2
-    optimizer: str = "adam"
-    learning_rate: float = 2e-3
-    out: Path | None = None
-
-    def __post_init__(self) -> None:
-        JobSettings.__post_init__(self)
-        if self.epochs < 1:
-            raise SettingError(f"epochs must be at least 1, not {self.epochs}")
-        if self.batch_size < 1:
-            raise SettingError(f"batch_size must be at least 1, not {self.batch_size}")
-        if not 0 <= self.val_share < 1:
-            raise SettingError(f"val_share is a share from 0 to below 1, not {self.val_share}")
-        if self.optimizer not in OPTIMIZERS:
-            raise SettingError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {self.optimizer!r}")
-        if not self.learning_rate > 0:
-            raise SettingError(f"learning_rate must be above 0, not {self.learning_rate}")
+__all__ = ("train",)
 
 
 def train(settings: TrainSettings, observe: Observer) -> Report:
@@ -71,7 +39,7 @@ def train(settings: TrainSettings, observe: Observer) -> Report:
     """
     if settings.out is not None:
         make_folder(settings.out)
-    with set_up(settings, observe, least_classes=2) as setup:
+    with set_up(settings.job, observe, least_classes=2, epochs=settings.epochs) as setup:
         run = _Run(settings, setup, observe)
         try:
             run.epochs()
@@ -91,7 +59,7 @@ class _Run:
         self._setup = setup
         self._job = job = setup.job
         self._observe = observe
-        self._train, self._held_out = setup.data.split(settings.val_share, settings.seed)
+        self._train, self._held_out = setup.data.split(settings.val_share, settings.job.seed)
         self._optimizer = _optimizer(settings, job.head)
         self._check_head()
         self._started = datetime.now(UTC)
@@ -118,7 +86,7 @@ class _Run:
     def epochs(self) -> None:
         """Train; an interrupt ends it early and is noted."""
         started = time.perf_counter()
-        torch.manual_seed(self._settings.seed)
+        torch.manual_seed(self._settings.job.seed)
         try:
             for epoch in range(self._settings.epochs):
                 self._epoch(epoch)
@@ -173,7 +141,7 @@ class _Run:
         return self._job.loader(
             batch_size=self._settings.batch_size,
             shuffle=shuffle,
-            seed=self._settings.seed,
+            seed=self._settings.job.seed,
             epoch=epoch,
             data=data,
             preprocess=None if shuffle else self._setup.network.plain_preprocess,
@@ -182,11 +150,12 @@ class _Run:
     def report(self) -> Report:
         """Everything that was gathered."""
         settings, job = self._settings, self._job
-        statistics = job.statistics()
-        epochs, plan = len(self._epoch_losses), job.plan
-        assert plan is not None, "a job with a model has a plan"
+        explained, epochs = job.explain(), len(self._epoch_losses)
+        statistics, plan, first_plan = explained.statistics, explained.plan, explained.first_plan
+        assert plan, "a job with a model has a plan"
+        assert first_plan, "and had one from the beginning"
         return Report(
-            model=settings.model,
+            model=settings.job.model,
             data=self._setup.data.url,
             started=self._started.isoformat(timespec="seconds"),
             seconds=self._seconds,
@@ -202,10 +171,17 @@ class _Run:
             val_accuracy=self._val[-1].accuracy if self._val else None,
             wire_bytes=statistics.wire_bytes,
             baseline_wire_bytes=self._baseline_bytes(epochs),
-            plan=plan_report(plan),
+            plan=plan,
+            fallback=explained.fallback,
+            ways=_ways(plan, statistics.routed),
+            accuracy=settings.job.accuracy,
+            codec_error=statistics.codec_error,
+            replans=statistics.replans,
+            predicted_samples_per_s=_bound(first_plan.samples_per_s),
+            measured_samples_per_s=statistics.fetched_per_s,
             stalls_s=statistics.stall_s,
             stages={**self._stages(), "trainer: head": self._head_s, "waiting for a batch": statistics.stall_s},
-            where=tuple(Whereabouts(part=part, where=where) for part, where in job.where),
+            where=tuple(Whereabouts(part=part, where=where) for part, where in explained.where),
             skipped=statistics.skipped,
             interrupted=self._interrupted,
             settings={**_plain_settings(settings), "weights": self._setup.network.weights},
@@ -226,7 +202,7 @@ class _Run:
 def _optimizer(settings: TrainSettings, head: nn.Module) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     if not parameters:
-        raise SettingError(f"--until {settings.until} freezes the whole network, so there is nothing to train")
+        raise SettingError(f"--until {settings.job.until} freezes the whole network, so there is nothing to train")
     match settings.optimizer:
         case "sgd":
             return torch.optim.SGD(parameters, settings.learning_rate, momentum=0.9)
@@ -236,8 +212,21 @@ def _optimizer(settings: TrainSettings, head: nn.Module) -> torch.optim.Optimize
             return torch.optim.Adam(parameters, settings.learning_rate)
 
 
+def _ways(plan: Plan, routed: Iterable[tuple[Route, int]]) -> tuple[WayTaken, ...]:
+    names = {one.cut: one.name for one in plan.candidates}
+    taken = (
+        WayTaken(cut=route.cut, codec=route.codec, name=names[route.cut], samples=samples) for route, samples in routed
+    )
+    return tuple(sorted(taken, key=lambda one: -one.samples))
+
+
+def _bound(samples_per_s: float) -> float | None:
+    return None if math.isinf(samples_per_s) else samples_per_s
+
+
 def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
-    named = {**asdict(settings), "out": str(settings.out) if settings.out else None}
+    own = {**asdict(settings), "out": str(settings.out) if settings.out else None}
+    named = {**own.pop("job"), **own}
     return {name: value for name, value in named.items() if name not in ("data", "model")}
 
 

@@ -2,51 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
-from frostline.errors import SettingError
 from frostline.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
 from frostline.loaders import Job, offload
 from frostline.models import freeze
 from frostline.node.process import NodeProcess, start_node
 from frostline.training.networks import Pretrained, load_model
+from frostline.training.settings import JobSettings
 
-__all__ = ("JobSettings", "Setup", "set_up")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSettings:
-    """What a job is about.
-
-    Attributes:
-        data: folder or ``s3://`` prefix of images in class folders.
-        model: name of the network (``training.networks.load_model``).
-        until: the last frozen module, or ``features``: all but the classifier.
-        near: URL of a node beside the data; None starts one in a process of its own.
-        weights: safetensors file of the whole network; None takes the name's own.
-        seed: of the order, the split, the fresh classifier, dropout and random preprocessing.
-        cut: number of the cut to use; None lets the plan choose.
-        augment: random crops and flips, computed anew each epoch.
-        loader: how to ask.
-        node: of the node that is started when ``near`` is None.
-    """
-
-    data: str
-    model: str
-    until: str
-    near: str | None = None
-    weights: str | None = None
-    seed: int = 0
-    cut: int | None = None
-    augment: bool = False
-    loader: LoaderSettings = field(default_factory=LoaderSettings)
-    node: NodeSettings = field(default_factory=NodeSettings)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 63:
-            raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
+__all__ = ("Setup", "set_up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,8 +25,14 @@ class Setup:
 
 
 @contextmanager
-def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1) -> Iterator[Setup]:
+def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, epochs: int = 1) -> Iterator[Setup]:
     """List the data, build and freeze the network, start a node unless there is one, plan; undo it at the end.
+
+    Args:
+        settings: what the job is about.
+        observe: told what happens.
+        least_classes: that the data must have.
+        epochs: that the plan reckons with.
 
     Raises:
         UserError: what the user can put right.
@@ -87,6 +59,10 @@ def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1) 
             preprocess=network.preprocess,
             near=watch.url,
             cut=settings.cut,
+            codec=settings.codec,
+            policy=settings.policy,
+            accuracy=settings.accuracy,
+            epochs=epochs,
             settings=settings.loader,
             observe=watch,
         )

@@ -1,14 +1,16 @@
 """The messages between trainer and node as values, and their JSON."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from frostline.core import Samples, View
-from frostline.errors import BadRequest
+from frostline.core import EXACT, Samples, View
+from frostline.errors import BadRequest, SettingError
+from frostline.wire.codecs import CODECS, Codec
 
-__all__ = ("FeatureRequest", "Health")
+__all__ = ("FeatureRequest", "Health", "ProfileRequest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,6 +24,9 @@ class FeatureRequest:
         cut: number of the cut (``core.graph.Cut``).
         preprocess: the declared preprocessing as plain JSON (``preprocess.Preprocess.to_json``).
         view: which random view, where the preprocessing is random; else None.
+        codec: how the activations are packed (``wire.codecs``); ``exact`` at cut 0.
+        tolerance: the largest relative error that a lossy codec may make in a batch, which is packed without loss
+            where it would make more; None takes any.
     """
 
     data: str
@@ -30,6 +35,18 @@ class FeatureRequest:
     cut: int
     preprocess: dict[str, Any]
     view: View | None = None
+    codec: str = EXACT
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            Codec.parse(self.codec)
+        except SettingError as error:
+            raise BadRequest(f"codec: {error}") from error
+        if self.cut == 0 and self.codec != EXACT:
+            raise BadRequest(f"codec must be {EXACT} at cut 0, which ships samples as they are stored")
+        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
+            raise BadRequest(f"tolerance must be 0 or more, not {self.tolerance}")
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values, as the body of ``POST /v1/features``."""
@@ -45,6 +62,8 @@ class FeatureRequest:
             "cut": self.cut,
             "preprocess": self.preprocess,
             "view": None if self.view is None else asdict(self.view),
+            "codec": self.codec,
+            "tolerance": self.tolerance,
         }
 
     @classmethod
@@ -53,6 +72,7 @@ class FeatureRequest:
         body = _object(value, "the request")
         view = body.get("view")
         prefix = body.get("prefix")
+        tolerance = body.get("tolerance")
         return cls(
             data=_text(body.get("data"), "data"),
             samples=_samples(_object(body.get("samples"), "samples")),
@@ -60,7 +80,40 @@ class FeatureRequest:
             cut=_integer(body.get("cut"), "cut"),
             preprocess=_object(body.get("preprocess"), "preprocess"),
             view=None if view is None else _view(_object(view, "view")),
+            codec=_text(body.get("codec", EXACT), "codec"),
+            tolerance=None if tolerance is None else _number(tolerance, "tolerance"),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProfileRequest:
+    """Have reading, decoding, every cut and some codecs measured.
+
+    Attributes:
+        features: whose samples and prefix; its cut and codec are of no account.
+        codecs: names of the codecs to measure, each at the cuts where it may be worth it.
+    """
+
+    features: FeatureRequest
+    codecs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.codecs if name not in CODECS]
+        if unknown:
+            raise BadRequest(f"codecs: there is no codec {unknown[0][:50]!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values, as the body of ``POST /v1/profiles``."""
+        return {**self.features.to_json(), "codecs": list(self.codecs)}
+
+    @classmethod
+    def from_json(cls, value: object) -> "ProfileRequest":
+        """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong."""
+        body = _object(value, "the request")
+        codecs = _list(body.get("codecs", []), "codecs")
+        if len(codecs) > len(CODECS):
+            raise BadRequest(f"codecs must be a list of up to {len(CODECS)} names")
+        return cls(features=FeatureRequest.from_json(body), codecs=tuple(_text(one, "codecs") for one in codecs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +126,7 @@ class Health:
         hardware: names the processor or accelerator and its threads.
         memory_bytes: the node's budget.
         roots: URLs under which the node serves data.
+        cores: numbers of the processor cores that the node may use; two sides on one host share those in common.
     """
 
     version: str
@@ -80,15 +134,16 @@ class Health:
     hardware: str
     memory_bytes: int
     roots: tuple[str, ...]
+    cores: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "roots": list(self.roots)}
+        return {**asdict(self), "roots": list(self.roots), "cores": list(self.cores)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Health":
         """The inverse of ``to_json``."""
-        return cls(**{**value, "roots": tuple(value["roots"])})
+        return cls(**{**value, "roots": tuple(value["roots"]), "cores": tuple(value["cores"])})
 
 
 _MOST_SAMPLES = 65_536
@@ -110,6 +165,12 @@ def _text(value: object, field: str) -> str:
 def _integer(value: object, field: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LIMIT:
         raise BadRequest(f"{field} must be an integer from 0 to 2^63 - 1")
+    return value
+
+
+def _number(value: object, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRequest(f"{field} must be a number")
     return value
 
 

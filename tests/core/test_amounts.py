@@ -1,10 +1,12 @@
 """Numbers as people read them."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.training.words import in_bytes, in_percent, in_seconds, in_times
+from frostline.core.amounts import in_bytes, in_percent, in_rate, in_seconds, in_times
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,11 @@ def test_seconds_have_the_unit_a_person_would_choose(seconds, words):
 def test_every_size_and_time_is_short(value):
     assert len(in_bytes(value)) <= 8 or value >= 1e18
     assert in_seconds(min(value, 1e7))
+
+
+def test_rates_have_four_digits():
+    assert [in_rate(rate) for rate in (0.04812, 48.123, 1920.4, math.inf)] == ["0.04812", "48.12", "1920", "no bound"]
+    assert in_bytes(math.inf) == "no bound"
 
 
 def test_shares_and_ratios():

@@ -1,12 +1,16 @@
-"""How numbers are said to people: bytes, seconds and shares in few digits, with their unit."""
+"""How amounts are said to people: bytes, seconds, rates and shares in few digits, with their unit."""
 
-__all__ = ("in_bytes", "in_percent", "in_seconds", "in_times")
+import math
+
+__all__ = ("in_bytes", "in_percent", "in_rate", "in_seconds", "in_times")
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def in_bytes(count: float) -> str:
-    """Decimal units and three digits: ``"512 B"``, ``"1.28 MB"``, ``"154 GB"``."""
+    """Decimal units and three digits: ``"512 B"``, ``"1.28 MB"``, ``"154 GB"``; ``"no bound"`` for infinity."""
+    if math.isinf(count):
+        return "no bound"
     power = 0
     while count >= 999.5 and power < len(_BYTES) - 1:
         count /= 1000
@@ -29,6 +33,13 @@ def in_seconds(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def in_rate(per_s: float) -> str:
+    """Things a second, in four digits: ``"48.12"``, ``"1920"``; ``"no bound"`` for infinity."""
+    if math.isinf(per_s):
+        return "no bound"
+    return f"{per_s:.0f}" if per_s >= 1000 else f"{per_s:.4g}"
 
 
 def in_percent(share: float) -> str:

@@ -1,0 +1,67 @@
+"""What a plan looks like on a terminal: its reason, the table of the cuts, and what it was compared with."""
+
+import click
+
+from frostline.cli.show import print_table
+from frostline.core.amounts import in_bytes, in_percent, in_rate, in_seconds
+from frostline.planning import Plan, Situation, table
+from frostline.planning.following import mixture_in_words
+from frostline.training.answers import Answer, relative
+
+__all__ = ("print_answer",)
+
+
+def print_answer(answer: Answer, *, every: bool) -> None:
+    """Print a plan on stdout.
+
+    Args:
+        answer: to show.
+        every: one row for each codec of each cut.
+    """
+    plan, link = answer.plan, answer.plan.link
+    made = table(plan, every=every)
+    words = {made.columns.index(name) for name in ("after", "codec", "why")}
+    asked = answer.measured.asked
+    print_table(f"{asked['model']} on {asked['data']}", made.columns, made.rows, left=words)
+    # What matters most comes last, where a long table leaves it in sight.
+    click.echo(
+        f"link: {in_bytes(link.bytes_per_s)}/s, round trip {in_seconds(link.round_trip_s)}; figures are per sample"
+    )
+    if answer.measured.fallback:
+        click.echo(f"not cut as it stands: {answer.measured.fallback}")
+    if answer.rules:
+        _print_rules(answer)
+    if answer.what_if:
+        click.echo(f"what if: {'; '.join(answer.what_if)}")
+    click.echo(f"{plan.reason}.")
+    if answer.as_measured is not None:
+        _print_as_measured(answer, answer.as_measured)
+
+
+def _print_as_measured(answer: Answer, before: Plan) -> None:
+    """Say what changes against the situation as it was measured."""
+    share = relative(answer.plan, before)
+    beside = "" if share is None else f", {share:.2f} times as many as in the situation as it was measured"
+    click.echo(f"{in_rate(answer.plan.mean_samples_per_s)} samples/s{beside}")
+    click.echo(f"from {_ways(before, answer.situation)} to {_ways(answer.plan, answer.situation)}")
+
+
+def _print_rules(answer: Answer) -> None:
+    rows = []
+    for one in answer.rules:
+        share = relative(one, answer.plan)
+        rows.append(
+            (
+                one.policy,
+                in_rate(one.mean_samples_per_s),
+                "-" if share is None else in_percent(share),
+                one.bottleneck,
+                _ways(one, answer.situation),
+            )
+        )
+    columns = ("rule", "samples/s", "of the best", "held back by", "ways")
+    print_table("Every rule, in the same situation", columns, rows, left=(0, 3, 4))
+
+
+def _ways(plan: Plan, situation: Situation) -> str:
+    return mixture_in_words({one.route: one.share for one in plan.mixture}, situation.cuts)

@@ -1,0 +1,129 @@
+"""Keeps count of what a job did, from its events and from the batches that arrive."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import FeatureBatch, Route, Skipped
+from frostline.errors import TooManySkipped
+from frostline.events import BatchTaken, EpochFinished, Event, Observer, Replanned, RequestRetried, SampleSkipped
+
+__all__ = ("JobStatistics", "Ledger")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatistics:
+    """What a job did so far.
+
+    Attributes:
+        wire_bytes: store side to trainer, bodies and headers, measuring included.
+        requests: exchanges with the node.
+        retries: requests made again.
+        samples: handed to the training loop.
+        from_cache: of these, without crossing the network.
+        routed: samples that arrived, by the way that they took.
+        payload_bytes: of the batches that arrived, as they were packed.
+        codec_error: the largest relative error that a lossy codec made in any sample, as the sender measured it; 0
+            where nothing was lost.
+        stall_s: seconds in which the loop waited for a batch.
+        loading_s: seconds of all passes over loaders, training included.
+        fetching_s: of these, seconds of the passes in which nothing came from the cache.
+        fetched: samples of the passes in which nothing came from the cache.
+        skipped: samples that could not be read.
+        replans: changes of the plan while the job ran.
+    """
+
+    wire_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    samples: int = 0
+    from_cache: int = 0
+    routed: tuple[tuple[Route, int], ...] = ()
+    payload_bytes: int = 0
+    codec_error: float = 0.0
+    stall_s: float = 0.0
+    loading_s: float = 0.0
+    fetching_s: float = 0.0
+    fetched: int = 0
+    skipped: tuple[Skipped, ...] = ()
+    replans: tuple[Replanned, ...] = ()
+
+    @property
+    def fetched_per_s(self) -> float | None:
+        """Samples a second in the passes in which nothing came from the cache; None before the first."""
+        return self.fetched / self.fetching_s if self.fetched and self.fetching_s else None
+
+
+class Ledger:
+    """Counts, and passes events on. Safe for several threads.
+
+    Args:
+        observe: told every event.
+        most_skipped: samples that may be unreadable.
+    """
+
+    def __init__(self, observe: Observer, *, most_skipped: int) -> None:
+        self._observe = observe
+        self._most_skipped = most_skipped
+        self._lock = threading.Lock()
+        self._skipped: dict[int, Skipped] = {}
+        self._routed: Counter[Route] = Counter()
+        self._counts = JobStatistics()
+
+    def __call__(self, event: Event) -> None:
+        """Count an event and pass it on.
+
+        Raises:
+            TooManySkipped: More samples are unreadable than allowed.
+        """
+        with self._lock:
+            self._count(event)
+            too_many = len(self._skipped) > self._most_skipped
+        self._observe(event)
+        if too_many and isinstance(event, SampleSkipped):
+            raise TooManySkipped(
+                f"{len(self._skipped)} samples are unreadable and the job allows {self._most_skipped}; the last is "
+                f"{event.object} ({event.reason}); mend the data or raise skip_allowance"
+            )
+
+    def arrived(self, route: Route, batch: FeatureBatch) -> None:
+        """Count a batch as it came."""
+        with self._lock:
+            self._routed[route] += len(batch)
+            self._add(payload_bytes=batch.nbytes)
+            self._counts = replace(self._counts, codec_error=max(self._counts.codec_error, batch.error))
+
+    def unreadable(self) -> npt.NDArray[np.int64]:
+        """Ids of the samples that turned out to be unreadable."""
+        with self._lock:
+            return np.fromiter(self._skipped, np.int64, len(self._skipped))
+
+    def statistics(self) -> JobStatistics:
+        """The counts so far; ``wire_bytes`` and ``requests`` are the transport's to fill in."""
+        with self._lock:
+            routed = tuple(sorted(self._routed.items()))
+            return replace(self._counts, skipped=tuple(self._skipped.values()), routed=routed)
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case SampleSkipped():
+                self._skipped[event.id] = Skipped(id=event.id, object=event.object, reason=event.reason)
+            case RequestRetried():
+                self._add(retries=1)
+            case BatchTaken():
+                self._add(samples=event.samples, from_cache=event.from_cache, stall_s=event.stall_s)
+            case EpochFinished():
+                self._add(loading_s=event.seconds)
+                if not event.from_cache:
+                    self._add(fetching_s=event.seconds, fetched=event.samples)
+            case Replanned():
+                self._counts = replace(self._counts, replans=(*self._counts.replans, event))
+            case _:
+                pass
+
+    def _add(self, **amounts: float) -> None:
+        sums = {name: getattr(self._counts, name) + amount for name, amount in amounts.items()}
+        self._counts = replace(self._counts, **sums)

@@ -1,0 +1,296 @@
+"""What depends on what in a graph, operations that work in place included. Pure."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from frostline.core import Graph, Node, Ref
+from frostline.core.graph import Argument, references
+
+__all__ = (
+    "MOVING",
+    "Flow",
+    "changes",
+    "frozen_reach",
+    "is_random",
+    "packet_of",
+    "prune",
+    "reads",
+    "replaced",
+    "sources_of_change",
+    "substitute",
+    "uses_batch_statistics",
+)
+
+MOVING = frozenset(
+    {
+        "alias",
+        "cat",
+        "chunk",
+        "clone",
+        "contiguous",
+        "detach",
+        "expand",
+        "expand_as",
+        "flatten",
+        "flip",
+        "getitem",
+        "movedim",
+        "narrow",
+        "permute",
+        "repeat",
+        "reshape",
+        "reshape_as",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "stack",
+        "swapaxes",
+        "t",
+        "transpose",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+        "view",
+    }
+)
+"""Operators that give elements of what they are given, moved or repeated, and no others."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What depends on what in a graph.
+
+    Only values that depend on the *values* of the input count as data: what follows from its shape alone
+    (positions, an expanded class token) is made again on either side and never crosses.
+    """
+
+    graph: Graph
+
+    @cached_property
+    def roots(self) -> dict[str, str]:
+        """For each value the name of the memory that it lies in: equal for values that share it."""
+        found = {name: name for name in (*self.graph.inputs, *(name for name, _ in self.graph.leaves))}
+        for node in self.graph.nodes:
+            found[node.name] = found.get(node.storage, node.storage) or node.name
+        return found
+
+    @cached_property
+    def _reading(self) -> list[list[str]]:
+        """For each node, and last for the outputs, the names that it reads."""
+        leaving = [name for output in self.graph.outputs for name in references(output)]
+        return [*map(reads, self.graph.nodes), leaving]
+
+    @cached_property
+    def depends(self) -> list[tuple[str, ...]]:
+        """For each node, and last for the outputs, the names of what must have happened before.
+
+        That is what it reads, and whatever has written to the same memory since that was made: after
+        ``half = x[:, :8]; half.zero_()`` whoever reads ``x`` depends on the node that is named ``zero_`` too.
+        """
+        return [tuple(self._since(names, index)) for index, names in enumerate(self._reading)]
+
+    def _since(self, names: Iterable[str], index: int) -> Iterator[str]:
+        for name in dict.fromkeys(names):
+            yield name
+            yield from (self.graph.nodes[writer].name for writer in self._writers_since(name) if writer < index)
+
+    def _writers_since(self, name: str) -> list[int]:
+        made = self._made.get(name, -1)
+        return [writer for writer in self._writers.get(self.roots[name], ()) if writer > made]
+
+    @cached_property
+    def _made(self) -> dict[str, int]:
+        return {node.name: index for index, node in enumerate(self.graph.nodes)}
+
+    @cached_property
+    def _writers(self) -> dict[str, list[int]]:
+        """For each memory the nodes that write to it, in order."""
+        found: dict[str, list[int]] = {}
+        for index, node in enumerate(self.graph.nodes):
+            if changes(node):
+                found.setdefault(self.roots[changes(node)], []).append(index)
+        return found
+
+    def is_written_later(self, name: str) -> bool:
+        """Whether some node writes to the memory of a value after it was made."""
+        return bool(self._writers_since(name))
+
+    @cached_property
+    def data(self) -> frozenset[str]:
+        """Names of all values that depend on the values of the graph's inputs."""
+        found = set(self.graph.inputs)
+        for node, needs in zip(self.graph.nodes, self.depends, strict=False):
+            if node.size is None and any(name in found for name in needs):
+                found.add(node.name)
+        return frozenset(found)
+
+    @cached_property
+    def last_use(self) -> dict[str, int]:
+        """Index of the last node that needs each value; ``len(nodes)`` for the graph's outputs.
+
+        Reading a size is no use: it keeps nothing alive, since any tensor of the batch tells it.
+        """
+        uses: dict[str, int] = {}
+        for index, needs in enumerate(self.depends):
+            if index == len(self.graph.nodes) or self.graph.nodes[index].size is None:
+                uses.update(dict.fromkeys(needs, index))
+        return uses
+
+    @cached_property
+    def entangled(self) -> tuple[range, ...]:
+        """Node indices behind which no cut may stand.
+
+        Data is written there under one name and read under another, and two copies would no longer be one.
+        """
+        both = zip(self.depends, self._reading, strict=True)
+        hidden = {self.roots[name] for needs, read in both for name in set(needs) - set(read)}
+        return tuple(self._span(root) for root in sorted(hidden) if self._holds_data(root))
+
+    def _holds_data(self, root: str) -> bool:
+        return any(self.roots[name] == root for name in self.data)
+
+    def _span(self, root: str) -> range:
+        """From the node that makes the memory to the last that needs it."""
+        own = {name for name, other in self.roots.items() if other == root}
+        first = next((place for place, node in enumerate(self.graph.nodes) if node.name in own), 0)
+        starts = -1 if own & set(self.graph.inputs) else first
+        return range(starts, max(self.last_use.get(name, starts) for name in own))
+
+    def needed(self) -> frozenset[str]:
+        """Names of the nodes that the outputs, or a change of a leaf, depend on."""
+        wanted = set(self.depends[-1])
+        leaves = {name for name, _ in self.graph.leaves}
+        for node, needs in zip(reversed(self.graph.nodes), reversed(self.depends[:-1]), strict=True):
+            if node.name in wanted or self.roots.get(changes(node)) in leaves:
+                wanted.update((node.name, *needs))
+        return frozenset(node.name for node in self.graph.nodes if node.name in wanted)
+
+
+def prune(graph: Graph) -> Graph:
+    """The graph without idle dropout, and without what neither its outputs nor a change of a leaf depend on."""
+    graph = _without_idle_dropout(graph)
+    wanted = Flow(graph).needed()
+    nodes = tuple(node for node in graph.nodes if node.name in wanted)
+    read = {name for node in nodes for name in reads(node)}
+    read.update(name for output in graph.outputs for name in references(output))
+    return replace(graph, nodes=nodes, leaves=tuple(leaf for leaf in graph.leaves if leaf[0] in read))
+
+
+def _without_idle_dropout(graph: Graph) -> Graph:
+    """Dropout in eval mode, or with probability 0, gives its input back (at::dropout), whatever the flag says."""
+    idle = {node.name: node.args[0] for node in graph.nodes if _is_dropout(node) and not is_random(node)}
+    if not idle:
+        return graph
+    nodes = tuple(substitute(node, idle) for node in graph.nodes if node.name not in idle)
+    return replace(graph, nodes=nodes, outputs=tuple(replaced(output, idle) for output in graph.outputs))
+
+
+def substitute(node: Node, values: Mapping[str, Argument]) -> Node:
+    """The node, reading other values in place of the named ones."""
+    kwargs = tuple((name, replaced(value, values)) for name, value in node.kwargs)
+    memory = replaced(Ref(node.storage), values)
+    return replace(
+        node,
+        args=tuple(replaced(one, values) for one in node.args),
+        kwargs=kwargs,
+        storage=memory.name if isinstance(memory, Ref) else "",
+    )
+
+
+def replaced(argument: Argument, values: Mapping[str, Argument]) -> Argument:
+    """The argument, with other values in place of the named ones."""
+    while isinstance(argument, Ref) and argument.name in values:
+        argument = values[argument.name]
+    return tuple(replaced(one, values) for one in argument) if isinstance(argument, tuple) else argument
+
+
+def reads(node: Node) -> list[str]:
+    """Names of all values that a node reads."""
+    return [*references(node.args), *references(tuple(value for _, value in node.kwargs))]
+
+
+def changes(node: Node) -> str:
+    """Name of the value that a node changes in place, or nothing.
+
+    In ATen the overloads that write to their first argument end in an underscore, as ``relu_``, or are Python's
+    own, as ``__iand__``; ``__and__`` writes nothing, and ``detach_`` no value.
+    """
+    packet = node.op.rpartition(".")[0].rpartition(".")[2]
+    if packet == "detach_":
+        return ""
+    writes = packet.startswith("__i") if packet.endswith("__") else packet.endswith("_")
+    first = node.args[0] if node.args else None
+    return first.name if writes and isinstance(first, Ref) else ""
+
+
+def packet_of(node: Node) -> str:
+    """The operator without its overload, the same whether it works in place or not: ``relu`` for ``relu_.default``."""
+    return node.op.split(".")[1].strip("_")
+
+
+def sources_of_change(graph: Graph, trainable: Collection[str]) -> frozenset[str]:
+    """Names of the nodes at which a forward pass stops being a fixed function of the input.
+
+    They are the users of trainable leaves, active dropout and other random operators, BatchNorm that uses
+    or updates the statistics of the batch, and everything else that changes a leaf in place.
+
+    Args:
+        graph: traced with the training flags as they will be.
+        trainable: names of the leaves that are trained.
+    """
+    flow = Flow(graph)
+    leaves = {name for name, _ in graph.leaves}
+    return frozenset(
+        node.name
+        for node in graph.nodes
+        if flow.roots.get(changes(node)) in leaves
+        or is_random(node)
+        or uses_batch_statistics(node, flow.data)
+        or set(reads(node)) & set(trainable)
+    )
+
+
+_RANDOM = ("rand", "bernoulli", "multinomial", "normal", "uniform", "native_dropout", "rrelu")
+
+
+def is_random(node: Node) -> bool:
+    """Whether two runs of the node may differ: random operators, and dropout that is active."""
+    packet = packet_of(node)
+    if _is_dropout(node):
+        return bool(node.args[2]) and node.args[1] != 0.0
+    if packet == "scaled_dot_product_attention":
+        probability = node.args[4] if len(node.args) > 4 else dict(node.kwargs).get("dropout_p", 0.0)
+        return probability != 0.0
+    return packet.startswith(_RANDOM)
+
+
+def _is_dropout(node: Node) -> bool:
+    return packet_of(node) in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+
+
+def uses_batch_statistics(node: Node, data: Collection[str]) -> bool:
+    """Whether the node normalises by the statistics of the batch, or updates running ones by them.
+
+    BatchNorm in train mode does; where it is given weights to normalise, there is no batch in it. InstanceNorm
+    always normalises by the sample's own statistics, and only updates running ones where it has any.
+
+    Args:
+        node: any.
+        data: names of the values that depend on those of the input.
+    """
+    if node.op not in ("aten.batch_norm.default", "aten.instance_norm.default") or not node.args[5]:
+        return False
+    has_running = node.args[3] is not None
+    normalises_batch = node.op == "aten.batch_norm.default" and any(name in data for name in references(node.args[0]))
+    return has_running or normalises_batch
+
+
+def frozen_reach(graph: Graph, changing: Collection[str]) -> int:
+    """Index of the last node before the first of ``changing``; all nodes where there is none; -1 for none."""
+    for index, node in enumerate(graph.nodes):
+        if node.name in changing:
+            return index - 1
+    return len(graph.nodes) - 1

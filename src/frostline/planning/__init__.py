@@ -1,0 +1,24 @@
+"""The plan: which share of the samples takes which cut and codec, why, and what more of each resource would give."""
+
+from frostline.planning.candidates import Candidate
+from frostline.planning.choice import fixed, make_plan
+from frostline.planning.plan import Plan, Share
+from frostline.planning.policies import POLICIES
+from frostline.planning.situation import Link, Situation
+from frostline.planning.whatif import vary
+from frostline.planning.words import Table, explain, table
+
+__all__ = (
+    "POLICIES",
+    "Candidate",
+    "Link",
+    "Plan",
+    "Share",
+    "Situation",
+    "Table",
+    "explain",
+    "fixed",
+    "make_plan",
+    "table",
+    "vary",
+)

@@ -1,0 +1,299 @@
+"""Decides what every way that a sample may take would cost on each resource, and which ways are not allowed."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from frostline.core import EXACT, Cut, Route
+from frostline.core.amounts import in_bytes
+from frostline.planning.situation import Situation
+from frostline.profiles import CodecCost, CutCost, Profile
+
+__all__ = (
+    "LINK",
+    "SHARED_MACHINE",
+    "STORE_ACCELERATOR",
+    "STORE_CPU",
+    "TRAINER_ACCELERATOR",
+    "TRAINER_CPU",
+    "Candidate",
+    "Option",
+    "in_store",
+    "options",
+    "resources",
+    "sides",
+)
+
+STORE_CPU = "store cpu"
+STORE_ACCELERATOR = "store accelerator"
+LINK = "link"
+TRAINER_CPU = "trainer cpu"
+TRAINER_ACCELERATOR = "trainer accelerator"
+SHARED_MACHINE = "shared machine"
+
+_SMALLEST_DEVICE_BATCH = 8
+_ACCELERATOR = "cuda"
+_LOSSY = ("fp16", "bf16", "int8")
+_ALLOWED: Mapping[str, tuple[str, ...]] = {"exact": (), "fp16": ("fp16",), "int8": _LOSSY}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What one cut with one codec would cost if every sample took it.
+
+    Attributes:
+        route: the cut and the codec.
+        name: where the cut is in the network.
+        wire_bytes_per_sample: payload that crosses, encoded by the codec.
+        store_s: seconds a sample at the store side, processor and accelerator together: read, decode, the prefix
+            up to the cut, and the codec; with several nodes, divided by their number.
+        link_s: seconds a sample on the link.
+        trainer_s: seconds a sample at the trainer, processor and accelerator together: the codec, what is left up
+            to the frost line (decoding too at cut 0), and the head.
+        memory_bytes: the node's, for a run of ``device_batch`` samples.
+        device_batch: the largest multiple of eight, up to the profiled one, that fits the budget.
+        samples_per_s: steady state, all resources working at the same time; infinite where nothing costs anything.
+        error: of the codec, as measured: root-mean-square error of the worst sample, relative to the sample's own.
+        rejected: why the plan does not use it, in a sentence; None where it does.
+        is_possible: the node's memory and the job's accuracy allow it.
+    """
+
+    route: Route
+    name: str
+    wire_bytes_per_sample: int
+    store_s: float
+    link_s: float
+    trainer_s: float
+    memory_bytes: int
+    device_batch: int
+    samples_per_s: float
+    error: float = 0.0
+    rejected: str | None = None
+    is_possible: bool = True
+
+    @property
+    def cut(self) -> int:
+        """Number of the cut."""
+        return self.route.cut
+
+    @property
+    def codec(self) -> str:
+        """Name of the codec."""
+        return self.route.codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A candidate, with the seconds that a sample on this way takes of each resource, by the resource's name."""
+
+    candidate: Candidate
+    seconds: Mapping[str, float]
+
+
+def resources(situation: Situation) -> tuple[str, ...]:
+    """Names of what the job has. All work at the same time, each on another sample.
+
+    The processors of two sides that share a machine are one resource. Accelerators are counted apart: two sides
+    that use one accelerator together are not told from two that have one each.
+    """
+    store, trainer = sides(situation)
+    return (
+        SHARED_MACHINE if situation.same_host else STORE_CPU,
+        *([STORE_ACCELERATOR] if store.device == _ACCELERATOR else []),
+        LINK,
+        *([] if situation.same_host else [TRAINER_CPU]),
+        *([TRAINER_ACCELERATOR] if trainer.device == _ACCELERATOR else []),
+    )
+
+
+def sides(situation: Situation) -> tuple[Profile, Profile]:
+    """The profiles of the store side and of the trainer.
+
+    On one machine with equal hardware one profile serves both, so that noise between two measurements of the same
+    work decides nothing.
+    """
+    is_alike = situation.same_host and situation.store.hardware == situation.trainer.hardware
+    return situation.store, situation.store if is_alike else situation.trainer
+
+
+def options(situation: Situation) -> tuple[Option, ...]:
+    """Every way that was measured, by cut, the exact codec first; the ones that are not allowed say why."""
+    job = _Job.of(situation)
+    return tuple(_option(cut, codec, cost, job) for cut in situation.cuts for codec, cost in _codecs(cut, job.store))
+
+
+def in_store(situation: Situation) -> Option:
+    """The frost line with the head trained on the node too, so that nothing crosses for a sample.
+
+    The head's seconds there are those at the trainer, times how much longer the node takes for the frozen layers.
+    """
+    job, line = _Job.of(situation), situation.frost_line
+    ours_s, theirs_s = job.store.costs[line.number].seconds, job.trainer.costs[line.number].seconds
+    slowness = ours_s / theirs_s if ours_s > 0 and theirs_s > 0 else 1.0
+    work = _on_store(line, None, job, extra_s=situation.head_s * slowness)
+    seconds = job.per_resource(work)
+    candidate = replace(
+        _option(line, EXACT, None, job).candidate,
+        wire_bytes_per_sample=0,
+        store_s=sum(work.values()),
+        link_s=0.0,
+        trainer_s=0.0,
+        samples_per_s=_rate(seconds),
+    )
+    return Option(candidate=candidate, seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """One side's profile, to be looked up in."""
+
+    costs: Mapping[int, CutCost]
+    codecs: Mapping[tuple[int, str], CodecCost]
+    read_s: float
+    device_batch: int
+    is_accelerated: bool
+
+    @classmethod
+    def of(cls, profile: Profile) -> "_Side":
+        return cls(
+            costs={one.number: one for one in profile.cuts},
+            codecs={(one.cut, one.codec): one for one in profile.codecs},
+            read_s=profile.read_s,
+            device_batch=profile.device_batch,
+            is_accelerated=profile.device == _ACCELERATOR,
+        )
+
+    @property
+    def decode_s(self) -> float:
+        """From the encoded sample to the pixels, which is the processor's work on every side."""
+        return self.costs[1].seconds if 1 in self.costs else 0.0
+
+    def apart(self, cpu_s: float, run_s: float) -> tuple[float, float]:
+        """Seconds of the processor and of the accelerator, where ``run_s`` is what an accelerator would do."""
+        return (cpu_s, run_s) if self.is_accelerated else (cpu_s + run_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A situation with its two sides, and the names of its resources."""
+
+    situation: Situation
+    store: _Side
+    trainer: _Side
+    resources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, situation: Situation) -> "_Job":
+        store, trainer = sides(situation)
+        return cls(
+            situation=situation, store=_Side.of(store), trainer=_Side.of(trainer), resources=resources(situation)
+        )
+
+    def per_resource(self, work: Mapping[str, float]) -> dict[str, float]:
+        """Seconds a sample of every resource that the job has; two processors of one machine add up."""
+        shared_s = work.get(STORE_CPU, 0.0) + work.get(TRAINER_CPU, 0.0)
+        return {name: shared_s if name == SHARED_MACHINE else work.get(name, 0.0) for name in self.resources}
+
+
+def _codecs(cut: Cut, store: _Side) -> Iterator[tuple[str, CodecCost | None]]:
+    """Codecs of a cut with what they cost at the store: the exact one is always there, and free if not measured."""
+    yield EXACT, store.codecs.get((cut.number, EXACT))
+    if cut.number > 0:
+        others = [cost for (number, codec), cost in store.codecs.items() if number == cut.number and codec != EXACT]
+        yield from ((cost.codec, cost) for cost in others)
+
+
+def _option(cut: Cut, codec: str, encode: CodecCost | None, job: _Job) -> Option:
+    wire_bytes = _wire_bytes(cut, codec, encode, job.situation)
+    link_s = wire_bytes / job.situation.link.bytes_per_s
+    # A codec that was not measured at the trainer is taken to cost what it does at the store.
+    decode = job.trainer.codecs.get((cut.number, codec), encode)
+    on_store, on_trainer = _on_store(cut, encode, job), _on_trainer(cut, decode, job)
+    seconds = job.per_resource({**on_store, LINK: link_s, **on_trainer})
+    device_batch, memory_bytes = _memory(cut, job)
+    error = 0.0 if encode is None else encode.error
+    rejected = _forbidden(cut, memory_bytes, job.situation) or _inaccurate(codec, error, job.situation.accuracy)
+    candidate = Candidate(
+        route=Route(cut.number, codec),
+        name=cut.name,
+        wire_bytes_per_sample=round(wire_bytes),
+        store_s=sum(on_store.values()),
+        link_s=link_s,
+        trainer_s=sum(on_trainer.values()),
+        memory_bytes=memory_bytes,
+        device_batch=device_batch,
+        samples_per_s=_rate(seconds),
+        error=error,
+        rejected=rejected,
+        is_possible=rejected is None,
+    )
+    return Option(candidate=candidate, seconds=seconds)
+
+
+def _wire_bytes(cut: Cut, codec: str, encode: CodecCost | None, situation: Situation) -> float:
+    if cut.number == 0:
+        return situation.encoded_bytes
+    return cut.bytes_per_sample if codec == EXACT or encode is None else encode.bytes_per_sample
+
+
+def _on_store(cut: Cut, encode: CodecCost | None, job: _Job, *, extra_s: float = 0.0) -> dict[str, float]:
+    """Seconds a sample of the nodes' processors and accelerators; ``extra_s`` is more for what runs networks."""
+    store, nodes = job.store, job.situation.nodes
+    total_s = store.costs[cut.number].seconds
+    decode_s = min(total_s, store.decode_s)
+    encode_s = 0.0 if encode is None else encode.encode_s
+    cpu_s, accelerator_s = store.apart(store.read_s + decode_s + encode_s, total_s - decode_s + extra_s)
+    return {STORE_CPU: cpu_s / nodes, STORE_ACCELERATOR: accelerator_s / nodes}
+
+
+def _on_trainer(cut: Cut, decode: CodecCost | None, job: _Job) -> dict[str, float]:
+    """Seconds a sample of the trainer's processor and accelerator.
+
+    Measured with noise, a later cut may seem cheaper than an earlier one: what is left is never below nothing.
+    """
+    trainer, situation = job.trainer, job.situation
+    left_s = max(0.0, trainer.costs[situation.frost_line.number].seconds - trainer.costs[cut.number].seconds)
+    decode_s = min(left_s, trainer.decode_s) if cut.number == 0 else 0.0
+    unpack_s = 0.0 if decode is None else decode.decode_s
+    cpu_s, accelerator_s = trainer.apart(decode_s + unpack_s, left_s - decode_s + situation.head_s)
+    return {TRAINER_CPU: cpu_s, TRAINER_ACCELERATOR: accelerator_s}
+
+
+def _rate(seconds: Mapping[str, float]) -> float:
+    most_s = max(seconds.values())
+    return 1 / most_s if most_s > 0 else math.inf
+
+
+def _memory(cut: Cut, job: _Job) -> tuple[int, int]:
+    """The device batch and the memory of a run: whole eights, up to the profiled batch; eight where none fits."""
+    cost, most = job.store.costs[cut.number], job.store.device_batch
+    if cost.bytes_per_sample:
+        most = min(most, (job.situation.memory_bytes - cost.fixed_bytes) // cost.bytes_per_sample)
+    device_batch = max(_SMALLEST_DEVICE_BATCH, most // _SMALLEST_DEVICE_BATCH * _SMALLEST_DEVICE_BATCH)
+    return device_batch, cost.fixed_bytes + device_batch * cost.bytes_per_sample
+
+
+def _forbidden(cut: Cut, memory_bytes: int, situation: Situation) -> str | None:
+    """Why the node cannot run up to a cut; None where it can. Encoded samples always go."""
+    budget_bytes = situation.memory_bytes
+    if cut.number == 0:
+        return None
+    if situation.refused is not None:
+        return situation.refused
+    if memory_bytes <= budget_bytes:
+        return None
+    return (
+        f"needs {in_bytes(memory_bytes)} at the node for {_SMALLEST_DEVICE_BATCH} samples, the budget is "
+        f"{in_bytes(budget_bytes)}; raise the node's memory_bytes"
+    )
+
+
+def _inaccurate(codec: str, error: float, accuracy: str | float) -> str | None:
+    """Why the job's ``accuracy`` does not allow a codec; None where it does. An unknown error is not allowed."""
+    precision = codec.partition("+")[0]
+    if precision not in _LOSSY:
+        return None
+    if isinstance(accuracy, str):
+        allowed = precision in _ALLOWED[accuracy]
+        return None if allowed else f"is lossy (error {error:.2g}), and accuracy is {accuracy!r}"
+    return None if error <= accuracy else f"has an error of {error:.2g}, and accuracy allows {accuracy:.2g}"

@@ -1,0 +1,219 @@
+"""Decides the plan: the fastest mixture, one way where that is as fast, a published rule's, or the user's own."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from frostline.core import EXACT
+from frostline.errors import SettingError
+from frostline.planning.candidates import Candidate, Option, in_store, options, resources
+from frostline.planning.optimum import optimum
+from frostline.planning.plan import Plan, Share
+from frostline.planning.policies import ALL_IN_STORE, BEST, POLICIES, RULES
+from frostline.planning.situation import Situation
+from frostline.planning.words import against, bounds, mixed, named, over_epochs, single
+
+__all__ = ("NOISE", "fixed", "make_plan")
+
+NOISE = 0.05
+"""Two runs of one measurement differ by this share on a busy machine; a smaller gain is none."""
+# Of mixtures this near to the fastest the one with the fewest bytes is taken. The last percent of a busy link, and the
+# processors' work for its bytes, which nobody measured, cost more than that: ResNet-18 over 1 Gbit/s got 38 samples/s
+# of 57 predicted from a mixture that shipped pixels for half of the samples (benchmarks/results).
+_LIGHTER = 0.02
+# A way with a smaller share gains less than it takes to keep it ready.
+_LEAST_SHARE = 0.01
+# Rates and loads this near to each other are the same but for rounding.
+_ROUNDING = 1e-6
+
+
+def make_plan(situation: Situation, policy: str = BEST, *, noise: float = NOISE) -> Plan:
+    """Decide which share of the samples takes which way.
+
+    The policy ``best`` finds the mixture of cuts and codecs with the greatest throughput (``optimum``). Where one way
+    for all samples is as fast within ``noise``, that is taken instead, and of several such the one with the fewest
+    bytes; and of mixtures as fast within 2 % too. Cut 0 ships the encoded samples and is always possible, so no job is
+    planned slower than loading without a node by more than that. Every other policy is a published rule
+    (``policies``).
+
+    Features that are kept between epochs are those at the frost line, whatever the way: later epochs then cost the
+    same for every candidate, so the choice for the first epoch is the choice for all.
+
+    Args:
+        situation: what was measured and what is allowed.
+        policy: one of ``POLICIES``.
+        noise: a gain below this share is none; 0 gives the exact optimum.
+
+    Raises:
+        SettingError: There is no such policy.
+    """
+    if policy == BEST:
+        return _best(situation, noise)
+    if policy not in RULES:
+        raise SettingError(f"there is no policy {policy!r}: it is one of {', '.join(POLICIES)}")
+    return _by_rule(situation, policy)
+
+
+def fixed(situation: Situation, cut: int, codec: str | None = None) -> Plan:
+    """Take the cut that the user named, with the named codec, or with the one that ``best`` would take there.
+
+    Raises:
+        SettingError: There is no such cut or codec, the cut does not fit the node's memory, or the job's accuracy
+            does not allow the codec.
+    """
+    found = options(situation)
+    here = [one for one in found if one.candidate.cut == cut]
+    if not here:
+        raise SettingError(f"there is no cut {cut}: this job has cuts 0 to {situation.frost_line.number}")
+    known = [one.candidate.codec for one in here]
+    if codec is not None and codec not in known:
+        raise SettingError(f"codec {codec!r} was not measured at cut {cut}; there are {', '.join(known)}")
+    here = [one for one in here if codec in (None, one.candidate.codec)]
+    possible = [one for one in here if one.candidate.is_possible]
+    if not possible:
+        raise _refusal(here[0].candidate)
+    fastest = max(one.candidate.samples_per_s for one in possible)
+    chosen = _near(possible, fastest, NOISE)[0]
+    return _alone(situation, "fixed", found, chosen, f"{named(chosen.candidate)} was asked for")
+
+
+def _best(situation: Situation, noise: float) -> Plan:
+    found, names = options(situation), resources(situation)
+    possible = [one for one in found if one.candidate.is_possible]
+    exact = optimum(
+        np.array([[one.seconds[name] for name in names] for one in possible]),
+        np.array([one.candidate.wire_bytes_per_sample for one in possible], np.float64),
+        slack=min(noise, _LIGHTER),
+    )
+    greatest = 1 / exact.seconds if exact.seconds > 0 else math.inf
+    near = _near(possible, greatest, noise)
+    if near:
+        mix = _Mix.of([(near[0], 1.0)])
+        why = single(near[0].candidate, near=len(near), noise=noise, encoded=found[0].candidate)
+    else:
+        mix = _Mix.of(_used(possible, exact.shares.tolist(), least=_LEAST_SHARE if noise else 0.0))
+        fastest = max(one.candidate.samples_per_s for one in possible)
+        why = mixed([(one.candidate, share) for one, share in mix.ways], gain=mix.samples_per_s / fastest - 1)
+    prices = dict(zip(names, exact.prices.tolist(), strict=True))
+    judged = _judged(found, mix, lambda one: against(one, mix.samples_per_s, mix.wire_bytes_per_sample, noise=noise))
+    return _plan(situation, BEST, mix, prices, why, judged)
+
+
+def _by_rule(situation: Situation, policy: str) -> Plan:
+    """What a published rule takes; where the node cannot run that, encoded samples, as everywhere."""
+    found = options(situation)
+    exact = [one for one in found if one.candidate.codec == EXACT]
+    cuts = [one.candidate for one in exact if one.candidate.is_possible]
+    number = RULES[policy](cuts, situation)
+    chosen = next(one for one in exact if one.candidate.cut == number)
+    why = f"the rule {policy} takes {named(chosen.candidate)}"
+    if not chosen.candidate.is_possible:
+        why = f"{why}, which cannot be used ({chosen.candidate.rejected}), so encoded samples go instead"
+        chosen = exact[0]
+    elif policy == ALL_IN_STORE:
+        chosen = in_store(situation)
+        found = tuple(chosen if one.candidate.route == chosen.candidate.route else one for one in found)
+    return _alone(situation, policy, found, chosen, why)
+
+
+def _alone(situation: Situation, policy: str, found: Sequence[Option], chosen: Option, why: str) -> Plan:
+    """A plan of one way, whatever others would give: only more of its busiest resource makes it faster."""
+    mix = _Mix.of([(chosen, 1.0)])
+    bottleneck = mix.bottleneck({})
+    is_bound = mix.loads[bottleneck] > 0
+    prices = {name: float(is_bound and name == bottleneck) for name in mix.loads}
+    return _plan(situation, policy, mix, prices, why, _judged(found, mix, lambda _: why))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mix:
+    """Ways with their shares, the largest first, and the seconds that each resource works for an average sample."""
+
+    ways: tuple[tuple[Option, float], ...]
+    loads: Mapping[str, float]
+
+    @classmethod
+    def of(cls, ways: Sequence[tuple[Option, float]]) -> "_Mix":
+        names = ways[0][0].seconds
+        loads = {name: sum(share * one.seconds[name] for one, share in ways) for name in names}
+        return cls(ways=tuple(ways), loads=loads)
+
+    @property
+    def samples_per_s(self) -> float:
+        most_s = max(self.loads.values())
+        return 1 / most_s if most_s > 0 else math.inf
+
+    @property
+    def wire_bytes_per_sample(self) -> float:
+        return sum(share * one.candidate.wire_bytes_per_sample for one, share in self.ways)
+
+    def bottleneck(self, prices: Mapping[str, float]) -> str:
+        """The busiest resource; of several equally busy ones the one with the highest price."""
+        most_s = max(self.loads.values())
+        busiest = [name for name, load_s in self.loads.items() if load_s >= (1 - _ROUNDING) * most_s]
+        return max(busiest, key=lambda name: prices.get(name, 0.0))
+
+
+def _plan(
+    situation: Situation,
+    policy: str,
+    mix: _Mix,
+    prices: Mapping[str, float],
+    why: str,
+    candidates: tuple[Candidate, ...],
+) -> Plan:
+    bottleneck, ranked = mix.bottleneck(prices), tuple(sorted(prices.items(), key=lambda one: -one[1]))
+    plan = Plan(
+        policy=policy,
+        mixture=tuple(Share(route=one.candidate.route, share=share) for one, share in mix.ways),
+        samples_per_s=mix.samples_per_s,
+        bottleneck=bottleneck,
+        prices=ranked,
+        reason=f"{why}, {bounds(mix.samples_per_s, bottleneck, ranked)}",
+        candidates=candidates,
+        link=situation.link,
+        epochs=situation.epochs,
+        later_samples_per_s=_later(situation),
+    )
+    return replace(plan, reason=f"{plan.reason}{over_epochs(plan)}")
+
+
+def _later(situation: Situation) -> float | None:
+    """Samples a second of the epochs after the first, where those come from the cache: the head alone bounds them."""
+    if not situation.keeps_features or situation.epochs == 1:
+        return None
+    return 1 / situation.head_s if situation.head_s > 0 else math.inf
+
+
+def _used(possible: Sequence[Option], shares: Sequence[float], *, least: float) -> list[tuple[Option, float]]:
+    """The ways with more than the least share, the largest first; together they take all samples."""
+    used = [(one, share) for one, share in zip(possible, shares, strict=True) if share > least]
+    total = sum(share for _, share in used)
+    used = [(one, share / total) for one, share in used]
+    return sorted(used, key=lambda way: (-round(way[1], 4), way[0].candidate.route))
+
+
+def _near(possible: Sequence[Option], samples_per_s: float, noise: float) -> list[Option]:
+    """The ways that are alone as fast as that within the noise, the fewest bytes first."""
+    enough = (1 - max(noise, _ROUNDING)) * samples_per_s
+    near = [one for one in possible if one.candidate.samples_per_s >= enough]
+    return sorted(near, key=lambda one: _preference(one.candidate))
+
+
+def _preference(one: Candidate) -> tuple[float, float, int]:
+    return one.wire_bytes_per_sample, -one.samples_per_s, -one.cut
+
+
+def _judged(found: Sequence[Option], mix: _Mix, why_not: Callable[[Candidate], str]) -> tuple[Candidate, ...]:
+    """All candidates, each that is not in use with its reason."""
+    used = {one.candidate.route for one, _ in mix.ways}
+    return tuple(
+        replace(one, rejected=None if one.route in used else one.rejected or why_not(one))
+        for one in (option.candidate for option in found)
+    )
+
+
+def _refusal(one: Candidate) -> SettingError:
+    return SettingError(f"{named(one)} cannot be used: {one.rejected}")

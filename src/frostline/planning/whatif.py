@@ -1,0 +1,77 @@
+"""Decides what a situation would be with another link, other speeds, more nodes or more epochs: nothing is run."""
+
+from dataclasses import replace
+
+from frostline.errors import SettingError
+from frostline.planning.candidates import sides
+from frostline.planning.situation import Situation
+from frostline.profiles import Profile
+
+__all__ = ("vary",)
+
+
+def vary(
+    situation: Situation,
+    *,
+    bandwidth: float | None = None,
+    store_speed: float | None = None,
+    trainer_speed: float | None = None,
+    nodes: int | None = None,
+    epochs: int | None = None,
+    apart: bool = False,
+) -> Situation:
+    """The situation with some figures changed; None leaves one as it is.
+
+    Args:
+        situation: as measured.
+        bandwidth: of the link, bytes a second.
+        store_speed: how many times as fast as measured each node works, reading included.
+        trainer_speed: how many times as fast as measured the trainer works, the head included.
+        nodes: that work beside the store.
+        epochs: that the job takes.
+        apart: node and trainer have a machine each, as the one that they were measured on.
+
+    Raises:
+        SettingError: A figure makes no sense.
+    """
+    store, trainer = sides(situation)
+    trainer_speed = _speed("trainer_speed", trainer_speed)
+    return replace(
+        situation,
+        link=situation.link if bandwidth is None else replace(situation.link, bytes_per_s=bandwidth),
+        store=_faster(store, _speed("store_speed", store_speed)),
+        trainer=_faster(trainer, trainer_speed),
+        head_s=situation.head_s / trainer_speed,
+        nodes=situation.nodes if nodes is None else nodes,
+        epochs=situation.epochs if epochs is None else epochs,
+        same_host=situation.same_host and not apart,
+    )
+
+
+def _speed(name: str, speed: float | None) -> float:
+    if speed is None:
+        return 1.0
+    if not speed > 0:
+        raise SettingError(f"{name} is how many times as fast as measured, so it must be above 0, not {speed}")
+    return speed
+
+
+def _faster(profile: Profile, speed: float) -> Profile:
+    """The profile of hardware so many times as fast, which is other hardware by name too."""
+    if speed == 1:
+        return profile
+    return replace(
+        profile,
+        hardware=f"{profile.hardware}, {speed:g} times as fast",
+        read_s=profile.read_s / speed,
+        cuts=tuple(replace(one, seconds=one.seconds / speed, spread_s=one.spread_s / speed) for one in profile.cuts),
+        codecs=tuple(
+            replace(
+                one,
+                encode_s=one.encode_s / speed,
+                decode_s=one.decode_s / speed,
+                spread_s=one.spread_s / speed,
+            )
+            for one in profile.codecs
+        ),
+    )

@@ -1,0 +1,98 @@
+"""What a job is told: one frozen value for every verb, checked before anything is started."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.core import EXACT
+from frostline.errors import SettingError
+from frostline.planning import POLICIES
+
+__all__ = ("OPTIMIZERS", "ExtractSettings", "JobSettings", "TrainSettings")
+
+OPTIMIZERS = ("adam", "adamw", "sgd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """What a job is about.
+
+    Attributes:
+        data: folder or ``s3://`` prefix of images in class folders.
+        model: name of the network (``training.networks.load_model``).
+        until: the last frozen module, or ``features``: all but the classifier.
+        near: URL of a node beside the data; None starts one in a process of its own.
+        weights: safetensors file of the whole network; None takes the name's own.
+        seed: of the order, the split, the fresh classifier, dropout and random preprocessing.
+        cut: number of the cut to use; None lets the plan choose.
+        codec: name of the codec to use with that cut; None takes the fastest one that ``accuracy`` allows.
+        policy: the rule that chooses (``planning.POLICIES``).
+        accuracy: what codecs may lose: ``exact`` nothing, ``fp16`` or ``int8`` what those lose, a number the largest
+            relative root-mean-square error of a sample.
+        augment: random crops and flips, computed anew each epoch.
+        loader: how to ask.
+        node: of the node that is started when ``near`` is None.
+    """
+
+    data: str
+    model: str
+    until: str
+    near: str | None = None
+    weights: str | None = None
+    seed: int = 0
+    cut: int | None = None
+    codec: str | None = None
+    policy: str = POLICIES[0]
+    accuracy: str | float = EXACT
+    augment: bool = False
+    loader: LoaderSettings = field(default_factory=LoaderSettings)
+    node: NodeSettings = field(default_factory=NodeSettings)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 63:
+            raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
+        if self.codec is not None and self.cut is None:
+            raise SettingError(f"codec {self.codec} needs the cut that it is for: give both, or let the plan choose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """How a head is trained.
+
+    Attributes:
+        job: on what.
+        epochs: passes over the training samples.
+        batch_size: samples of one optimiser step.
+        val_share: of each class, held out and scored after each epoch; 0 holds out none.
+        optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
+        learning_rate: of the optimiser.
+        out: folder for the files; None writes none.
+    """
+
+    job: JobSettings
+    epochs: int
+    batch_size: int
+    val_share: float = 0.2
+    optimizer: str = "adam"
+    learning_rate: float = 2e-3
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise SettingError(f"epochs must be at least 1, not {self.epochs}")
+        if self.batch_size < 1:
+            raise SettingError(f"batch_size must be at least 1, not {self.batch_size}")
+        if not 0 <= self.val_share < 1:
+            raise SettingError(f"val_share is a share from 0 to below 1, not {self.val_share}")
+        if self.optimizer not in OPTIMIZERS:
+            raise SettingError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {self.optimizer!r}")
+        if not self.learning_rate > 0:
+            raise SettingError(f"learning_rate must be above 0, not {self.learning_rate}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractSettings:
+    """A job whose features go to the Parquet file ``out``."""
+
+    job: JobSettings
+    out: Path

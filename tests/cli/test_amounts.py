@@ -1,0 +1,63 @@
+"""Amounts on a command line: what is understood, and what is refused in a sentence."""
+
+import click
+import pytest
+
+from frostline.cli.amounts import ACCURACY, BANDWIDTH, BYTES, TIMES
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1000000", 10**6), ("512MiB", 512 << 20), ("2G", 2 * 10**9), ("1.5 kB", 1500), ("2gib", 2 << 30)],
+)
+def test_bytes(text, count):
+    assert BYTES.convert(text, None, None) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        ("1Gbit", 125e6),
+        ("100Mbit", 12.5e6),
+        ("100 Mbits/s", 12.5e6),
+        ("10Gbps", 1.25e9),
+        ("0.05gbit/s", 6.25e6),
+        ("12MB", 12e6),
+        ("12MB/s", 12e6),
+        ("1MiB/s", 1 << 20),
+        ("800bit", 100.0),
+        ("5B/s", 5.0),
+    ],
+)
+def test_bandwidths_in_bits_and_in_bytes(text, bytes_per_s):
+    assert BANDWIDTH.convert(text, None, None) == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize(("text", "accuracy"), [("exact", "exact"), ("int8", "int8"), ("0.01", 0.01), ("0", 0.0)])
+def test_accuracies(text, accuracy):
+    assert ACCURACY.convert(text, None, None) == accuracy
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "sentence"),
+    [
+        (BYTES, "lots", "is no number of bytes"),
+        (BYTES, "-1", "is no number of bytes"),
+        (BANDWIDTH, "100Mb", "is no bandwidth"),
+        (BANDWIDTH, "100", "is no bandwidth"),
+        (BANDWIDTH, "0Mbit", "is no bandwidth"),
+        (BANDWIDTH, "fast", "1Gbit, 100Mbit or 12MB"),
+        (TIMES, "0", "is no factor"),
+        (TIMES, "-2", "is no factor"),
+        (TIMES, "nan", "is no factor"),
+        (TIMES, "inf", "is no factor"),
+        (TIMES, "twice", "0.5 or 2"),
+        (ACCURACY, "fp8", "exact, fp16, int8 or a relative error"),
+        (ACCURACY, "-0.1", "is no accuracy"),
+        (ACCURACY, "nan", "is no accuracy"),
+        (ACCURACY, "1", "is no accuracy"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_an_example(kind, text, sentence):
+    with pytest.raises(click.BadParameter, match=sentence):
+        kind.convert(text, None, None)

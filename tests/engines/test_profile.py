@@ -1,0 +1,47 @@
+"""One instrumented run tells of every cut what separate runs would."""
+
+import itertools
+
+import numpy as np
+import torch
+
+from frostline.engines.profile import cut_seconds, cut_values
+from frostline.engines.runner import leaf_values
+from frostline.engines.torch_eager import TorchEngine
+from frostline.models import cut_network
+from support.networks import Small
+
+SHAPE = (3, 32, 32)
+
+
+def whole_network():
+    torch.manual_seed(0)
+    return cut_network(Small().eval().requires_grad_(False), SHAPE).prefix
+
+
+def test_the_values_at_the_cuts_are_those_that_the_engine_gives():
+    """Also before an operation that works in place."""
+    prefix = whole_network()
+    engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors)
+    batch = np.random.default_rng(0).standard_normal((8, *SHAPE), np.float32)
+    found = cut_values(prefix.graph, leaf_values(prefix.graph, prefix.tensors), prefix.cuts, batch)
+    assert list(found) == [cut.number for cut in prefix.cuts]
+    for number, values in found.items():
+        expected = engine.run(batch, number)
+        assert all((one == other).all() for one, other in zip(values, expected, strict=True))
+
+
+def test_values_can_be_had_of_some_cuts_only():
+    prefix = whole_network()
+    batch = np.zeros((8, *SHAPE), np.float32)
+    found = cut_values(prefix.graph, leaf_values(prefix.graph, prefix.tensors), prefix.cuts[2:4], batch)
+    assert set(found) == {3, 4}
+
+
+def test_seconds_are_told_for_each_repeat_and_cut_a_sample():
+    prefix = whole_network()
+    ticks = itertools.count()
+    batch = np.zeros((8, *SHAPE), np.float32)
+    leaves = leaf_values(prefix.graph, prefix.tensors)
+    seconds = cut_seconds(prefix.graph, leaves, prefix.cuts, batch, repeats=2, clock=lambda: next(ticks))
+    assert seconds.tolist() == [[(cut.after + 1) / 8 for cut in prefix.cuts]] * 2

@@ -1,0 +1,165 @@
+"""A real node behind a link whose rate changes: the plan follows, and nothing that the loop sees changes."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.core import Route
+from frostline.errors import SettingError
+from frostline.events import Replanned
+from frostline.models import freeze
+from frostline.node.process import start_node
+from support import plain
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+from support.paced import PacedLink
+
+SETTINGS = LoaderSettings(samples_per_request=32, requests_in_flight=3, device_batch=8, cache_bytes=0)
+BATCH = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=160, size=(160, 120))
+
+
+@pytest.fixture(scope="module")
+def node(folder):
+    with start_node((str(folder),), NodeSettings(memory_bytes=1 << 28, device_batch=8)) as process:
+        yield process
+
+
+def frozen():
+    torch.manual_seed(1)
+    return freeze(Small().train(), "stem", input_shape=(3, 32, 32))
+
+
+def job_for(folder, near, model, **options):
+    settings = options.pop("settings", SETTINGS)
+    return fl.offload(model, fl.Dataset(folder), preprocess=tiny_preprocess(), near=near, settings=settings, **options)
+
+
+def train(job, between, epochs=3):
+    """Losses and ids; ``between`` is called with the number of samples taken after each batch."""
+    losses, ids, taken = [], [], 0
+    optimizer = torch.optim.SGD([one for one in job.head.parameters() if one.requires_grad], lr=0.1)
+    for epoch in range(epochs):
+        job.head.train()
+        torch.manual_seed(epoch)
+        for batch in job.loader(BATCH, shuffle=True, seed=3, epoch=epoch):
+            loss = torch.nn.functional.cross_entropy(job.head(batch.features), batch.labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            ids += batch.ids.tolist()
+            taken += len(batch)
+            between(taken)
+    return losses, ids
+
+
+def test_the_plan_follows_a_link_that_becomes_thin_and_the_loop_sees_no_difference(folder, node):
+    model = frozen()
+    undisturbed, events = copy.deepcopy(model), []
+    with PacedLink(node.url, 50e6) as link, job_for(folder, link.url, model, observe=events.append) as job:
+        job.use({Route(1): 1.0}, follow=True)  # pixels: the heaviest way, as on a link without bound
+
+        def thinner(taken):
+            if taken == 4 * BATCH:
+                link.bytes_per_s = 1e6
+
+        losses, ids = train(job, thinner)
+        replans = [one for one in events if isinstance(one, Replanned)]
+        statistics = job.statistics()
+    with job_for(folder, node.url, undisturbed, settings=SETTINGS) as job:
+        expected = train(job, lambda _: None)
+    assert (losses, ids) == expected
+    assert replans
+    assert replans[0].before.startswith("100 % cut 1")
+    assert "the link gives" in replans[0].reason
+    assert statistics.replans == tuple(replans)
+    assert len(statistics.routed) > 1
+    assert sum(rows for _, rows in statistics.routed) == len(ids)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        {Route(0): 0.5, Route(4): 0.5},
+        {Route(0): 0.2, Route(1): 0.3, Route(2): 0.25, Route(3): 0.25},
+        {Route(1, "zstd"): 0.4, Route(2, "sparse+lz4"): 0.3, Route(4, "lz4"): 0.3},
+    ],
+    ids=["two cuts", "four cuts", "lossless codecs"],
+)
+@pytest.mark.parametrize("over_http", [False, True], ids=["in-process", "http"])
+def test_any_mixture_of_cuts_and_lossless_codecs_has_the_losses_of_the_plain_loop(folder, node, shares, over_http):
+    model = frozen()
+    twin = copy.deepcopy(model)
+    with job_for(folder, node.url if over_http else None, model, node=NodeSettings(device_batch=8)) as job:
+        job.use(shares)
+        ours = plain.through(job, batch_size=BATCH, epochs=1)
+        routed = dict(job.statistics().routed)
+    assert ours == plain.losses(twin, folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=1)
+    assert set(routed) == set(shares)
+    for route, share in shares.items():
+        assert abs(routed[route] - share * 480) <= 2 * SETTINGS.samples_per_request
+
+
+@pytest.mark.parametrize(
+    ("codec", "accuracy", "bound"),
+    [("fp16", "fp16", 1e-3), ("int8", "int8", 2e-2), ("bf16", 0.005, 0.005), ("int8", 0.005, 0.005)],
+)
+def test_a_lossy_codec_stays_within_what_is_allowed_and_the_error_is_told(folder, node, codec, accuracy, bound):
+    kept = {}
+    for name in ("exact", codec):
+        with job_for(folder, node.url, frozen(), accuracy=accuracy) as job:
+            job.use({Route(job.frost_line.number, name): 1.0})
+            batches = list(job.loader(BATCH))
+            kept[name] = {
+                id: row for one in batches for id, row in zip(one.ids.tolist(), one.features.numpy(), strict=True)
+            }
+            error, text = job.statistics().codec_error, str(job.explain())
+    ours, theirs = (np.array([kept[name][id] for id in sorted(kept["exact"])], np.float64) for name in ("exact", codec))
+    inner = tuple(range(1, ours.ndim))
+    worst = np.sqrt(np.mean((theirs - ours) ** 2, inner) / np.mean(ours**2, inner)).max()
+    assert worst <= bound
+    assert error == pytest.approx(worst, rel=1e-3)
+    assert ("largest relative error" in text) == (worst > 0)
+
+
+def test_shares_that_do_not_sum_to_one_and_cuts_that_are_not_there_are_sentences(folder, node):
+    with job_for(folder, node.url, frozen()) as job:
+        with pytest.raises(SettingError, match="sum to 1"):
+            job.use({Route(0): 0.5})
+        with pytest.raises(SettingError, match="no cut 99"):
+            job.use({Route(99): 1.0})
+
+
+@pytest.mark.parametrize("policy", ["baseline", "freeze", "min_bytes", "neurosurgeon", "hapi_v1", "hapi_v3"])
+def test_every_published_rule_runs_with_the_losses_of_the_plain_loop(folder, node, policy):
+    model = frozen()
+    twin = copy.deepcopy(model)
+    with job_for(folder, node.url, model, policy=policy) as job:
+        assert job.plan.policy == policy
+        ours = plain.through(job, batch_size=BATCH, epochs=1)
+    assert ours == plain.losses(twin, folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"policy": "fastest"}, "there is no policy 'fastest'"),
+        ({"policy": "all_in_store"}, "start the training there"),
+        ({"policy": "freeze", "cut": 1}, "a cut or a policy, not both"),
+        ({"codec": "fp16"}, "needs the cut"),
+        ({"accuracy": "fp8"}, "accuracy"),
+        ({"accuracy": -1.0}, "accuracy"),
+    ],
+)
+def test_what_cannot_be_planned_is_a_sentence(folder, options, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        job_for(folder, None, frozen(), **options)

@@ -1,0 +1,291 @@
+"""A network that cannot be traced is cut between two of its modules, or not at all, and says why."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from frostline.core import TensorSpec
+from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen
+from frostline.models import cut_network, freeze
+from frostline.models.artifact import write_prefix
+from support.cutting import crossed, finished, sent, shipped_engine
+from support.networks import Small
+
+SHAPE = (3, 32, 32)
+
+
+class Branching(Small):
+    """Decides on values behind its frozen stem, in Python."""
+
+    def forward(self, x):
+        hidden = self.body(self.stem(x))
+        pooled = torch.flatten(self.pool(hidden), 1)
+        if pooled.mean() > 0.4:
+            pooled = pooled * 2
+        return self.fc(self.drop(pooled))
+
+
+class Block(nn.Module):
+    """Can be traced but for what it does last."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(inplace=True))
+        self.other = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        return self.other(hidden) if hidden.sum() > 0 else hidden
+
+
+class BranchingInside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(self.block(x).mean((2, 3)))
+
+
+class Remembering(Branching):
+    """Needs its stem's output again later."""
+
+    def forward(self, x):
+        early = self.stem(x)
+        late = self.body(early)
+        if late.mean() > 100:
+            late = -late
+        return self.fc(self.pool(late).flatten(1)) * early.mean()
+
+
+class LooksAtItsInput(Branching):
+    def forward(self, x):
+        scale = 2.0 if x.mean() > 0 else 1.0
+        return super().forward(x) * scale
+
+
+def cut(model, until="body", **options):
+    freeze(model.train(), until, input_shape=SHAPE)
+    return model, cut_network(model, SHAPE, **options)
+
+
+def trained_alike(model, network, whole, batch, features):
+    """One step each in train mode: outputs, gradients and BatchNorm statistics."""
+    network.head.train()
+    answers = []
+    for run in (lambda: network.head(features), lambda: whole(batch)):
+        torch.manual_seed(4)
+        answers.append(run())
+        answers[-1].square().sum().backward()
+    assert torch.equal(*answers)
+    gradients = [
+        {name: one.grad for name, one in net.named_parameters() if one.grad is not None} for net in (model, whole)
+    ]
+    assert gradients[0].keys() == gradients[1].keys() != set()
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("build", "until", "boundary"),
+    [(Branching, "body", "pool"), (Branching, "stem", "stem"), (BranchingInside, "block.inner", "block.inner")],
+)
+def test_an_untraceable_network_is_cut_behind_its_leading_frozen_modules(build, until, boundary):
+    model = freeze(build().train(), until, input_shape=SHAPE)
+    whole = copy.deepcopy(model)
+    network = cut_network(model, SHAPE)
+    assert f"cannot trace {build.__name__}" in network.fallback
+    assert f"up to {boundary!r}" in network.fallback
+    batch = torch.randn(8, *SHAPE)
+    engine = shipped_engine(network)
+    for place in network.cuts[1:]:
+        features = finished(network, place, sent(crossed(engine, [batch], place)))
+        with torch.no_grad():
+            assert torch.equal(network.head.eval()(features), whole.eval()(batch)), place.name
+    kept = [one.clone() for one in features]
+    whole.load_state_dict(model.state_dict())
+    freeze(whole.train(), until, input_shape=SHAPE)
+    trained_alike(model, network, whole, batch, features)
+    assert all(torch.equal(one, two) for one, two in zip(features, kept, strict=True)), "features were overwritten"
+
+
+def test_inside_the_chain_every_legal_cut_is_there():
+    _, network = cut(Branching())
+    assert [place.name for place in network.cuts][:4] == ["encoded", "pixels", "stem.0:conv2d", "stem.1:batch_norm"]
+    assert [place.name for place in network.cuts][-2:] == ["body.2:relu", "pool:adaptive_avg_pool2d"]
+    assert network.cuts[-2].is_relu
+
+
+def test_both_branches_are_taken_as_the_features_say():
+    model, network = cut(Branching())
+    model.eval()
+    for value in (0.0, 1.0):
+        features = torch.full((8, 16, 1, 1), value)
+        with torch.no_grad():
+            pooled = features.flatten(1) * (2 if value > 0.4 else 1)
+            assert torch.allclose(network.head(features), model.fc(pooled))
+
+
+def test_what_is_needed_again_later_moves_the_cut_before_it():
+    """The stem gives its output to two: only behind the stem does one tensor tell everything."""
+    _, network = cut(Remembering())
+    assert "up to 'stem'" in network.fallback
+    assert network.frost_line.name == "stem.2:relu"
+
+
+def test_the_head_shares_its_parameters_and_leaves_the_skipped_modules_alone():
+    model, network = cut(Branching())
+    names = dict(network.head.named_parameters())
+    assert set(names) == {"fc.weight", "fc.bias"}
+    assert names["fc.weight"] is model.fc.weight
+    network.head.train()
+    assert model.drop.training
+    assert not model.stem[1].training
+    assert "forward" not in vars(model.stem)
+
+
+def test_finding_the_cut_leaves_the_network_as_it_was():
+    model = freeze(Branching().train(), "stem", input_shape=SHAPE)
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    buffers = [id(buffer) for buffer in model.buffers()]
+    cut_network(model, SHAPE)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+    assert [id(buffer) for buffer in model.buffers()] == buffers
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("build", [LooksAtItsInput])
+def test_a_network_that_looks_at_its_input_gets_its_input(build):
+    model, network = cut(build())
+    assert network.prefix is None
+    assert [place.name for place in network.cuts] == ["encoded", "pixels"]
+    assert "the whole network runs here" in network.fallback
+    batch = torch.randn(8, *SHAPE)
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(network.head(batch), model(batch))
+    assert set(network.head.state_dict()) == set(model.state_dict())
+    assert network.rest_of_prefix(network.frost_line).nodes == ()
+
+
+def test_the_whole_network_as_head_keeps_frozen_layers_in_their_mode():
+    model, network = cut(LooksAtItsInput())
+    network.head.train()
+    assert not model.stem[1].training
+    assert model.drop.training
+    assert next(network.head.parameters()) is next(model.parameters())
+
+
+def test_an_untraceable_network_of_several_inputs_gets_its_inputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 4).requires_grad_(False)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, a, b):
+            return self.fc(self.first(a)) if b.sum() > 0 else self.fc(a)
+
+    model = Two()
+    network = cut_network(model, (TensorSpec((4,)), TensorSpec((4,))))
+    assert network.frost_line.name == "inputs"
+    a, b = torch.rand(8, 4), torch.rand(8, 4)
+    assert torch.equal(network.head([a, b]), model(a, b))
+
+
+def test_an_untraceable_network_with_nothing_frozen_is_the_users_to_mend():
+    with pytest.raises(NothingFrozen, match="freeze layers"):
+        cut_network(Branching(), SHAPE)
+
+
+def test_a_network_that_does_not_run_on_such_an_input_is_the_users_to_mend_too():
+    model = freeze(Branching().train(), "stem", input_shape=SHAPE)
+    for wrong in ((1, 32, 32), (3, 2, 2)):
+        with pytest.raises(ModelError, match=r"does not run on an input of shape \["):
+            cut_network(model, wrong)
+    small = freeze(Small().train(), "stem", input_shape=SHAPE)
+    with pytest.raises(ModelError, match=r"does not run on an input of shape \[1, 32, 32\]"):
+        cut_network(small, (1, 32, 32))
+
+
+def test_a_frozen_layer_of_the_chain_in_train_mode_is_refused():
+    model = freeze(Branching(), "body", input_shape=SHAPE).train()
+    with pytest.raises(FrozenInTrainMode, match="BatchNorm2d"):
+        cut_network(model, SHAPE)
+    assert cut_network(model, SHAPE, frozen_in_eval=True).frost_line.name == "pool:adaptive_avg_pool2d"
+
+
+def test_a_head_that_is_asked_for_what_was_skipped_says_so():
+    class Late(Branching):
+        asks = False
+
+        def forward(self, x):
+            answer = super().forward(x)
+            return answer + x.mean() if self.asks else answer
+
+    model, network = cut(Late())
+    model.asks = True
+    with pytest.raises(ModelError, match=r"asks for values \(mean\) that were skipped"):
+        network.head(torch.rand(8, 16, 1, 1))
+
+
+class Odd(Small):
+    """Computes with an operator that nodes do not run."""
+
+    def forward(self, x):
+        hidden = torch.special.bessel_j0(self.stem(x))
+        return self.fc(torch.flatten(self.pool(self.body(hidden)), 1))
+
+
+def test_an_operator_that_nodes_do_not_run_ends_the_frozen_part():
+    model, network = cut(Odd())
+    assert "does not run aten.special_bessel_j0.default" in network.fallback
+    assert network.frost_line.name == "stem.2:relu"
+    assert write_prefix(network.prefix)
+    batch = torch.randn(8, *SHAPE)
+    model.eval()
+    features = crossed(shipped_engine(network), [batch], network.frost_line)
+    with torch.no_grad():
+        assert torch.equal(network.head(features), model(batch))
+
+
+def test_an_operator_at_the_very_start_that_nodes_do_not_run_leaves_the_input():
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.fc(torch.special.bessel_j0(x).mean((2, 3)))
+
+    network = cut_network(First(), SHAPE)
+    assert network.prefix is None
+    assert network.fallback.startswith("the frozen part begins with aten.special_bessel_j0.default")
+
+
+def test_a_frozen_part_without_a_place_that_few_tensors_cross_leaves_the_input():
+    class Turned(nn.Module):
+        """Works on samples along the second dimension, as sequences often lie."""
+
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 4).requires_grad_(False)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.fc(self.first(x.transpose(0, 1).contiguous())).mean(0)
+
+    model = Turned()
+    network = cut_network(model, (5, 4))
+    assert network.prefix is None
+    assert "only one or two tensors cross" in network.fallback
+    batch = torch.rand(8, 5, 4)
+    assert torch.equal(network.head(batch), model(batch))
+
+
+def test_a_network_that_is_traced_whole_has_nothing_to_say():
+    assert cut_network(freeze(Small().train(), "stem", input_shape=SHAPE), SHAPE).fallback is None

@@ -1,0 +1,146 @@
+"""Networks that take several tensors, whole numbers among them, are cut like those that take pixels."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from frostline.core import TensorSpec
+from frostline.engines.profile import cut_seconds, cut_values
+from frostline.engines.runner import leaf_values
+from frostline.errors import BadRequest, ModelError, UnsafeArtifact
+from frostline.models import cut_network, freeze
+from support.cutting import crossed, finished, shipped_engine
+
+WORDS, LENGTH = 100, 12
+TEXT = (TensorSpec((LENGTH,), "int64"), TensorSpec((LENGTH,), "int64"))
+
+
+def tiny_bert(layers=3):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 16}
+    return BertForSequenceClassification(BertConfig(vocab_size=WORDS, num_hidden_layers=layers, **sizes)).train()
+
+
+def text(rows=8):
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(3, LENGTH + 1, (rows, 1), generator=generator)
+    ids = torch.randint(0, WORDS, (rows, LENGTH), generator=generator)
+    return [ids, (torch.arange(LENGTH)[None] < lengths).long()]
+
+
+def frozen_bert():
+    return freeze(tiny_bert(), "bert.encoder.layer.1", input_shape=TEXT)
+
+
+def test_between_the_layers_of_bert_hidden_state_and_raw_mask_cross():
+    network = cut_network(frozen_bert(), TEXT)
+    cut = network.frost_line
+    assert cut.name.startswith("bert.encoder.layer.1")
+    assert cut.shapes == ((LENGTH, 32), (LENGTH,))
+    assert cut.dtypes == ("float32", "bool")
+    assert cut.bytes_per_sample == LENGTH * 32 * 4 + LENGTH
+
+
+def test_bert_answers_from_every_cut_what_it_answers_whole():
+    model = frozen_bert()
+    whole = copy.deepcopy(model)
+    network = cut_network(model, TEXT)
+    engine = shipped_engine(network)
+    batch = text()
+    for cut in network.cuts[1:]:
+        features = finished(network, cut, crossed(engine, batch, cut))
+        answers = []
+        for run in (lambda given=features: network.head(given), lambda: whole(*batch)):
+            torch.manual_seed(5)
+            answers.append(run())
+        assert type(answers[0]) is type(answers[1])
+        assert torch.equal(answers[0].logits, answers[1].logits), cut.name
+
+
+def test_once_the_mask_is_no_longer_needed_one_tensor_crosses():
+    network = cut_network(tiny_bert().eval().requires_grad_(False), TEXT)
+    pooled = next(cut for cut in network.cuts if cut.name == "bert.pooler:select")
+    assert pooled.shapes == ((32,),)
+    assert pooled.bytes_per_sample == 128
+
+
+def test_the_first_cut_of_such_a_network_is_its_inputs():
+    first = cut_network(frozen_bert(), TEXT).cuts[1]
+    assert first.name == "inputs"
+    assert first.tensors == ("input_ids", "attention_mask")
+    assert first.bytes_per_sample == 2 * LENGTH * 8
+
+
+def test_seconds_and_values_at_the_cuts_are_measured_with_all_inputs():
+    prefix = cut_network(frozen_bert(), TEXT).prefix
+    leaves = leaf_values(prefix.graph, prefix.tensors)
+    batch = [one.numpy() for one in text()]
+    clock = iter(range(10_000))
+    seconds = cut_seconds(prefix.graph, leaves, prefix.cuts, batch, repeats=2, clock=lambda: next(clock))
+    assert seconds.shape == (2, len(prefix.cuts))
+    values = cut_values(prefix.graph, leaves, prefix.cuts, batch)
+    mask = values[prefix.cuts[-1].number][1]
+    assert (mask == batch[1].astype(bool)).all()
+
+
+def test_a_word_that_the_network_does_not_know_is_a_sentence():
+    network = cut_network(frozen_bert(), TEXT)
+    engine = shipped_engine(network)
+    ids, mask = (one.numpy() for one in text())
+    for wrong in (ids + WORDS, ids - WORDS):
+        with pytest.raises(UnsafeArtifact, match="does not run on these samples"):
+            engine.run([wrong, mask], network.frost_line.number)
+
+
+@pytest.mark.parametrize("change", [lambda ids, mask: [ids], lambda ids, mask: [ids, mask.astype(np.int32)]])
+def test_inputs_of_another_number_or_dtype_are_refused(change):
+    network = cut_network(frozen_bert(), TEXT)
+    ids, mask = (one.numpy() for one in text())
+    with pytest.raises(BadRequest, match="the prefix takes inputs"):
+        shipped_engine(network).run(change(ids, mask), network.frost_line.number)
+
+
+def test_the_memory_on_both_sides_is_known():
+    network = cut_network(frozen_bert(), TEXT)
+    engine = shipped_engine(network)
+    hidden = LENGTH * 32 * 4
+    assert all(engine.footprint(cut.number).bytes_per_sample > hidden for cut in network.cuts[2:])
+    assert engine.rest_footprint(2).bytes_per_sample > hidden
+    assert engine.rest_footprint(network.frost_line.number).bytes_per_sample == 0
+
+
+@pytest.mark.parametrize("inputs", [(), (TensorSpec((4,), "complex64"),), (TensorSpec((4,)), 3)])
+def test_inputs_that_cannot_be_carried_are_named(inputs):
+    with pytest.raises(ModelError, match="inputs must be tensors of"):
+        cut_network(nn.Linear(4, 2), inputs)
+
+
+class Pair(nn.Module):
+    """Two images, of which one is needed until late."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, stride=2).requires_grad_(False)
+        self.second = nn.Conv2d(1, 4, 3, stride=2).requires_grad_(False)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, image, depth):
+        hidden = torch.relu(self.first(image))
+        return self.fc((hidden * torch.sigmoid(self.second(depth))).mean((2, 3)))
+
+
+def test_an_input_that_is_still_needed_crosses_as_it_is():
+    model = Pair()
+    network = cut_network(model, (TensorSpec((3, 16, 16)), TensorSpec((1, 16, 16))))
+    assert any("depth" in cut.tensors for cut in network.cuts[2:])
+    engine = shipped_engine(network)
+    batch = [torch.rand(8, 3, 16, 16), torch.rand(8, 1, 16, 16)]
+    expected = model(*batch)
+    for cut in network.cuts[1:]:
+        features = finished(network, cut, crossed(engine, batch, cut))
+        assert torch.equal(network.head(features), expected), cut.name

@@ -1,0 +1,195 @@
+"""What every way costs on each resource, and which ways are not allowed."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from frostline.core import Route
+from frostline.planning import Link, make_plan
+from frostline.planning.candidates import in_store, options, resources
+from support.situations import LOSSLESS, MB, codec, profile, situation, situations
+
+SECONDS = (0.0, 0.002, 0.01)
+
+
+def seconds(given_situation, cut, codec="exact"):
+    return next(dict(one.seconds) for one in options(given_situation) if one.candidate.route == Route(cut, codec))
+
+
+def candidate(given_situation, cut, codec="exact"):
+    return next(one.candidate for one in options(given_situation) if one.candidate.route == Route(cut, codec))
+
+
+def test_decoding_is_paid_by_the_side_that_does_it():
+    job = situation()
+    assert seconds(job, 0) == pytest.approx({"store cpu": 0.0, "link": 0.001, "trainer cpu": 0.01})
+    assert seconds(job, 1) == pytest.approx({"store cpu": 0.002, "link": 0.006, "trainer cpu": 0.008})
+    assert seconds(job, 2) == pytest.approx({"store cpu": 0.01, "link": 5e-5, "trainer cpu": 0.0})
+
+
+def test_reading_from_the_store_is_paid_by_the_node_at_every_cut():
+    job = situation(store=profile(SECONDS, read_s=0.003))
+    assert [one.candidate.store_s for one in options(job)] == pytest.approx([0.003, 0.005, 0.013])
+
+
+def test_the_head_is_paid_by_the_trainer_at_every_cut():
+    job = situation(head_s=0.004)
+    assert [one.candidate.trainer_s for one in options(job)] == pytest.approx([0.014, 0.012, 0.004])
+
+
+def test_several_nodes_share_the_work_beside_the_store():
+    job = situation(store=profile(SECONDS, read_s=0.002), nodes=4)
+    assert seconds(job, 2) == pytest.approx({"store cpu": 0.003, "link": 5e-5, "trainer cpu": 0.0})
+
+
+def test_an_accelerator_runs_and_its_processor_decodes():
+    job = situation(
+        store=profile(SECONDS, device="cuda", codecs=(codec(2, "lz4", 3_000, encode_s=0.005, decode_s=0.001),)),
+        trainer=profile(SECONDS, device="cuda"),
+        head_s=0.02,
+    )
+    assert resources(job) == ("store cpu", "store accelerator", "link", "trainer cpu", "trainer accelerator")
+    assert list(seconds(job, 0).values()) == pytest.approx([0.0, 0.0, 0.001, 0.002, 0.028])
+    assert list(seconds(job, 1).values()) == pytest.approx([0.002, 0.0, 0.006, 0.0, 0.028])
+    assert list(seconds(job, 2, "lz4").values()) == pytest.approx([0.007, 0.008, 3e-5, 0.001, 0.02])
+
+
+def test_on_one_machine_the_processors_are_one_resource():
+    job = situation(same_host=True, store=profile(SECONDS, device="cuda"), trainer=profile(SECONDS, hardware="other"))
+    assert resources(job) == ("shared machine", "store accelerator", "link")
+    assert list(seconds(job, 1).values()) == pytest.approx([0.010, 0.0, 0.006])
+
+
+def test_on_one_machine_noise_between_two_measurements_decides_nothing():
+    noisy = profile((0.0, 0.001, 0.007))  # the same work, measured 30 % faster
+    job = situation(trainer=noisy, same_host=True)
+    assert all(one.seconds["shared machine"] == pytest.approx(0.01) for one in options(job))
+
+
+def test_on_one_machine_other_hardware_keeps_its_own_profile():
+    faster = profile((0.0, 0.0001, 0.0002), hardware="faster")
+    job = situation(trainer=faster, same_host=True)
+    assert [one.seconds["shared machine"] for one in options(job)] == pytest.approx([0.0002, 0.0021, 0.01])
+
+
+def test_noise_never_makes_what_is_left_cheaper_than_nothing():
+    job = situation(trainer=profile((0.0, 0.002, 0.012, 0.010)), store=profile((0,) * 4), wires=(0, 9, 9, 9))
+    assert candidate(job, 2).trainer_s == 0.0
+
+
+def test_a_codec_is_packed_at_the_store_and_unpacked_at_the_trainer():
+    job = situation(
+        store=profile(SECONDS, codecs=(codec(2, "lz4", 2_500.4, encode_s=0.001, decode_s=0.9),)),
+        trainer=profile(SECONDS, codecs=(codec(2, "lz4", 99, encode_s=0.9, decode_s=0.002),)),
+    )
+    assert seconds(job, 2, "lz4") == pytest.approx({"store cpu": 0.011, "link": 2.5004e-5, "trainer cpu": 0.002})
+    assert candidate(job, 2, "lz4").wire_bytes_per_sample == 2500
+
+
+def test_a_codec_that_the_trainer_did_not_measure_costs_there_what_it_does_at_the_store():
+    job = situation(store=profile(SECONDS, codecs=(codec(2, "lz4", 2_500, encode_s=0.001, decode_s=0.003),)))
+    assert candidate(job, 2, "lz4").trainer_s == pytest.approx(0.003)
+
+
+def test_a_codec_that_was_not_measured_is_no_candidate():
+    job = situation(
+        store=profile(SECONDS, codecs=(codec(2, "lz4", 2_500),)),
+        trainer=profile(SECONDS, codecs=(codec(1, "lz4", 2_500), codec(2, "zstd", 2_500))),
+    )
+    found = [(one.candidate.cut, one.candidate.codec) for one in options(job)]
+    assert found == [(0, "exact"), (1, "exact"), (2, "exact"), (2, "lz4")]
+
+
+def test_encoded_samples_go_as_they_are():
+    job = situation(store=profile(SECONDS, codecs=(codec(0, "zstd", 10), codec(0, "exact", 10))))
+    found = [one.candidate for one in options(job) if one.candidate.cut == 0]
+    assert [(one.codec, one.wire_bytes_per_sample) for one in found] == [("exact", 100_000)]
+
+
+def test_the_exact_codec_costs_what_was_measured_and_ships_the_cut():
+    job = situation(store=profile(SECONDS, codecs=(codec(2, "exact", 5_100, encode_s=0.001, decode_s=0.002),)))
+    one = candidate(job, 2)
+    assert (one.store_s, one.trainer_s) == (pytest.approx(0.011), pytest.approx(0.002))
+    assert one.wire_bytes_per_sample == 5_000
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "allowed"),
+    [
+        ("exact", {"exact", "lz4"}),
+        ("fp16", {"exact", "lz4", "fp16", "fp16+sparse"}),
+        ("int8", {"exact", "lz4", "fp16", "fp16+sparse", "bf16", "int8+sparse+zstd"}),
+        (0.002, {"exact", "lz4", "fp16", "fp16+sparse", "bf16"}),
+        (0.0, {"exact", "lz4"}),
+    ],
+)
+def test_only_codecs_that_the_accuracy_allows_are_possible(accuracy, allowed):
+    measured = {"lz4": 0.0, "fp16": 2e-4, "fp16+sparse": 2e-4, "bf16": 0.002, "int8+sparse+zstd": 0.006}
+    codecs = tuple(codec(2, name, 1_000, error=error) for name, error in measured.items())
+    found = options(situation(store=profile(SECONDS, codecs=codecs), accuracy=accuracy))
+    assert {one.candidate.codec for one in found if one.candidate.cut == 2 and one.candidate.is_possible} == allowed
+
+
+def test_a_lossy_codec_says_what_it_loses():
+    job = situation(store=profile(SECONDS, codecs=(codec(2, "int8", 1_250, error=0.0061),)))
+    assert candidate(job, 2, "int8").rejected == "is lossy (error 0.0061), and accuracy is 'exact'"
+    assert (
+        candidate(replace(job, accuracy=0.001), 2, "int8").rejected
+        == "has an error of 0.0061, and accuracy allows 0.001"
+    )
+
+
+def test_an_error_that_is_not_known_is_not_allowed():
+    job = situation(store=profile(SECONDS, codecs=(codec(2, "fp16", 1_250, error=math.nan),)), accuracy=0.5)
+    assert not candidate(job, 2, "fp16").is_possible
+    assert make_plan(job).to_json()["candidates"][3]["error"] is None
+
+
+def test_a_cut_that_does_not_fit_the_memory_is_rejected_with_its_reason():
+    job = situation(store=profile(SECONDS, per_sample=20 * MB), memory_bytes=100 * MB)
+    assert candidate(job, 2).rejected == (
+        "needs 161 MB at the node for 8 samples, the budget is 100 MB; raise the node's memory_bytes"
+    )
+
+
+def test_a_smaller_device_batch_is_taken_where_the_profiled_one_does_not_fit():
+    one = candidate(situation(memory_bytes=20 * MB), 2)
+    assert (one.device_batch, one.memory_bytes) == (16, 17 * MB)
+
+
+def test_a_node_that_refuses_the_network_leaves_the_encoded_samples():
+    job = situation(refused="the node has 1 GB: start it with more --memory")
+    assert [one.candidate.rejected for one in options(job)] == [None, job.refused, job.refused]
+
+
+def test_training_on_the_node_takes_the_head_along_and_nothing_crosses():
+    job = situation(store=profile((0.0, 0.004, 0.02)), head_s=0.001)
+    one = in_store(job)
+    assert dict(one.seconds) == pytest.approx({"store cpu": 0.022, "link": 0.0, "trainer cpu": 0.0})
+    assert (one.candidate.wire_bytes_per_sample, one.candidate.cut) == (0, 2)
+
+
+@given(situations())
+def test_a_way_is_as_fast_as_its_busiest_resource_lets_it(given_situation):
+    for one in options(given_situation):
+        assert one.candidate.samples_per_s == pytest.approx(1 / max(one.seconds.values()))
+        assert tuple(one.seconds) == resources(given_situation)
+        total = one.candidate.store_s + one.candidate.link_s + one.candidate.trainer_s
+        assert sum(one.seconds.values()) == pytest.approx(total)
+
+
+@given(situations())
+def test_every_cut_has_its_exact_codec_and_cut_0_is_always_possible(given_situation):
+    found = [one.candidate for one in options(given_situation)]
+    exact = [one for one in found if one.codec == "exact"]
+    assert [one.cut for one in exact] == [one.number for one in given_situation.cuts]
+    assert exact[0].is_possible
+    assert all(one.is_possible == (one.memory_bytes <= given_situation.memory_bytes) for one in exact[1:])
+    assert all(one.is_possible == exact[one.cut].is_possible for one in found if one.codec in LOSSLESS)
+
+
+def test_within_one_process_the_link_costs_nothing():
+    job = situation(link=Link(bytes_per_s=math.inf, round_trip_s=0.0), same_host=True)
+    assert [one.candidate.link_s for one in options(job)] == [0.0, 0.0, 0.0]

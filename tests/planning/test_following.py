@@ -1,0 +1,211 @@
+"""Following a running job: the link's rate is learned, a change needs a gain beyond noise, and nothing flutters."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.core import Cut, Route
+from frostline.planning import Link, Situation, make_plan, vary
+from frostline.planning.following import (
+    Observed,
+    Rates,
+    as_measured,
+    better,
+    busy,
+    is_news,
+    learn,
+    mixture_in_words,
+    probe,
+)
+from frostline.profiles import CutCost, Profile
+
+MB = 1_000_000
+ENCODED = 60_000
+
+
+def situation(*, bytes_per_s=12.5 * MB, store_slowness=4.0):
+    """A slow node and a faster trainer; cut 0 ships 60 kB, 2 is a layer with 30 kB, 3 the frost line with 5 kB."""
+    sizes = (0, 600_000, 30_000, 5_000)
+    cuts = tuple(
+        Cut(
+            number=n, name=f"layer{n}", after=n - 2, tensors=("x",), shapes=((1,),), dtypes=("float32",),
+            bytes_per_sample=b,
+        )
+        for n, b in enumerate(sizes)
+    )  # fmt: skip
+
+    def side(name, slowness):
+        return Profile(
+            hardware=name, host=name, engine="torch", device_batch=32, read_s=0.0,
+            cuts=tuple(
+                CutCost(number=n, seconds=s * slowness, spread_s=0.0, fixed_bytes=MB, bytes_per_sample=MB)
+                for n, s in enumerate((0.0, 0.002, 0.008, 0.02))
+            ),
+        )  # fmt: skip
+
+    return Situation(
+        cuts=cuts, encoded_bytes=ENCODED, store=side("node", store_slowness), trainer=side("trainer", 1.0),
+        link=Link(bytes_per_s=bytes_per_s, round_trip_s=0.001), same_host=False, memory_bytes=1000 * MB,
+    )  # fmt: skip
+
+
+def shares_of(plan):
+    return {one.route: one.share for one in plan.mixture}
+
+
+def look(true, shares, *, rows=64, head_s=0.0):
+    """What a job sees that runs a mixture in a true situation: every resource works for an average sample."""
+    work = busy(true, shares)
+    seconds = rows * max(max(work.values()), 1e-9)
+    size = rows * work["link"] * true.link.bytes_per_s
+    return Observed(
+        seconds=seconds,
+        stalled_s=seconds if head_s == 0 else 0.0,
+        rows={route: max(1, round(share * rows)) for route, share in shares.items()},
+        transfer_bytes=round(size),
+        transfer_s=rows * work["link"],
+        busy_s=rows * (work["trainer cpu"] + head_s),
+    )
+
+
+def run(profiled, true, shares, looks):
+    """Follow a job for some looks; the mixtures after each change."""
+    rates, judged, changes, silent_s = Rates(), None, [], 0.0
+    for _ in range(looks):
+        seen = look(true, shares)
+        found = probe(as_measured(profiled, rates), shares, silent_s=silent_s, is_settled=rates.is_settled)
+        if found is not None:  # one request more, with real samples
+            size = found.rows * ENCODED
+            seen = replace(
+                seen,
+                transfer_bytes=seen.transfer_bytes + size,
+                transfer_s=seen.transfer_s + size / true.link.bytes_per_s,
+            )
+        rates = learn(profiled, rates, seen)
+        silent_s = 0.0 if seen.transfer_bytes > 128 << 10 else silent_s + seen.seconds
+        change = None
+        if rates.is_settled and is_news(judged, rates):
+            judged, change = rates, better(as_measured(profiled, rates), shares)
+        if change is not None:
+            rates, shares = replace(rates, tally=Observed()), shares_of(change.plan)
+            changes.append(shares)
+    return shares, changes
+
+
+def test_a_link_that_becomes_thin_is_followed_at_once_and_once():
+    profiled = situation()
+    first = shares_of(make_plan(profiled))
+    true = vary(profiled, bandwidth=0.6 * MB)
+    last, changes = run(profiled, true, first, looks=10)
+    assert len(changes) == 1
+    assert last == pytest.approx(shares_of(make_plan(true)), rel=1e-3)
+    assert last != first
+
+
+def test_a_link_that_comes_back_is_found_by_asking_for_more():
+    profiled = situation()
+    thin = shares_of(make_plan(vary(profiled, bandwidth=0.05 * MB)))
+    assert set(thin) == {Route(3)}
+    learned = replace(profiled, link=Link(bytes_per_s=0.05 * MB, round_trip_s=0.001))
+    last, changes = run(learned, profiled, thin, looks=60)
+    assert changes
+    assert 1 / max(busy(profiled, last).values()) >= 0.85 * make_plan(profiled).samples_per_s
+
+
+@given(st.floats(0.05, 100), st.floats(0.3, 8))
+def test_a_situation_that_stays_is_never_planned_again_after_it_was_learned(mb_per_s, slowness):
+    profiled = situation(bytes_per_s=mb_per_s * MB, store_slowness=slowness)
+    shares = shares_of(make_plan(profiled))
+    assert run(profiled, profiled, shares, looks=12)[1] == []
+
+
+@given(st.floats(0.05, 100), st.floats(0.05, 100), st.floats(0.3, 8))
+def test_after_any_change_of_the_link_the_job_runs_near_the_best(before, after, slowness):
+    profiled = situation(bytes_per_s=before * MB, store_slowness=slowness)
+    true = vary(profiled, bandwidth=after * MB)
+    last, changes = run(profiled, true, shares_of(make_plan(profiled)), looks=40)
+    assert 1 / max(busy(true, last).values()) >= 0.85 * make_plan(true).samples_per_s
+    assert len(changes) <= 3
+
+
+def test_a_gain_within_the_noise_changes_nothing():
+    profiled = situation()
+    shares = shares_of(make_plan(profiled))
+    assert better(vary(profiled, bandwidth=profiled.link.bytes_per_s * 1.05), shares) is None
+
+
+def test_a_change_says_what_was_measured_and_what_it_gains():
+    profiled = situation()
+    change = better(vary(profiled, bandwidth=0.6 * MB), {Route(0): 1.0})
+    assert "the link gives 600 kB/s" in change.reason
+    assert "held to 10 samples/s by the link" in change.reason
+
+
+def test_small_bodies_say_nothing_about_the_link():
+    profiled = situation()
+    seen = replace(look(profiled, {Route(3): 1.0}), transfer_bytes=5_000, transfer_s=1.0)
+    assert learn(profiled, Rates(), seen).bytes_per_s is None
+
+
+def learned(profiled, true, shares, *, looks, head_s=0.0, **changes):
+    rates = Rates()
+    for _ in range(looks):
+        rates = learn(profiled, rates, replace(look(true, shares, head_s=head_s), **changes))
+    return rates
+
+
+def test_what_the_loop_itself_takes_is_learned_as_the_same_for_every_way():
+    profiled = situation()
+    rates = learned(profiled, profiled, {Route(0): 1.0}, looks=20, head_s=0.03)
+    assert rates.head_s == pytest.approx(0.03)
+    assert as_measured(profiled, rates).head_s == rates.head_s
+
+
+def test_a_node_that_others_use_too_counts_as_slower_after_ten_seconds():
+    profiled = situation(store_slowness=1.0)
+    true = vary(profiled, store_speed=0.25)
+    assert learned(profiled, true, {Route(3): 1.0}, looks=1).store_speed == 1.0
+    assert learned(profiled, true, {Route(3): 1.0}, looks=4).store_speed == pytest.approx(0.25)
+
+
+def test_a_busy_link_or_trainer_or_loop_says_nothing_about_the_store():
+    profiled = situation(store_slowness=1.0)
+    true = vary(profiled, store_speed=0.25)
+    for changes in ({"transfer_s": 4.0}, {"busy_s": 4.0}, {"stalled_s": 1.0}):
+        assert learned(profiled, true, {Route(3): 1.0}, looks=4, **changes).store_speed == 1.0
+
+
+def test_a_link_that_changed_counts_when_two_sights_agree():
+    profiled = situation()
+    shares = {Route(0): 1.0}
+    rates = learn(profiled, Rates(), look(profiled, shares))
+    thin = look(vary(profiled, bandwidth=1 * MB), shares)
+    first = learn(profiled, rates, thin)
+    assert (first.is_settled, first.bytes_per_s) == (False, pytest.approx(1 * MB))
+    assert learn(profiled, first, thin).is_settled
+
+
+def test_a_link_in_use_or_without_bound_is_not_probed():
+    profiled = situation()
+    assert probe(profiled, {Route(3): 1.0}, silent_s=0.5) is None
+    assert probe(vary(profiled, bandwidth=math.inf), {Route(3): 1.0}, silent_s=100) is None
+
+
+@given(st.floats(1e3, 1e7))
+def test_a_probe_takes_at_most_a_tenth_of_the_time(bytes_per_s):
+    thin = situation(bytes_per_s=bytes_per_s)
+    for silent_s in (3.0, 10.0, 100.0, 1000.0):
+        found = probe(thin, {Route(3): 1.0}, silent_s=silent_s)
+        if found is not None:
+            assert (found.rows - 1) * ENCODED / bytes_per_s <= 0.1 * silent_s
+
+
+def test_a_mixture_is_said_in_words():
+    cuts = situation().cuts
+    assert (
+        mixture_in_words({Route(0): 0.3, Route(3, "fp16"): 0.7}, cuts)
+        == "70 % cut 3 (layer3) as fp16, 30 % cut 0 (layer0)"
+    )

@@ -1,0 +1,52 @@
+"""What every test of a cut network does: ship its prefix, run it to a cut, finish it and train its head."""
+
+import torch
+
+from frostline.core import FeatureBatch
+from frostline.engines.runner import Runner, leaf_values
+from frostline.engines.torch_eager import TorchEngine
+from frostline.models.artifact import read_prefix, write_prefix
+from frostline.wire.framing import Encoder, decode
+
+
+def shipped_engine(network):
+    """An engine for the prefix as it arrives at a node."""
+    prefix = read_prefix(write_prefix(network.prefix))
+    return TorchEngine(prefix.graph, prefix.cuts, prefix.tensors)
+
+
+def crossed(engine, inputs, cut):
+    """What crosses a cut, as tensors; the inputs must come out of it unchanged."""
+    arrays = [one.numpy().copy() for one in inputs]
+    tensors = engine.run(arrays, cut.number)
+    assert all((array == one.numpy()).all() for array, one in zip(arrays, inputs, strict=True))
+    assert sum(one[0].nbytes for one in tensors) == cut.bytes_per_sample
+    return [torch.from_numpy(one) for one in tensors]
+
+
+def sent(tensors):
+    """The tensors after they went over the wire."""
+    encoder = Encoder()
+    batch = FeatureBatch(ids=torch.arange(len(tensors[0])).numpy(), tensors=tuple(one.numpy() for one in tensors))
+    body = b"".join(bytes(part) for part in [*encoder.encode(batch), *encoder.finish()])
+    [arrived] = decode(_Body(body))
+    return [torch.from_numpy(one.copy()) for one in arrived.tensors]
+
+
+def finished(network, cut, tensors):
+    """What crosses the frost line, made from what crossed an earlier cut, which stays as it was."""
+    rest = network.rest_of_prefix(cut)
+    before = [one.clone() for one in tensors]
+    with torch.inference_mode():
+        outputs = Runner(rest).run(tensors, leaf_values(rest, network.prefix.tensors))
+    assert all(torch.equal(one, two) for one, two in zip(tensors, before, strict=True)), "features were overwritten"
+    return [one.clone() for one in outputs]
+
+
+class _Body:
+    def __init__(self, body):
+        self._rest = memoryview(body)
+
+    def read(self, nbytes, /):
+        taken, self._rest = self._rest[:nbytes], self._rest[nbytes:]
+        return taken

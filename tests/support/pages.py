@@ -1,0 +1,83 @@
+"""Looks at a page: its elements, and what a real browser makes of it."""
+
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+)  # fmt: skip
+HOSTILE = (
+    "</text></svg><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">$\\alpha$&\x07"
+)
+
+
+class Elements(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.ids, self.attributes = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+
+
+def browse(tmp_path, page, *options):
+    browser = next(filter(None, map(shutil.which, (os.environ.get("FROSTLINE_BROWSER") or "", *NAMES))), None)
+    if browser is None:
+        pytest.skip("no Chromium here: see scripts/browser.sh")
+    path = tmp_path / "page.html"
+    path.write_text(page, encoding="utf-8")
+    command = [browser, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, path.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stdout
+
+
+def asks_for_nothing(page):
+    """The page has no script and no address outside itself."""
+    elements = Elements(page)
+    outside = {"script", "link", "img", "iframe", "object", "image", "base"} & set(elements.tags)
+    addresses = [value for name, value in elements.attributes if name in {"href", "xlink:href", "src"}]
+    return (
+        not outside
+        and not re.search(r"https?:|//[a-z]|@import", page)
+        and all(value.startswith("#") for value in addresses)
+        and set(re.findall(r"url\((.)", page)) <= {"#"}
+    )
+
+
+def has_every_target_once(page):
+    """Whatever the page refers to within itself is there, under a name of its own."""
+    ids = Elements(page).ids
+    wanted = set(re.findall(r"(?:href=\"#|url\(#|aria-labelledby=\")([^\")]+)", page))
+    return len(ids) == len(set(ids)) and wanted <= set(ids)
+
+
+def has_colours_of_its_own(page):
+    """Every drawing takes its colours from the page, which has them for day, night and paper."""
+    schemes = "prefers-color-scheme: dark" in page and "@media print" in page
+    return "var(--store)" in page and not re.search(r"(fill|stroke): #", page) and schemes
+
+
+def runs_nothing(page):
+    """No name brought an element or an event handler with it."""
+    elements = Elements(page)
+    handlers = [name for name, _ in elements.attributes if name.startswith("on")]
+    return not {"script", "img"} & set(elements.tags) and not handlers
+
+
+def picture_of(tmp_path, page):
+    """A browser's picture of the page: its size and how many colours it has."""
+    from PIL import Image
+
+    picture = tmp_path / "page.png"
+    browse(tmp_path, page, f"--screenshot={picture}", "--window-size=1200,1600")
+    with Image.open(picture) as image:
+        return image.size, len(image.convert("RGB").getcolors(1 << 24))

@@ -1,0 +1,100 @@
+"""The plan's page, as text and in a real browser."""
+
+import pytest
+
+from frostline.core.amounts import in_percent, in_rate
+from frostline.planning import POLICIES, table
+from frostline.training.answers import ALL_POLICIES, Measured, Question, WhatIf, answer
+from frostline.training.plan_page import render_plan_page
+from support.pages import (
+    HOSTILE,
+    asks_for_nothing,
+    browse,
+    has_colours_of_its_own,
+    has_every_target_once,
+    picture_of,
+    runs_nothing,
+)
+from support.plans import a_free_situation, a_plan, a_situation
+
+WHAT_IF = Question(policy=ALL_POLICIES, what_if=WhatIf(bandwidth=125e6, nodes=2, epochs=10))
+
+
+def a_page(situation=None, question=None, *, every=False, fallback=None, **asked):
+    about = {"data": "photos/waste", "model": "timm:resnet18", "until": "features", "near": None, "seed": 0, **asked}
+    measured = Measured(
+        asked=about, at="2026-11-21T09:30:00+00:00", situation=situation or a_situation(), fallback=fallback
+    )
+    return render_plan_page(answer(measured, question or Question()), every=every)
+
+
+@pytest.fixture(scope="module")
+def page():
+    return a_page(question=WHAT_IF)
+
+
+def test_the_page_asks_for_nothing_from_outside(page):
+    assert asks_for_nothing(page)
+
+
+def test_every_reference_within_the_page_has_its_target_once(page):
+    assert has_every_target_once(page)
+
+
+def test_colours_are_the_page_s_own_in_light_and_dark(page):
+    assert has_colours_of_its_own(page)
+
+
+def test_hostile_names_are_shown_as_text():
+    hostile = a_situation(3, names={1: HOSTILE}, refused=HOSTILE)
+    assert runs_nothing(
+        a_page(hostile, data=f"s3://{HOSTILE}", model=HOSTILE, until=HOSTILE, near=HOSTILE, fallback=HOSTILE)
+    )
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [
+        a_free_situation(),
+        a_situation(1),
+        a_situation(90),
+        a_situation(refused="the node has no room for the network"),
+        a_situation(same_host=True, keeps_features=True, epochs=5),
+        a_situation(memory_bytes=220_000_000, accuracy=0.01),
+    ],
+    ids=["no bound", "pixels alone", "90 cuts", "refused", "one machine", "little memory"],
+)
+def test_every_kind_of_situation_has_a_page(situation):
+    assert a_page(situation).rstrip().endswith("</html>")
+
+
+def test_the_page_says_mixture_bottleneck_prices_and_reasons():
+    page, plan = a_page(), a_plan()
+    shares = [in_percent(one.share) for one in plan.mixture]
+    gains = [in_percent(price / 10) for _, price in plan.prices]
+    reasons = {one.rejected for one in table(plan).candidates if one.rejected}
+    assert len(shares) == 2
+    for words in (*shares, *gains, *reasons, in_rate(plan.samples_per_s), "holds the job back", plan.bottleneck):
+        assert words in page
+
+
+def test_a_question_s_answer_is_on_the_page(page):
+    for words in (*POLICIES, "a link of 125 MB/s, measured were 5.00 MB/s", "2 nodes", "10 epochs"):
+        assert words in page
+
+
+def test_the_table_has_every_codec_only_where_it_is_asked_for():
+    assert a_page(every=True).count("is lossy") > 24
+    assert "is lossy" not in a_page()
+
+
+def test_a_browser_shows_every_cut(tmp_path):
+    dom = browse(tmp_path, a_page(a_situation(60)), "--dump-dom")
+    assert all(dom.count(f"blocks.{number}.bn2") >= 2 for number in range(2, 61))
+    assert "<script" not in dom
+
+
+def test_a_browser_draws_the_page(tmp_path, page):
+    size, colours = picture_of(tmp_path, page)
+    assert size == (1200, 1600)
+    assert colours > 50
