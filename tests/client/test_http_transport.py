@@ -15,6 +15,7 @@ from frostline.errors import FrostlineError, NodeUnreachable, SettingError
 from frostline.node import Node
 from frostline.node.server import listen
 from support.nodes import is_idle, make_images, request, samples_of, served, until
+from support.peers import read_request
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def answering(*answers):
     def serve():
         for answer in answers:
             peer, _ = listening.accept()
-            received.append(peer.recv(1 << 20))
+            received.append(read_request(peer))
             if answer is None:
                 silent.append(peer)
                 continue
