@@ -1,13 +1,13 @@
 """Every rule's plan run for real over a shaped link: predicted against measured, ours against the published ones.
 
-    python benchmarks/shaped_link.py --data DIR [--networks a,b] [--mbit 5,20,100,1000] [--samples 192] [--rounds 2]
+    python benchmarks/shaped_link.py --data DIR [--networks a,b] [--mbit 5,20,100,1000] [--samples 480] [--rounds 1]
 
 Node and trainer run in network namespaces of their own, each on one core, joined by a link that tc shapes; the
 encoded images are read from DIR by the node. For each network and bandwidth one job measures and plans; then each
 rule's plan fetches one epoch and trains the head on it. The samples a second of the epoch's middle part are compared
-with the prediction, which is for the steady state; those of the whole epoch are kept too. Rules that choose the same
-share one run. Bytes are counted at the interface. Needs root. Writes JSON and a table with --out FILE (without
-suffix).
+with the prediction, which is for the steady state; those of the whole epoch are kept too. An epoch
+needs three times the samples of the requests under way (160), or there is no steady state. Rules that choose the same
+share one run. Bytes are counted at the interface. Needs root. Writes JSON and a table with --out FILE (without suffix).
 """
 
 import argparse
@@ -55,8 +55,8 @@ def arguments():
     parser.add_argument("--data", required=True)
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--mbit", default="5,20,100,1000")
-    parser.add_argument("--samples", type=int, default=192)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=480)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--accuracy", default="exact")
     parser.add_argument("--out")
     parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)

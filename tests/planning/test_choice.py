@@ -100,7 +100,8 @@ def test_a_thin_link_takes_the_cut_with_the_fewest_bytes():
     assert plan.samples_per_s == pytest.approx(0.1 * MB / 5_000)
     assert plan.reason == (
         "cut 2 (layer2) is the fastest: 5.00 kB a sample, 20 times fewer than encoded, "
-        "20 samples/s, held back by the link; 10 % more bandwidth would give up to 10 %"
+        "20 samples/s, held back by the link; 10 % more bandwidth would give up to 10 %; "
+        "training in the store too would give 100 samples/s (policy all_in_store)"
     )
 
 
@@ -158,6 +159,14 @@ def test_a_slow_node_on_a_fast_link_ships_the_encoded_samples():
     assert plan.cut == 0
     assert plan.chosen.trainer_s == pytest.approx(0.01)
     assert "held back by the trainer cpu" in plan.reason
+
+
+def test_a_loop_that_would_run_faster_in_the_store_is_told_so():
+    thin = situation(link=THIN)
+    assert "training in the store too would give 100 samples/s" in make_plan(thin).reason
+    assert "in the store" not in make_plan(situation()).reason
+    assert "in the store" not in make_plan(replace(thin, epochs=5, keeps_features=True)).reason
+    assert "in the store" not in make_plan(replace(thin, head_s=0.1)).reason
 
 
 def test_on_one_machine_the_work_is_the_same_wherever_the_cut_is():

@@ -13,7 +13,7 @@ from frostline.planning.optimum import optimum
 from frostline.planning.plan import Plan, Share
 from frostline.planning.policies import ALL_IN_STORE, BEST, POLICIES, RULES
 from frostline.planning.situation import Situation
-from frostline.planning.words import against, bounds, mixed, named, over_epochs, single
+from frostline.planning.words import against, bounds, in_the_store, mixed, named, over_epochs, single
 
 __all__ = ("NOISE", "fixed", "make_plan")
 
@@ -25,6 +25,8 @@ NOISE = 0.05
 _LIGHTER = 0.02
 # A way with a smaller share gains less than it takes to keep it ready.
 _LEAST_SHARE = 0.01
+# A user's loop stays where it is; that it could run elsewhere is worth saying from this gain on.
+_WORTH_SAYING = 0.25
 # Rates and loads this near to each other are the same but for rounding.
 _ROUNDING = 1e-6
 
@@ -98,7 +100,18 @@ def _best(situation: Situation, noise: float) -> Plan:
         why = mixed([(one.candidate, share) for one, share in mix.ways], gain=mix.samples_per_s / fastest - 1)
     prices = dict(zip(names, exact.prices.tolist(), strict=True))
     judged = _judged(found, mix, lambda one: against(one, mix.samples_per_s, mix.wire_bytes_per_sample, noise=noise))
-    return _plan(situation, BEST, mix, prices, why, judged)
+    plan = _plan(situation, BEST, mix, prices, why, judged)
+    return replace(plan, reason=f"{plan.reason}{_elsewhere(situation, plan)}")
+
+
+def _elsewhere(situation: Situation, plan: Plan) -> str:
+    """That training in the store would be faster, where it would; only the user can move the loop there."""
+    has_network = situation.frost_line.number > 1
+    if not has_network or situation.same_host or plan.later_samples_per_s is not None:
+        return ""
+    moved = in_store(situation).candidate
+    is_faster = moved.samples_per_s > (1 + _WORTH_SAYING) * plan.samples_per_s
+    return in_the_store(moved) if moved.is_possible and is_faster else ""
 
 
 def _by_rule(situation: Situation, policy: str) -> Plan:
