@@ -25,6 +25,7 @@ FrostlineError
 │   ├── BadRequest            the request does not make sense
 │   ├── UnknownPrefix         the node does not hold this prefix: upload it
 │   ├── UnsafeArtifact        a prefix that is malformed, or names what is not allowed
+│   ├── EngineUnfit           this engine cannot run the prefix; the reference engine can
 │   └── OverBudget            it cannot fit the node's memory budget
 └── Unavailable               worth trying again
     ├── NodeUnreachable       no connection, or it broke
@@ -41,6 +42,7 @@ __all__ = (
     "DataError",
     "DataNotFound",
     "EmptyDataset",
+    "EngineUnfit",
     "FrostlineError",
     "FrozenInTrainMode",
     "ModelError",
@@ -166,6 +168,10 @@ class UnknownPrefix(Refused):
 
 class UnsafeArtifact(Refused):
     """A prefix that is malformed, or names an operator that is not allowed."""
+
+
+class EngineUnfit(Refused):
+    """This engine is not there, or cannot run the prefix; the reference engine can."""
 
 
 class OverBudget(Refused):

@@ -9,7 +9,7 @@ import torch
 from frostline.core import Token
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("ALLOWED", "FACTORIES", "resolve", "resolve_allowed", "token_value")
+__all__ = ("ALLOWED", "FACTORIES", "LOOKUPS", "resolve", "resolve_allowed", "resolve_symbolic", "token_value")
 
 # Pure computation over the arguments: nothing here reads a file, runs code it is given, or keeps state.
 # Collected from torch.export traces of AlexNet, ResNet, VGG, DenseNet, MobileNet, EfficientNet, ConvNeXt, ViT,
@@ -89,6 +89,9 @@ _CHECKED: dict[str, Callable[..., Any]] = {
     "aten.index.Tensor": _index,
 }
 
+LOOKUPS: frozenset[str] = frozenset(_CHECKED)
+"""Operators that read where another tensor says; what an engine does with a bad place is its own affair."""
+
 _PYTHON: dict[str, Callable[..., Any]] = {
     "operator.add": _on_sizes(operator.add),
     "operator.floordiv": _on_sizes(operator.floordiv),
@@ -139,6 +142,17 @@ def resolve_allowed(name: str) -> Callable[..., Any]:
     if name not in ALLOWED:
         raise UnsafeArtifact(f"operator {name!r} is not allowed in a prefix")
     return resolve(name)
+
+
+def resolve_symbolic(name: str) -> Callable[..., Any]:
+    """The callable of an operator on the allow-list, for a trace in which the batch is a symbol and no number.
+
+    Raises:
+        UnsafeArtifact: The operator is not on the list.
+    """
+    call = resolve_allowed(name)
+    # The bounds on sizes are those of numbers; a dry run has had the numbers.
+    return getattr(operator, name.partition(".")[2]) if name in _PYTHON else call
 
 
 def token_value(token: Token, device: torch.device) -> Any:

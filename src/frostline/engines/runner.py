@@ -78,6 +78,12 @@ class Runner:
             self._run(values, len(self._steps) if upto is None else upto.after + 1, observe)
         return tuple(build(values) for build in self._outputs) if upto is None else self.crossing(upto, values)
 
+    def run_traced(self, inputs: Sequence[Any], leaves: Sequence[Any], *, upto: Cut) -> tuple[Any, ...]:
+        """As ``run``, for who traces it and so has the process alone already (see ``engines.apart``)."""
+        values: list[Any] = [*inputs, *leaves, *([None] * len(self._steps))]
+        self._run(values, upto.after + 1, None)
+        return self.crossing(upto, values)
+
     def crossing(self, cut: Cut, values: Sequence[Any]) -> tuple[Any, ...]:
         """What crosses one of the cuts, out of the values of a run that stands there (see ``observe``)."""
         return tuple(values[slot] for slot in self._crossing[cut.number])

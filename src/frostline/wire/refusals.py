@@ -7,6 +7,7 @@ from typing import Any
 from frostline.errors import (
     AccessDenied,
     BadRequest,
+    EngineUnfit,
     FrostlineError,
     NodeUnreachable,
     ObjectNotFound,
@@ -28,6 +29,7 @@ TRAVELLING: dict[type[FrostlineError], int] = {
     ObjectNotFound: 404,
     UnknownPrefix: 404,
     OverBudget: 413,
+    EngineUnfit: 422,
     UnsafeArtifact: 422,
     Overloaded: 429,
     StoreError: 502,

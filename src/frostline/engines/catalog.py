@@ -1,0 +1,186 @@
+"""The engines that there are, why this machine cannot have one, and how each is built."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from frostline.core import Cut, Graph
+from frostline.engines.faces import Engine
+from frostline.engines.openvino_engine import OpenVinoEngine
+from frostline.engines.orders import Order
+from frostline.engines.torch_eager import TorchEngine
+from frostline.engines.torch_variants import TorchVariant
+from frostline.engines.vendors import is_installed
+from frostline.errors import EngineUnfit, nearest
+
+__all__ = ("OFFERS", "PRECISIONS", "REFERENCE", "Offer", "absence", "build")
+
+PRECISIONS = ("fp32", "16-bit", "int8")
+"""What engines compute in, most exact first."""
+
+REFERENCE = "torch-eager"
+"""The engine that every other is compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """An engine that can be built where its parts are.
+
+    Attributes:
+        name: as jobs, messages and reports have it.
+        precision: one of ``PRECISIONS``.
+        title: for people.
+    """
+
+    name: str
+    precision: str
+    title: str
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """An offer with what it needs.
+
+    Attributes:
+        offer: the offer.
+        make: builds it, from its name and what it is to be made from.
+        devices: kinds of device that it runs on.
+        packages: that it needs beside torch.
+        extra: of Frostline, which brings them.
+    """
+
+    offer: Offer
+    make: Callable[[str, Order], Engine]
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    packages: tuple[str, ...] = ()
+    extra: str = ""
+
+
+def absence(name: str, device: str) -> str | None:
+    """Why this machine cannot have an engine, in a sentence that says what would help; None where it can.
+
+    Args:
+        name: of an offer.
+        device: in torch's words.
+
+    Raises:
+        EngineUnfit: There is no such offer.
+    """
+    entry = _entry(name)
+    kind = torch.device(device).type
+    if kind not in entry.devices:
+        return f"{entry.offer.title} runs on {' and '.join(entry.devices)}, and this node computes on {kind}"
+    missing = [package for package in entry.packages if not is_installed(package)]
+    if missing:
+        return f"{' and '.join(missing)} is not installed: pip install 'frostline[{entry.extra}]'"
+    return None
+
+
+def build(
+    name: str,
+    graph: Graph,
+    cuts: Sequence[Cut],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    cut: int,
+    device: str = "cpu",
+    most_rows: int = 32,
+    threads: int = 1,
+    calibration: npt.NDArray[np.float32] | None = None,
+    folder: Path | None = None,
+) -> Engine:
+    """An engine that is ready to run up to one cut.
+
+    A first build may convert the network, for which it has the process to itself (``engines.apart``) for seconds;
+    do that in a process of its own. A build from a folder that holds the converted files only loads them.
+
+    Args:
+        name: of an offer.
+        graph: the frozen part, from the network's input to the frost line.
+        cuts: every place where a run may stop, in order, cut 1 (the input) first.
+        tensors: weights by the names in ``graph.leaves``.
+        cut: number of the cut that it stops at.
+        device: in torch's words.
+        most_rows: the largest batch that will be run; a batch of this size is fastest.
+        threads: of engines that keep threads of their own; those of torch run on the process's.
+        calibration: real pixels ``float32[n, ...]``, which engines of precision int8 need for their first build.
+        folder: where converted files of this prefix and cut are kept, and of no other; None keeps none.
+
+    Raises:
+        EngineUnfit: There is no such offer, this machine cannot have it, or it cannot take the network.
+        UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
+    """
+    why_not = absence(name, device)
+    if why_not is not None:
+        raise EngineUnfit(why_not)
+    order = Order(
+        graph=graph,
+        cuts=cuts,
+        tensors=tensors,
+        cut=cut,
+        device=device,
+        most_rows=most_rows,
+        threads=threads,
+        calibration=calibration,
+        folder=folder,
+    )
+    return _entry(name).make(name, order)
+
+
+def _entry(name: str) -> _Entry:
+    found = next((entry for entry in _ENTRIES if entry.offer.name == name), None)
+    if found is None:
+        names = [entry.offer.name for entry in _ENTRIES]
+        raise EngineUnfit(f"there is no engine {name!r}{nearest(name, names)}")
+    return found
+
+
+def _reference(_: str, order: Order) -> Engine:
+    return TorchEngine(order.graph, order.cuts, order.tensors, device=order.device, most_rows=order.most_rows)
+
+
+_ENTRIES = (
+    _Entry(
+        offer=Offer(name=REFERENCE, precision="fp32", title="torch"),
+        make=_reference,
+        devices=("cpu", "cuda", "mps", "xpu"),
+    ),
+    _Entry(
+        offer=Offer(name="torch-channels-last", precision="fp32", title="torch, channels last"),
+        make=TorchVariant,
+    ),
+    _Entry(
+        offer=Offer(name="torch-bf16", precision="16-bit", title="torch, bfloat16"),
+        make=lambda name, order: TorchVariant(name, order, torch.bfloat16),
+    ),
+    _Entry(
+        offer=Offer(name="torch-fp16", precision="16-bit", title="torch, float16"),
+        make=lambda name, order: TorchVariant(name, order, torch.float16),
+        devices=("cuda",),
+    ),
+    _Entry(
+        offer=Offer(name="openvino", precision="fp32", title="OpenVINO"),
+        make=lambda name, order: OpenVinoEngine(name, order, "f32"),
+        devices=("cpu",),
+        packages=("openvino",),
+        extra="openvino",
+    ),
+    _Entry(
+        offer=Offer(name="openvino-bf16", precision="16-bit", title="OpenVINO, bfloat16"),
+        make=lambda name, order: OpenVinoEngine(name, order, "bf16"),
+        devices=("cpu",),
+        packages=("openvino",),
+        extra="openvino",
+    ),
+)
+
+OFFERS: tuple[Offer, ...] = tuple(entry.offer for entry in _ENTRIES)
+"""Every engine that is known, the reference first."""

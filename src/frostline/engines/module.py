@@ -1,0 +1,111 @@
+"""A prefix up to one cut as a module of torch and as an exported program, from which other engines are made."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from frostline.engines.apart import tracing
+from frostline.engines.operators import LOOKUPS, resolve_symbolic
+from frostline.engines.orders import Order
+from frostline.engines.runner import Runner
+from frostline.errors import EngineUnfit
+
+__all__ = ("UNCONVERTED", "PrefixModule", "converting", "exported")
+
+UNCONVERTED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What converters raise at a network that they cannot take."""
+
+# Any batch does, since its size is traced as a symbol; two or more keeps torch from fixing it as one.
+_EXAMPLE_ROWS = 8
+
+
+class PrefixModule(torch.nn.Module):
+    """A prefix up to one cut. Its weights are buffers: nothing in it is trained.
+
+    Args:
+        order: what to make it from.
+        dtype: to compute in, where the operators allow it (torch's automatic casting); None leaves all as it is.
+    """
+
+    def __init__(self, order: Order, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self._cut = order.last
+        self._device = torch.device(order.device)
+        self._dtype = dtype
+        self._runner = Runner(order.graph, cuts=[order.last], device=self._device, resolve_op=resolve_symbolic)
+        self._names = [f"leaf_{place}" for place in range(len(order.graph.leaves))]
+        for name, leaf in zip(self._names, order.leaves(), strict=True):
+            self.register_buffer(name, leaf.detach().to(self._device))
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        """What crosses the cut; for tracing only (see ``Runner.run_traced``)."""
+        leaves = [getattr(self, name) for name in self._names]
+        with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None):
+            return self._runner.run_traced(inputs, leaves, upto=self._cut)
+
+
+def exported(order: Order, *, dtype: torch.dtype | None = None) -> ExportedProgram:
+    """The prefix up to its cut as torch.export gives it, for any batch. Only within ``converting``.
+
+    Args:
+        order: what to export, after its footprint was taken, which is how a graph is checked.
+        dtype: as for ``PrefixModule``.
+
+    Raises:
+        EngineUnfit: It reads where its values say, which other engines do not check.
+    """
+    found = {node.op for node in order.graph.nodes[: order.last.after + 1]} & LOOKUPS
+    if found:
+        raise EngineUnfit(f"the network uses {min(found)}, which is left to engines that check its indices")
+    declared = zip(order.cuts[0].shapes, order.cuts[0].dtypes, strict=True)
+    example = [
+        torch.zeros((_EXAMPLE_ROWS, *shape), dtype=getattr(torch, kind), device=order.device)
+        for shape, kind in declared
+    ]
+    batch = tuple({0: Dim("batch")} for _ in example)
+    module = PrefixModule(order, dtype).eval()
+    with torch.no_grad():
+        return torch.export.export(module, tuple(example), strict=False, dynamic_shapes=(batch,))
+
+
+@contextmanager
+def converting(engine: str) -> Iterator[None]:
+    """Convert a network for an engine: nothing else computes in the process meanwhile, and converters keep quiet.
+
+    Args:
+        engine: its title, for the error.
+
+    Raises:
+        EngineUnfit: The converter cannot take the network.
+    """
+    try:
+        with tracing(), warnings.catch_warnings(), _logging_off():
+            warnings.simplefilter("ignore")
+            yield
+    except UNCONVERTED as error:
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise EngineUnfit(f"{engine} cannot take this network: {why[:300]}") from error
+
+
+@contextmanager
+def _logging_off() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,78 @@
+"""What an engine is to be made from, as a value, and what it is given to run, checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from frostline.core import Cut, Graph
+from frostline.engines.footprint import Footprint, dry_run
+from frostline.engines.runner import Arrays, leaf_values
+from frostline.errors import BadRequest
+
+__all__ = ("Order",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Order:
+    """What an engine is to be made from.
+
+    Attributes:
+        graph: the frozen part, from the network's input to the frost line.
+        cuts: every place where a run may stop, in order, cut 1 (the input) first.
+        tensors: weights by the names in ``graph.leaves``.
+        cut: number of the one cut that the engine stops at.
+        device: in torch's words.
+        most_rows: the largest batch that will be run.
+        threads: of engines that keep threads of their own. Those of torch run on the process's.
+        calibration: real pixels ``float32[n, ...]``, for engines that narrow to 8 bits.
+        folder: where converted files are kept; None keeps none.
+    """
+
+    graph: Graph
+    cuts: Sequence[Cut]
+    tensors: Mapping[str, torch.Tensor]
+    cut: int
+    device: str
+    most_rows: int
+    threads: int
+    calibration: npt.NDArray[np.float32] | None
+    folder: Path | None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cut <= len(self.cuts):
+            raise BadRequest(f"cut must be from 1 to {len(self.cuts)} for this prefix, not {self.cut}")
+        if self.most_rows < 1 or self.threads < 1:
+            raise BadRequest("an engine needs room for one row and one thread at least")
+
+    @property
+    def last(self) -> Cut:
+        """The cut that the engine stops at."""
+        return self.cuts[self.cut - 1]
+
+    def leaves(self) -> list[torch.Tensor]:
+        """The graph's tensors, in the order of ``graph.leaves``."""
+        return leaf_values(self.graph, self.tensors)
+
+    def footprint(self) -> Footprint:
+        """The reference engine's memory up to the cut, which refuses graphs that are not what they declare."""
+        ends = {cut.number: cut for cut in (self.cuts[0], self.last)}
+        return dry_run(self.graph, self.leaves(), list(ends.values()), most_rows=self.most_rows)[self.cut].to_here
+
+    def batch(self, inputs: Arrays, cut: int) -> list[npt.NDArray[np.generic]]:
+        """What was given to ``Engine.run`` as arrays, checked.
+
+        Raises:
+            BadRequest: The inputs are not of the shapes and dtypes that cut 1 declares, or it is another cut.
+        """
+        if cut != self.cut:
+            raise BadRequest(f"this engine was made for cut {self.cut} and cannot stop at cut {cut}")
+        arrays = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
+        given = [(one.shape[1:], str(one.dtype)) for one in arrays]
+        wanted = list(zip(self.cuts[0].shapes, self.cuts[0].dtypes, strict=True))
+        if given != wanted or len({len(one) for one in arrays}) != 1:
+            raise BadRequest(f"the prefix takes inputs {wanted} of one batch, not {given}")
+        return arrays

@@ -1,0 +1,152 @@
+"""Every engine that this machine can have gives the reference's features, as closely as its precision says."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
+from frostline.errors import BadRequest, EngineUnfit, UnsafeArtifact
+from frostline.models import cut_network
+from support.prefixes import SHAPE, pixels, relative_error, small_prefix
+
+TOLERANCES = {"fp32": 2e-6, "16-bit": 2e-2, "int8": 2e-1}
+HERE = [offer for offer in OFFERS if absence(offer.name, "cpu") is None]
+CONVERTED = [offer for offer in HERE if not offer.name.startswith("torch")]
+
+
+def names(offers):
+    return [offer.name for offer in offers]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """One folder a prefix and cut, as a node has it."""
+    return tmp_path_factory.mktemp("engines")
+
+
+def built(name, prefix, cut, folder=None, **options):
+    return build(name, prefix.graph, prefix.cuts, prefix.tensors, cut=cut, folder=folder, **options)
+
+
+def reference(prefix, cut):
+    return built(REFERENCE, prefix, cut)
+
+
+def last(prefix):
+    return prefix.cuts[-1].number
+
+
+@pytest.mark.parametrize("offer", HERE, ids=names(HERE))
+def test_an_engine_gives_the_features_of_the_reference(offer, shelf):
+    prefix, batch = small_prefix(), pixels(16)
+    middle = next(cut.number for cut in prefix.cuts if cut.is_relu)
+    for cut in (middle, last(prefix)):
+        folder = shelf / offer.name / str(cut)
+        engine = built(offer.name, prefix, cut, folder, most_rows=16, calibration=pixels(32, seed=1))
+        given = batch.copy()
+        (features,) = engine.run(given, cut)
+        (expected,) = reference(prefix, cut).run(batch, cut)
+        assert features.shape == expected.shape
+        assert features.dtype == expected.dtype
+        assert features.flags.c_contiguous
+        assert relative_error(features, expected) <= TOLERANCES[offer.precision]
+        assert (given == batch).all()
+        assert engine.name == offer.name
+
+
+@pytest.mark.parametrize("offer", HERE, ids=names(HERE))
+def test_fewer_rows_than_the_most_are_the_same_features(offer, shelf):
+    prefix, batch = small_prefix(), pixels(16)
+    cut = last(prefix)
+    folder = shelf / offer.name / str(cut)
+    engine = built(offer.name, prefix, cut, folder, most_rows=16, calibration=pixels(32, seed=1))
+    (whole,), (few,) = engine.run(batch, cut), engine.run(batch[:3], cut)
+    assert few.shape[0] == 3
+    assert relative_error(few, whole[:3]) <= TOLERANCES[offer.precision]
+
+
+@pytest.mark.parametrize("offer", HERE, ids=names(HERE))
+def test_an_answer_is_the_callers_own(offer, shelf):
+    """The next run must not write over it."""
+    prefix = small_prefix()
+    cut = last(prefix)
+    folder = shelf / offer.name / str(cut)
+    engine = built(offer.name, prefix, cut, folder, most_rows=16, calibration=pixels(32, seed=1))
+    (first,) = engine.run(pixels(16), cut)
+    before = first.copy()
+    engine.run(pixels(16, seed=5), cut)
+    assert (first == before).all()
+
+
+@pytest.mark.parametrize("offer", CONVERTED, ids=names(CONVERTED))
+def test_a_second_build_loads_what_the_first_has_converted(offer, tmp_path):
+    """Shown with other weights, which it does not look at."""
+    prefix, other, batch = small_prefix(), small_prefix(seed=9), pixels(8)
+    cut = last(prefix)
+    (first,) = built(offer.name, prefix, cut, tmp_path, calibration=batch).run(batch, cut)
+    (second,) = built(offer.name, other, cut, tmp_path).run(batch, cut)
+    assert (first == second).all()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("offer", HERE, ids=names(HERE))
+def test_what_an_engine_cannot_take_is_refused(offer, shelf):
+    prefix = small_prefix()
+    cut = last(prefix)
+    folder = shelf / offer.name / str(cut)
+    engine = built(offer.name, prefix, cut, folder, calibration=pixels(32, seed=1))
+    with pytest.raises(BadRequest):
+        engine.run(pixels(8)[:, :2], cut)
+    with pytest.raises(BadRequest):
+        engine.run(pixels(8).astype(np.float64), cut)
+
+
+def test_the_reference_stands_first_and_is_always_there():
+    assert OFFERS[0].name == REFERENCE
+    assert absence(REFERENCE, "cpu") is None
+    assert len(set(names(OFFERS))) == len(OFFERS)
+
+
+def test_an_engine_that_is_not_there_says_what_would_help():
+    assert "cuda" in absence("torch-fp16", "cpu")
+    assert "this node computes on cuda" in absence("openvino", "cuda")
+    prefix = small_prefix()
+    with pytest.raises(EngineUnfit, match="runs on cuda"):
+        built("torch-fp16", prefix, 2)
+    with pytest.raises(EngineUnfit, match="did you mean openvino"):
+        built("openvin", prefix, 2)
+
+
+def test_a_cut_that_there_is_not_is_refused():
+    prefix = small_prefix()
+    with pytest.raises(BadRequest, match="cut must be from 1 to"):
+        built("torch-channels-last", prefix, 99)
+
+
+class LooksUp(nn.Module):
+    """Reads a table where its input says."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(5, 4), requires_grad=False)
+
+    def forward(self, x):
+        return self.table[x.mean((1, 2, 3)).clamp(0, 4).long()]
+
+
+@pytest.mark.parametrize("offer", CONVERTED, ids=names(CONVERTED))
+def test_a_network_that_reads_where_its_input_says_stays_with_engines_that_check_it(offer):
+    prefix = cut_network(LooksUp(), SHAPE).prefix
+    with pytest.raises(EngineUnfit, match="engines that check its indices"):
+        built(offer.name, prefix, last(prefix), calibration=pixels(8))
+
+
+@pytest.mark.parametrize("offer", HERE, ids=names(HERE))
+def test_a_graph_that_does_not_give_what_it_declares_is_refused(offer):
+    from dataclasses import replace
+
+    prefix = small_prefix()
+    cuts = [*prefix.cuts[:-1], replace(prefix.cuts[-1], shapes=((7,),))]
+    with pytest.raises(UnsafeArtifact):
+        build(offer.name, prefix.graph, cuts, prefix.tensors, cut=len(cuts), calibration=pixels(8))
