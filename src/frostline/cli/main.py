@@ -1,6 +1,5 @@
 """Runs a verb and turns what went wrong into one sentence and an exit code."""
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -13,11 +12,10 @@ from frostline.cli.index import index
 from frostline.cli.plan import plan
 from frostline.cli.serve import serve
 from frostline.cli.train import train
-from frostline.engines.allocator import keep_freed_memory
 from frostline.errors import AccessDenied, BadRequest, FrostlineError, OverBudget, UserError
 from frostline.version import __version__
 
-__all__ = ("main",)
+__all__ = ("run",)
 
 # What a node or a store refuses and its user can put right: too little --memory, other roots, wrong credentials.
 _USERS = (AccessDenied, BadRequest, OverBudget)
@@ -37,12 +35,8 @@ for _verb in (demo, extract, index, plan, serve, train):
     verbs.add_command(_verb)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def run(arguments: Sequence[str] | None = None) -> None:
     """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 130 interrupted."""
-    # The process is Frostline's own. Freed memory is kept for the next batch (docs/decisions/0007), and threads that
-    # compute do not spin while others decode; OpenMP reads that once, when torch is imported.
-    keep_freed_memory()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = verbs.main(args=arguments, prog_name="frostline", standalone_mode=False)
     except click.ClickException as error:

@@ -34,13 +34,11 @@ def serve(roots: tuple[str, ...], listen: str, node: NodeSettings, as_json: bool
     """
     import torch
 
-    from frostline.engines.allocator import keep_freed_memory
     from frostline.node import Node
     from frostline.node.server import Server
     from frostline.node.server import listen as take_port
 
     host, port = _address(listen)
-    keep_freed_memory()
     torch.set_num_threads(node.compute_threads)
     listening = take_port(host, port)
     with closing(listening), Node(node, roots) as running:

@@ -3,13 +3,23 @@
 import ctypes
 import sys
 
-__all__ = ("keep_freed_memory",)
+__all__ = ("ENVIRONMENT", "keep_freed_memory")
 
 # mallopt(3) of glibc; the numbers are part of its binary interface (malloc.h).
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 _M_ARENA_MAX = -8
 _NEVER = (1 << 31) - 1
+
+ENVIRONMENT = {
+    # Threads that compute must not spin while others decode; OpenMP reads it once, when torch is imported.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # As keep_freed_memory, in the words of glibc's manual (mallopt(3), "Environment variables").
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(_NEVER),
+}
+"""For a process of Frostline's own that runs networks: what it must know before its first thread."""
 
 
 def keep_freed_memory() -> bool:
@@ -18,7 +28,8 @@ def keep_freed_memory() -> bool:
     Eager networks free and ask for the same tens of megabytes at every layer. glibc maps each such block anew, and
     on a virtual machine the page faults take longer than the layers: EfficientNet-lite0 at batch 32 ran at 13
     images/s without this and at 46 with it (see ``benchmarks/results``). One arena, since only the main one can
-    hold large blocks.
+    hold large blocks: call this before numpy or torch is imported, whose threads make arenas of their own, which
+    later threads then share. A child process is better told by ``ENVIRONMENT``.
 
     Returns:
         Whether the C library took it: False beside glibc, where nothing changes.

@@ -8,7 +8,6 @@ import threading
 import torch
 
 from frostline.config import NodeSettings
-from frostline.engines.allocator import keep_freed_memory
 from frostline.errors import UserError
 from frostline.node.server import Server, listen
 from frostline.node.service import Node
@@ -26,7 +25,6 @@ def main(argument: str) -> int:
     """
     wanted = json.loads(argument)
     settings = NodeSettings(**wanted["settings"])
-    keep_freed_memory()
     torch.set_num_threads(settings.compute_threads)
     try:
         listening = listen(wanted["host"], wanted["port"])

@@ -15,6 +15,7 @@ from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
 from frostline.config import NodeSettings
+from frostline.engines.allocator import ENVIRONMENT
 from frostline.errors import AddressInUse, NodeUnreachable, SettingError, UserError
 
 __all__ = ("NodeProcess", "start_node")
@@ -134,14 +135,14 @@ class _Child:
     """A running node: its pipes, and a thread that keeps the end of its stderr."""
 
     def __init__(self, argument: str) -> None:
-        # Threads that compute must not spin while others decode: PASSIVE, unless the user says otherwise.
+        # What the user says of OpenMP and of malloc comes before what we do.
         # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal.
         self.process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
             [sys.executable, "-P", "-m", "frostline.node", argument],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+            env={**ENVIRONMENT, **os.environ},
             start_new_session=True,
         )
         self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
