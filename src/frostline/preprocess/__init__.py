@@ -1,10 +1,11 @@
 """Preprocessing declared as data, with the same numbers on every side."""
 
-from frostline.preprocess.spec import (
+from frostline.preprocess.spec import Preprocess
+from frostline.preprocess.steps import (
     CenterCrop,
+    ColorJitter,
     Decode,
     Normalize,
-    Preprocess,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
@@ -13,6 +14,7 @@ from frostline.preprocess.spec import (
 
 __all__ = (
     "CenterCrop",
+    "ColorJitter",
     "Decode",
     "Normalize",
     "Preprocess",

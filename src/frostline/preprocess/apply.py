@@ -12,10 +12,13 @@ from PIL import Image, UnidentifiedImageError
 
 from frostline.core import View
 from frostline.errors import BadRequest, SampleError
-from frostline.preprocess.spec import (
+from frostline.preprocess.colours import jittered
+from frostline.preprocess.spec import Preprocess
+from frostline.preprocess.steps import (
     CenterCrop,
+    ColorJitter,
+    Decode,
     Normalize,
-    Preprocess,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
@@ -61,7 +64,7 @@ def decode_into(
     """Decode one image and write the network's input into ``out``.
 
     The orientation noted in EXIF is not applied, as with torchvision's data sets. An image of several frames
-    gives its first one. JPEGs are decoded in full, never at a reduced scale.
+    gives its first one. JPEGs are decoded in full, unless the steps allow a reduced scale.
 
     Args:
         preprocess: the steps.
@@ -79,7 +82,7 @@ def decode_into(
     Safe for use by several threads at once; decoding, scaling and arithmetic run without the interpreter's lock.
     """
     draw = _draws(preprocess, id, view)
-    image = _decoded(encoded, preprocess.mode, most_pixels)
+    image = _decoded(encoded, preprocess, most_pixels)
     for step in preprocess.steps[1:-1]:
         image = _applied(step, image, draw, most_pixels)
     last = preprocess.steps[-1]
@@ -124,12 +127,14 @@ def scratch_bytes(most_pixels: int = MOST_PIXELS) -> int:
     return 22 * most_pixels + (1 << 20)
 
 
-def _decoded(encoded: bytes | memoryview, mode: str, most_pixels: int) -> Image.Image:
+def _decoded(encoded: bytes | memoryview, preprocess: Preprocess, most_pixels: int) -> Image.Image:
+    mode = preprocess.mode
     try:
         image = Image.open(BytesIO(encoded), formats=_FORMATS)
         _check_size(image.size, most_pixels, "it has")
         if image.mode not in _MODES:
             raise SampleError(f"pixels of kind {image.mode} are not read: 8 bits a channel are")
+        _reduce(image, preprocess)
         image.load()
         return image if image.mode == mode else image.convert(mode)
     except UnidentifiedImageError as error:
@@ -138,6 +143,15 @@ def _decoded(encoded: bytes | memoryview, mode: str, most_pixels: int) -> Image.
         raise SampleError(f"too many pixels: the most are {most_pixels}") from error
     except _BROKEN as error:
         raise SampleError(f"broken image: {_reason(error)}") from error
+
+
+def _reduce(image: Image.Image, preprocess: Preprocess) -> None:
+    """Have a JPEG decoded at the smallest scale that leaves enough for the step behind, where that is declared."""
+    first, second, *_ = preprocess.steps
+    if isinstance(first, Decode) and first.reduced and min(image.size) > 0:
+        assert isinstance(second, Resize)
+        # The mode stays as it is, so that colours are converted as they always are. Other formats know no draft.
+        image.draft(None, _scaled_size(second, image.size))
 
 
 def _reason(error: BaseException) -> str:
@@ -163,6 +177,8 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_p
             return image.crop(box).resize((step.size, step.size), _FILTERS[step.filter])
         case RandomHorizontalFlip():
             return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw() < step.p else image
+        case ColorJitter():
+            return jittered(step, image, draw)
         case _:
             raise AssertionError(f"{step} stands between Decode and Normalize")
 

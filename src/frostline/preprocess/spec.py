@@ -2,133 +2,33 @@
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass, fields
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import PIL
 from PIL import features
 
 from frostline.errors import BadRequest, SettingError
-
-__all__ = (
-    "CenterCrop",
-    "Decode",
-    "Normalize",
-    "Preprocess",
-    "RandomHorizontalFlip",
-    "RandomResizedCrop",
-    "Resize",
-    "Step",
+from frostline.preprocess.steps import (
+    CHANNELS,
+    CenterCrop,
+    ColorJitter,
+    Decode,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    Step,
 )
 
-Filter = Literal["bilinear", "bicubic"]
+__all__ = ("Preprocess",)
 
-_MOST_SIDE = 4096
 _MOST_STEPS = 16
-_CHANNELS = {"RGB": 3, "L": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """Decode the image to pixels of one mode; always the first step.
-
-    Attributes:
-        mode: ``RGB`` or ``L`` (grey); other images are converted to it as Pillow does.
-    """
-
-    mode: Literal["RGB", "L"] = "RGB"
-
-    def __post_init__(self) -> None:
-        _one_of("mode", self.mode, ("RGB", "L"))
-
-
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """Scale so that the shorter side has ``shorter`` pixels; the longer one is cut to a whole number."""
-
-    shorter: int
-    filter: Filter = "bilinear"
-
-    def __post_init__(self) -> None:
-        _side("shorter", self.shorter)
-        _one_of("filter", self.filter, ("bilinear", "bicubic"))
-
-
-@dataclass(frozen=True, slots=True)
-class CenterCrop:
-    """Cut out the middle square of ``size`` pixels; a smaller image stands on black."""
-
-    size: int
-
-    def __post_init__(self) -> None:
-        _side("size", self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class RandomResizedCrop:
-    """Cut out a random part and scale it to a square of ``size`` pixels, by torchvision's rule.
-
-    Attributes:
-        size: side of the result in pixels.
-        least_area: least share of the image's area that is cut out.
-        most_area: greatest share of it.
-        least_ratio: least width over height of the part.
-        most_ratio: greatest one.
-        filter: of the scaling.
-    """
-
-    size: int
-    least_area: float = 0.08
-    most_area: float = 1.0
-    least_ratio: float = 3 / 4
-    most_ratio: float = 4 / 3
-    filter: Filter = "bilinear"
-
-    def __post_init__(self) -> None:
-        _side("size", self.size)
-        _between("least_area", self.least_area, 0.0001, 1)
-        _between("most_area", self.most_area, self.least_area, 1)
-        _between("least_ratio", self.least_ratio, 0.01, 100)
-        _between("most_ratio", self.most_ratio, self.least_ratio, 100)
-        _one_of("filter", self.filter, ("bilinear", "bicubic"))
-
-
-@dataclass(frozen=True, slots=True)
-class RandomHorizontalFlip:
-    """Mirror left and right with probability ``p``."""
-
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        _between("p", self.p, 0, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Normalize:
-    """``(x - mean) / std`` for each channel of pixels from 0 to 255, in float32; always the last step.
-
-    torchvision's figures are for pixels from 0 to 1: multiply them by 255.
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            if not isinstance(values, list | tuple) or not 1 <= len(values) <= max(_CHANNELS.values()):
-                raise SettingError(f"{name} must have a number for each channel")
-            object.__setattr__(self, name, tuple(_between(name, one, -1e6, 1e6) for one in values))
-        if min(self.std) < 1e-6:
-            raise SettingError("std must be above 0")
-
-
-Step = Decode | Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | Normalize
 
 _STEPS: dict[str, type[Step]] = {
     "center_crop": CenterCrop,
+    "color_jitter": ColorJitter,
     "decode": Decode,
     "normalize": Normalize,
     "random_horizontal_flip": RandomHorizontalFlip,
@@ -136,6 +36,7 @@ _STEPS: dict[str, type[Step]] = {
     "resize": Resize,
 }
 _NAMES = {kind: name for name, kind in _STEPS.items()}
+_RANDOM = RandomResizedCrop | RandomHorizontalFlip | ColorJitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,15 +57,17 @@ class Preprocess:
             raise SettingError("preprocessing starts with Decode and ends with Normalize")
         if any(isinstance(step, Decode | Normalize) for step in between):
             raise SettingError("Decode and Normalize stand once in a preprocessing")
-        if not len(last.mean) == len(last.std) == _CHANNELS[first.mode]:
-            raise SettingError(f"mean and std need {_CHANNELS[first.mode]} numbers each for {first.mode}")
+        if not len(last.mean) == len(last.std) == CHANNELS[first.mode]:
+            raise SettingError(f"mean and std need {CHANNELS[first.mode]} numbers each for {first.mode}")
+        if first.reduced and not isinstance(between[0], Resize):
+            raise SettingError("reduced decoding needs Resize behind it, which says what size is enough")
         _size(between)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the result."""
         height, width = _size(self.steps[1:-1])
-        return _CHANNELS[self.mode], height, width
+        return CHANNELS[self.mode], height, width
 
     @property
     def mode(self) -> str:
@@ -176,7 +79,7 @@ class Preprocess:
     @property
     def is_random(self) -> bool:
         """The result depends on the view, so features cannot be kept from one epoch to the next."""
-        return any(isinstance(step, RandomResizedCrop | RandomHorizontalFlip) for step in self.steps)
+        return any(isinstance(step, _RANDOM) for step in self.steps)
 
     @property
     def digest(self) -> str:
@@ -229,6 +132,9 @@ def _size(steps: "tuple[Step, ...] | list[Step]") -> tuple[int, int]:
                 size = step.size
             case Resize() if size is not None:
                 size = step.shorter
+            case ColorJitter() if size is None:
+                # Its work and memory then have a bound, and it changes no pixels that are cut away.
+                raise SettingError("ColorJitter stands behind CenterCrop or RandomResizedCrop")
             case _:
                 pass
     if size is None:
@@ -241,21 +147,3 @@ def _decoder() -> str:
     # The JPEG library decides the pixels as much as Pillow does.
     jpeg = features.version("libjpeg_turbo") or features.version("jpg")
     return f"Pillow {PIL.__version__}, JPEG {jpeg}"
-
-
-def _side(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_SIDE:
-        raise SettingError(f"{name} must be a whole number from 1 to {_MOST_SIDE}")
-
-
-def _between(name: str, value: object, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingError(f"{name} must be a number")
-    if not least <= value <= most or not math.isfinite(value):
-        raise SettingError(f"{name} must lie from {least:g} to {most:g}")
-    return float(value)
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise SettingError(f"{name} must be {' or '.join(known)}")

@@ -1,0 +1,172 @@
+"""The steps of a preprocessing as values: what each does, and which figures make sense."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from frostline.errors import SettingError
+
+__all__ = (
+    "CHANNELS",
+    "CenterCrop",
+    "ColorJitter",
+    "Decode",
+    "Normalize",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "Resize",
+    "Step",
+)
+
+Filter = Literal["bilinear", "bicubic"]
+
+_MOST_SIDE = 4096
+CHANNELS = {"RGB": 3, "L": 1}
+"""Of the modes that pixels are decoded to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Decode the image to pixels of one mode; always the first step.
+
+    Attributes:
+        mode: ``RGB`` or ``L`` (grey); other images are converted to it as Pillow does.
+        reduced: decode JPEGs at a half, a quarter or an eighth of their scale, by their own cosine transform, where
+            what is left is still as large as the ``Resize`` that follows asks for. Several times less work, and
+            slightly other pixels. Other formats are decoded whole.
+    """
+
+    mode: Literal["RGB", "L"] = "RGB"
+    reduced: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("mode", self.mode, ("RGB", "L"))
+        if not isinstance(self.reduced, bool):
+            raise SettingError("reduced must be true or false")
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Scale so that the shorter side has ``shorter`` pixels; the longer one is cut to a whole number."""
+
+    shorter: int
+    filter: Filter = "bilinear"
+
+    def __post_init__(self) -> None:
+        _side("shorter", self.shorter)
+        _one_of("filter", self.filter, ("bilinear", "bicubic"))
+
+
+@dataclass(frozen=True, slots=True)
+class CenterCrop:
+    """Cut out the middle square of ``size`` pixels; a smaller image stands on black."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _side("size", self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """Cut out a random part and scale it to a square of ``size`` pixels, by torchvision's rule.
+
+    Attributes:
+        size: side of the result in pixels.
+        least_area: least share of the image's area that is cut out.
+        most_area: greatest share of it.
+        least_ratio: least width over height of the part.
+        most_ratio: greatest one.
+        filter: of the scaling.
+    """
+
+    size: int
+    least_area: float = 0.08
+    most_area: float = 1.0
+    least_ratio: float = 3 / 4
+    most_ratio: float = 4 / 3
+    filter: Filter = "bilinear"
+
+    def __post_init__(self) -> None:
+        _side("size", self.size)
+        _between("least_area", self.least_area, 0.0001, 1)
+        _between("most_area", self.most_area, self.least_area, 1)
+        _between("least_ratio", self.least_ratio, 0.01, 100)
+        _between("most_ratio", self.most_ratio, self.least_ratio, 100)
+        _one_of("filter", self.filter, ("bilinear", "bicubic"))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomHorizontalFlip:
+    """Mirror left and right with probability ``p``."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        _between("p", self.p, 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ColorJitter:
+    """Change the colours at random, by torchvision's rule; stands behind a crop.
+
+    Each factor is drawn evenly from ``1 - amount`` (but not below 0) to ``1 + amount``, the turn of the hue from
+    ``-hue`` to ``hue``; the four changes are made in an order that is drawn too. An amount of 0 changes nothing.
+
+    Attributes:
+        brightness: amount by which pixels are scaled towards or away from black.
+        contrast: the same, from the image's mean grey.
+        saturation: the same, from its grey image.
+        hue: greatest share of the colour circle, up to 0.5, by which hues are turned; grey images have none.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            _between(name, getattr(self, name), 0, 100)
+        _between("hue", self.hue, 0, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """``(x - mean) / std`` for each channel of pixels from 0 to 255, in float32; always the last step.
+
+    torchvision's figures are for pixels from 0 to 1: multiply them by 255.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if not isinstance(values, list | tuple) or not 1 <= len(values) <= max(CHANNELS.values()):
+                raise SettingError(f"{name} must have a number for each channel")
+            object.__setattr__(self, name, tuple(_between(name, one, -1e6, 1e6) for one in values))
+        if min(self.std) < 1e-6:
+            raise SettingError("std must be above 0")
+
+
+Step = Decode | Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | ColorJitter | Normalize
+
+
+def _side(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_SIDE:
+        raise SettingError(f"{name} must be a whole number from 1 to {_MOST_SIDE}")
+
+
+def _between(name: str, value: object, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SettingError(f"{name} must be a number")
+    if not least <= value <= most or not math.isfinite(value):
+        raise SettingError(f"{name} must lie from {least:g} to {most:g}")
+    return float(value)
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise SettingError(f"{name} must be {' or '.join(known)}")
