@@ -46,7 +46,7 @@ def run_json(capsys, *arguments: object):
     return json.loads(out)
 
 
-@pytest.mark.parametrize("verb", ["demo", "extract", "index", "plan", "serve", "train"])
+@pytest.mark.parametrize("verb", ["demo", "extract", "index", "ingest", "plan", "serve", "train"])
 def test_every_verb_has_help_with_an_example_and_json(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0

@@ -9,6 +9,7 @@ from frostline.cli.demo import demo
 from frostline.cli.exits import DONE, FAILED, INTERRUPTED, MISTAKEN
 from frostline.cli.extract import extract
 from frostline.cli.index import index
+from frostline.cli.ingest import ingest
 from frostline.cli.plan import plan
 from frostline.cli.serve import serve
 from frostline.cli.train import train
@@ -31,7 +32,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (demo, extract, index, plan, serve, train):
+for _verb in (demo, extract, index, ingest, plan, serve, train):
     verbs.add_command(_verb)
 
 

@@ -14,6 +14,7 @@ from frostline.datasets.folders import suffix_of
 from frostline.datasets.manifest import Manifest, load_manifest
 from frostline.errors import DataError
 from frostline.ordering import split_by_class
+from frostline.preprocess import Applied, Preprocess
 from frostline.stores.objects import normalise_url, open_store
 
 __all__ = ("Dataset", "DatasetStatistics")
@@ -47,7 +48,7 @@ class DatasetStatistics:
 
 
 class Dataset:
-    """Labelled samples that stay where they are: images in class folders, one folder a class.
+    """Labelled samples that stay where they are: images in class folders, one folder a class, or their ready form.
 
     Nothing is read until a property needs it; the first one that does lists the data and finds or builds
     its manifest. The value does not change after that: make another one to see new data.
@@ -93,6 +94,24 @@ class Dataset:
         return self.manifest.samples
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Name of each sample's image; where the data is a ready form, of the one that it was made from."""
+        return self.manifest.names
+
+    @property
+    def applied(self) -> Applied | None:
+        """What was done to the images before they were kept, where the data is a ready form; else None."""
+        return self.manifest.applied
+
+    def rest_of(self, preprocess: Preprocess) -> Preprocess:
+        """What is left to do of a preprocessing: all of it, but where the data is a ready form.
+
+        Raises:
+            SettingError: the ready form was made with other steps.
+        """
+        return preprocess if self.applied is None else self.applied.rest(preprocess)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, by label; a part of a data set keeps them all."""
         return self.manifest.classes
@@ -113,9 +132,10 @@ class Dataset:
         rows = np.asarray(rows, np.int64)
         digest = hashlib.sha256(whole.digest.encode() + rows.astype("<i8").tobytes()).hexdigest()
         etags = tuple(whole.etags[row] for row in rows.tolist())
+        names = tuple(whole.names[row] for row in rows.tolist())
         part = Dataset(self._url, cache=self._cache)
         part._listing = self.listing
-        part._loaded = replace(whole, samples=whole.samples.take(rows), etags=etags, digest=digest)
+        part._loaded = replace(whole, samples=whole.samples.take(rows), names=names, etags=etags, digest=digest)
         return part
 
     def split(self, share: float, seed: int) -> "tuple[Dataset, Dataset]":

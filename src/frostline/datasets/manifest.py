@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 
 from frostline.core import Samples
 from frostline.datasets.folders import Listing, list_images
+from frostline.datasets.ready import LAYOUT, TABLE, ReadyTable
 from frostline.errors import AccessDenied, DataError, EmptyDataset, ObjectNotFound
+from frostline.preprocess import Applied
 from frostline.stores.faces import Entry, ObjectStore
 from frostline.stores.folder import FolderStore
 
@@ -37,25 +39,30 @@ class Manifest:
 
     Attributes:
         samples: one row a sample, ordered by name.
+        names: of the images; where they are kept as a ready form, those that it was made from.
         etags: of each sample's object, as the store gives them.
         classes: names, by label.
         digest: SHA-256 of the listing; the name of the table.
         place: URL of the table.
         found: it was there already; False where it was built now.
+        applied: what was done to the images before they were kept; None where they are encoded.
     """
 
     samples: Samples
+    names: tuple[str, ...]
     etags: tuple[str, ...]
     classes: tuple[str, ...]
     digest: str
     place: str
     found: bool
+    applied: Applied | None = None
 
 
 def load_manifest(store: ObjectStore, *, cache: Path) -> Manifest:
     """List a store, and find the manifest of that listing or build it.
 
-    A listing that has changed has another digest, so its manifest is built anew; so is a damaged one.
+    A listing that has changed has another digest, so its manifest is built anew; so is a damaged one. A ready form
+    brings its own.
 
     Args:
         store: that holds the data.
@@ -64,11 +71,14 @@ def load_manifest(store: ObjectStore, *, cache: Path) -> Manifest:
     Raises:
         DataNotFound: nothing is at the store's URL.
         EmptyDataset: not one labelled image is there.
+        DataError: a ready form is there that is not whole.
         AccessDenied: the store refused to be listed.
         OutOfSpace: the disk is full.
         StoreUnavailable: asking again may help.
     """
     entries = list(store.list())
+    if any(entry.object == LAYOUT for entry in entries):
+        return _ready(store, {entry.object: entry for entry in entries})
     listing = list_images(entries)
     if not listing.objects:
         raise EmptyDataset(_nothing_at(store.url, listing))
@@ -97,6 +107,29 @@ def stable_ids(objects: list[str]) -> npt.NDArray[np.int64]:
         one, other = (objects[row] for row in order[first : first + 2].tolist())
         raise DataError(f"{one!r} and {other!r} have the same 63-bit id: rename one of them")
     return ids
+
+
+def _ready(store: ObjectStore, entries: dict[str, Entry]) -> Manifest:
+    if TABLE not in entries:
+        raise DataError(
+            f"the ready form at {store.url} is not whole: run frostline ingest again, it goes on where it was"
+        )
+    table = ReadyTable.from_file(store.read(TABLE, 0, entries[TABLE].size))
+    lost = [name for name, size in table.sizes.items() if name not in entries or entries[name].size != size]
+    if lost:
+        raise DataError(f"{lost[0]} of the ready form at {store.url} is gone or cut off: run frostline ingest again")
+    etags = {name: entries[name].etag for name in table.sizes}
+    content = "\0".join((table.digest, *(f"{name}\0{etag}" for name, etag in etags.items())))
+    return Manifest(
+        samples=table.samples,
+        names=table.names,
+        etags=tuple(etags[name] for name in table.samples.objects),
+        classes=table.classes,
+        digest=hashlib.sha256(content.encode()).hexdigest(),
+        place=f"{store.url}/{TABLE}",
+        found=True,
+        applied=table.layout.applied,
+    )
 
 
 def _nothing_at(url: str, listing: Listing) -> str:
@@ -181,7 +214,13 @@ def _manifest(table: pa.Table, listing: Listing, place: str, *, found: bool) -> 
     )
     etags = tuple(table["etag"].to_pylist())
     return Manifest(
-        samples=samples, etags=etags, classes=listing.classes, digest=listing.digest, place=place, found=found
+        samples=samples,
+        names=tuple(samples.objects),
+        etags=etags,
+        classes=listing.classes,
+        digest=listing.digest,
+        place=place,
+        found=found,
     )
 
 

@@ -126,7 +126,9 @@ class Job:
                 f"this job reads {self._data.url} as it was listed when the job was made, not {data.url} as it is "
                 "listed now; make another job for other data"
             )
-        fetcher = self._fetcher if preprocess is None else replace(self._fetcher, preprocess=preprocess)
+        fetcher = self._fetcher
+        if preprocess is not None:
+            fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
         view = View(seed=seed, epoch=epoch) if fetcher.preprocess.is_random else None
         source = Source(
             fetch=lambda samples, route: fetcher.fetch(samples, route, view),

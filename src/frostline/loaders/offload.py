@@ -30,6 +30,9 @@ from frostline.wire.codecs.names import offered_precisions
 
 __all__ = ("offload",)
 
+# Half of the distance between neighbouring 16-bit floats, relative.
+_FP16_ERROR = 2.0**-11
+
 
 def offload(
     model: nn.Module | None,
@@ -53,7 +56,8 @@ def offload(
         model: whose parameters require gradients where they are trained (see ``freeze``); None loads
             preprocessed pixels.
         data: the samples.
-        preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default.
+        preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready form it
+            declares the whole way too; what was applied is not done again.
         near: URL of a node beside the data; None runs one in this process.
         cut: number of the cut to use; None lets the plan choose.
         codec: name of the codec to use with that cut.
@@ -73,15 +77,16 @@ def offload(
     Raises:
         ModelError: The network cannot be cut; the message says why.
         DataError: The data cannot be listed.
-        SettingError: There is no such cut, codec or policy, or a figure makes no sense.
+        SettingError: There is no such cut, codec or policy, a figure makes no sense, or the data is a ready form that
+            was made with other steps.
         NodeUnreachable: There is no node at ``near``.
         Refused: The node will not serve the data or run the network.
     """
     observe = observe or _ignore
     settings = settings or LoaderSettings()
-    preprocess = preprocess or imagenet(224)
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
     _check_policy(policy, cut, codec)
+    preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
     with ExitStack() as stack:
         transport = _transport(near, data, settings, node or NodeSettings(), stack)
         network = None
@@ -139,6 +144,19 @@ def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:
         raise SettingError(f"policy {policy} chooses the cut itself: give a cut or a policy, not both")
     if codec is not None and cut is None:
         raise SettingError(f"codec {codec} needs the cut that it is for: give both, or let the plan choose")
+
+
+def _left_to_do(declared: Preprocess, data: Dataset, accuracy: str | float) -> Preprocess:
+    """What the data set leaves to do of a declared preprocessing: all, but where it is a ready form."""
+    rest = data.rest_of(declared)
+    if rest.stored is not None and rest.stored.dtype == "fp16":
+        allowed = accuracy != EXACT if isinstance(accuracy, str) else accuracy >= _FP16_ERROR
+        if not allowed:
+            raise SettingError(
+                f"{data.url} keeps what the network takes in 16-bit floats, which are rounded: allow that with "
+                "accuracy='fp16', or make a ready form of uint8"
+            )
+    return rest
 
 
 def _device(model: nn.Module | None) -> str:

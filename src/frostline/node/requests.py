@@ -9,6 +9,8 @@ from frostline.core import Samples
 from frostline.errors import BadRequest, SettingError
 from frostline.preprocess import Preprocess
 from frostline.stores.faces import Readable
+from frostline.stores.folder import FolderStore
+from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import is_within, normalise_url, open_store
 from frostline.stores.urls import check_name
 from frostline.wire.messages import FeatureRequest
@@ -32,15 +34,19 @@ class Stores:
     def __init__(self, roots: tuple[str, ...]) -> None:
         self._roots = tuple(normalise_url(root) for root in roots)
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, Readable] = OrderedDict()
+        self._open: OrderedDict[tuple[str, bool], Readable] = OrderedDict()
 
     @property
     def roots(self) -> tuple[str, ...]:
         """The canonical URLs of the roots."""
         return self._roots
 
-    def store(self, data: str) -> Readable:
+    def store(self, data: str, *, mapped: bool = False) -> Readable:
         """The store of a data set.
+
+        Args:
+            data: URL of its root.
+            mapped: read its objects from memory maps, where it is a local folder and they are sealed.
 
         Raises:
             BadRequest: It does not lie under a root of this node.
@@ -51,13 +57,14 @@ class Stores:
             raise BadRequest(f"data: {error}") from error
         if "://" not in data or not any(is_within(url, root) for root in self._roots):
             raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(self._roots)}")
+        key = (url, mapped)
         with self._lock:
-            if url not in self._open:
-                self._open[url] = open_store(url)
-            self._open.move_to_end(url)
+            if key not in self._open:
+                self._open[key] = _opened(url, mapped=mapped)
+            self._open.move_to_end(key)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
-            return self._open[url]
+            return self._open[key]
 
 
 def checked_preprocess(request: FeatureRequest) -> Preprocess:
@@ -73,6 +80,11 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     if request.cut > 1 and request.prefix is None:
         raise BadRequest(f"prefix: cut {request.cut} lies inside a network; name its prefix")
     return preprocess
+
+
+def _opened(url: str, *, mapped: bool) -> Readable:
+    store = open_store(url)
+    return MappedFolder(store) if mapped and isinstance(store, FolderStore) else store
 
 
 def _check_samples(samples: Samples) -> None:

@@ -67,7 +67,9 @@ class SampleReader:
         self._view = view
         self._decoding = decoding
         self._is_abandoned = is_abandoned
-        self._first_guess = min(_FIRST_GUESS, max(1, _pixels_within(decoding.memory.total_bytes)))
+        within = max(1, _pixels_within(decoding.memory.total_bytes))
+        # Of a ready form the size is known before anything is read.
+        self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
         self._guess = self._first_guess
 
     def encoded(self, row: int) -> Buffer | Skipped:

@@ -209,7 +209,7 @@ class Node:
         self, request: FeatureRequest, preprocess: Preprocess, leash: Leash, counters: Counters
     ) -> SampleReader:
         decoding = Decoding(memory=self._pools["decode"], turns=self._turns, counters=counters)
-        store = self._stores.store(request.data)
+        store = self._stores.store(request.data, mapped=preprocess.stored is not None)
         return SampleReader(store, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def _resident(self, request: FeatureRequest, preprocess: Preprocess, held: ExitStack) -> Resident | None:

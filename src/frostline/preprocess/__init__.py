@@ -1,5 +1,6 @@
 """Preprocessing declared as data, with the same numbers on every side."""
 
+from frostline.preprocess.applied import Applied
 from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
     CenterCrop,
@@ -10,9 +11,11 @@ from frostline.preprocess.steps import (
     RandomResizedCrop,
     Resize,
     Step,
+    Stored,
 )
 
 __all__ = (
+    "Applied",
     "CenterCrop",
     "ColorJitter",
     "Decode",
@@ -22,6 +25,7 @@ __all__ = (
     "RandomResizedCrop",
     "Resize",
     "Step",
+    "Stored",
     "efficientnet_lite",
     "imagenet",
 )

@@ -1,18 +1,19 @@
 """Runs a declared preprocessing on one encoded image, with Pillow and NumPy: the same numbers on every side."""
 
 import math
-import struct
-import zlib
 from collections.abc import Callable
-from io import BytesIO
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from frostline.core import View
 from frostline.errors import BadRequest, SampleError
+from frostline.preprocess.applied import Applied
 from frostline.preprocess.colours import jittered
+from frostline.preprocess.decoder import check_size, decoded, size_of
+from frostline.preprocess.records import unpacked
 from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
     CenterCrop,
@@ -23,33 +24,14 @@ from frostline.preprocess.steps import (
     RandomResizedCrop,
     Resize,
     Step,
+    Stored,
 )
 
-__all__ = ("MOST_PIXELS", "decode_into", "pixels_needed", "scratch_bytes")
+__all__ = ("MOST_PIXELS", "decode_applied", "decode_into", "pixels_needed", "scratch_bytes")
 
 MOST_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 
-# Only what the suffixes of a data set can name: Pillow's other readers start programs or fetch files.
-_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
-_MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV"}
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-
-# What Pillow's readers raise on bytes that are not what they claim to be.
-_BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    EOFError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-)
 
 
 def decode_into(
@@ -68,7 +50,7 @@ def decode_into(
 
     Args:
         preprocess: the steps.
-        encoded: the image as stored; read, not kept.
+        encoded: the image, or the record of a ready form, as stored; read, not kept.
         out: ``float32[C, H, W]`` of ``preprocess.shape``; its content is undefined after a ``SampleError``.
         id: of the sample; with the view it seeds the random steps, so that every side draws the same.
         view: which random view; None where no step is random.
@@ -82,12 +64,39 @@ def decode_into(
     Safe for use by several threads at once; decoding, scaling and arithmetic run without the interpreter's lock.
     """
     draw = _draws(preprocess, id, view)
-    image = _decoded(encoded, preprocess, most_pixels)
-    for step in preprocess.steps[1:-1]:
-        image = _applied(step, image, draw, most_pixels)
     last = preprocess.steps[-1]
-    assert isinstance(last, Normalize)
-    _normalise(image, last, out)
+    if isinstance(last, Normalize):
+        _normalise(_pixels(preprocess, encoded, draw, most_pixels), last, out)
+    else:
+        assert isinstance(last, Stored)
+        np.copyto(out, unpacked(last, encoded))
+
+
+def decode_applied(
+    applied: Applied, encoded: bytes | memoryview, *, most_pixels: int = MOST_PIXELS
+) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
+    """What a ready form keeps of one image.
+
+    Args:
+        applied: the steps.
+        encoded: the image as stored.
+        most_pixels: see ``decode_into``.
+
+    Returns:
+        ``uint8[H, W, C]``, or ``float16[C, H, W]``.
+
+    Raises:
+        SampleError: see ``decode_into``; or its numbers are too large for 16 bits.
+    """
+    whole = applied.whole
+    if applied.dtype == "uint8":
+        pixels = _pixels(whole, encoded, _no_draw, most_pixels)
+        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+    out = np.empty(whole.shape, np.float32)
+    decode_into(whole, encoded, out, id=0, view=None, most_pixels=most_pixels)
+    if np.abs(out).max() > np.finfo(np.float16).max:
+        raise SampleError("its normalised pixels are too large for 16-bit floats")
+    return out.astype(np.float16)
 
 
 def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
@@ -96,10 +105,7 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
     Returns:
         0 where the header is broken: decoding says why and needs next to nothing for it.
     """
-    try:
-        width, height = Image.open(BytesIO(encoded), formats=_FORMATS).size
-    except _BROKEN:
-        return 0
+    width, height = _size(preprocess, encoded)
     if not width or not height:
         return 0
     most = width * height
@@ -127,42 +133,35 @@ def scratch_bytes(most_pixels: int = MOST_PIXELS) -> int:
     return 22 * most_pixels + (1 << 20)
 
 
-def _decoded(encoded: bytes | memoryview, preprocess: Preprocess, most_pixels: int) -> Image.Image:
-    mode = preprocess.mode
-    try:
-        image = Image.open(BytesIO(encoded), formats=_FORMATS)
-        _check_size(image.size, most_pixels, "it has")
-        if image.mode not in _MODES:
-            raise SampleError(f"pixels of kind {image.mode} are not read: 8 bits a channel are")
-        _reduce(image, preprocess)
-        image.load()
-        return image if image.mode == mode else image.convert(mode)
-    except UnidentifiedImageError as error:
-        raise SampleError("not an image of a known format, or its header is broken") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise SampleError(f"too many pixels: the most are {most_pixels}") from error
-    except _BROKEN as error:
-        raise SampleError(f"broken image: {_reason(error)}") from error
+def _size(preprocess: Preprocess, encoded: bytes | memoryview) -> tuple[int, int]:
+    stored = preprocess.stored
+    return size_of(encoded) if stored is None else (stored.side, stored.side)
 
 
-def _reduce(image: Image.Image, preprocess: Preprocess) -> None:
-    """Have a JPEG decoded at the smallest scale that leaves enough for the step behind, where that is declared."""
+def _pixels(
+    preprocess: Preprocess, encoded: bytes | memoryview, draw: Callable[[], float], most_pixels: int
+) -> npt.NDArray[np.uint8]:
+    """The pixels before ``Normalize``: ``uint8[H, W, C]``, or ``uint8[H, W]`` of a grey image."""
+    stored, between = preprocess.stored, preprocess.steps[1:-1]
+    if stored is None:
+        enough = _enough(preprocess)
+        image = decoded(encoded, preprocess.mode, most_pixels=most_pixels, enough=enough)
+    else:
+        pixels = unpacked(stored, encoded).astype(np.uint8, copy=False)
+        if not between:
+            return pixels
+        image = Image.fromarray(pixels if stored.mode == "RGB" else pixels[:, :, 0])
+    for step in between:
+        image = _applied(step, image, draw, most_pixels)
+    return np.asarray(image)
+
+
+def _enough(preprocess: Preprocess) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
     first, second, *_ = preprocess.steps
-    if isinstance(first, Decode) and first.reduced and min(image.size) > 0:
-        assert isinstance(second, Resize)
-        # The mode stays as it is, so that colours are converted as they always are. Other formats know no draft.
-        image.draft(None, _scaled_size(second, image.size))
-
-
-def _reason(error: BaseException) -> str:
-    words = " ".join(str(error).split())
-    return words[:120] or type(error).__name__
-
-
-def _check_size(size: tuple[int, int], most_pixels: int, what: str) -> None:
-    width, height = size
-    if width * height > most_pixels:
-        raise SampleError(f"too many pixels: {what} {width} x {height}, the most are {most_pixels}")
+    if not isinstance(first, Decode) or not first.reduced:
+        return None
+    assert isinstance(second, Resize)
+    return partial(_scaled_size, second)
 
 
 def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_pixels: int) -> Image.Image:
@@ -173,7 +172,7 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_p
             return image.crop(_middle(image.size, step.size))
         case RandomResizedCrop():
             box = _random_box(step, image.size, draw)
-            _check_size((step.size, box[3] - box[1]), most_pixels, "scaled it has")
+            check_size((step.size, box[3] - box[1]), most_pixels, "scaled it has")
             return image.crop(box).resize((step.size, step.size), _FILTERS[step.filter])
         case RandomHorizontalFlip():
             return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw() < step.p else image
@@ -185,7 +184,7 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_p
 
 def _resized(step: Resize, image: Image.Image, most_pixels: int) -> Image.Image:
     size = _scaled_size(step, image.size)
-    _check_size((max(size[0], 1), max(size[1], image.size[1])), most_pixels, "scaled it has")
+    check_size((max(size[0], 1), max(size[1], image.size[1])), most_pixels, "scaled it has")
     return image if size == image.size else image.resize(size, _FILTERS[step.filter])
 
 
@@ -247,8 +246,7 @@ def _no_draw() -> float:
     raise AssertionError("a preprocessing without random steps draws nothing")
 
 
-def _normalise(image: Image.Image, step: Normalize, out: npt.NDArray[np.float32]) -> None:
-    pixels = np.asarray(image)
+def _normalise(pixels: npt.NDArray[np.uint8], step: Normalize, out: npt.NDArray[np.float32]) -> None:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     for channel, (mean, std) in enumerate(zip(step.mean, step.std, strict=True)):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any
@@ -18,13 +19,16 @@ from frostline.preprocess.steps import (
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomStep,
     Resize,
     Step,
+    Stored,
 )
 
-__all__ = ("Preprocess",)
+__all__ = ("Preprocess", "decoder_name", "step_from_json", "step_to_json")
 
 _MOST_STEPS = 16
+_FEWEST_STEPS = 3
 
 _STEPS: dict[str, type[Step]] = {
     "center_crop": CenterCrop,
@@ -34,9 +38,9 @@ _STEPS: dict[str, type[Step]] = {
     "random_horizontal_flip": RandomHorizontalFlip,
     "random_resized_crop": RandomResizedCrop,
     "resize": Resize,
+    "stored": Stored,
 }
 _NAMES = {kind: name for name, kind in _STEPS.items()}
-_RANDOM = RandomResizedCrop | RandomHorizontalFlip | ColorJitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,52 +48,54 @@ class Preprocess:
     """The steps from an encoded image to ``float32[C, H, W]``.
 
     Attributes:
-        steps: ``Decode`` first, ``Normalize`` last, between them at least one crop, so that the size is known.
+        steps: ``Decode`` first, ``Normalize`` last, between them at least one crop, so that the size is known. Where
+            the data is a ready form, ``Stored`` is first, and alone where it holds 16-bit floats.
     """
 
     steps: tuple[Step, ...]
 
     def __post_init__(self) -> None:
-        if not 3 <= len(self.steps) <= _MOST_STEPS:
-            raise SettingError(f"preprocessing has 3 to {_MOST_STEPS} steps, not {len(self.steps)}")
-        first, *between, last = self.steps
-        if not isinstance(first, Decode) or not isinstance(last, Normalize):
-            raise SettingError("preprocessing starts with Decode and ends with Normalize")
-        if any(isinstance(step, Decode | Normalize) for step in between):
-            raise SettingError("Decode and Normalize stand once in a preprocessing")
-        if not len(last.mean) == len(last.std) == CHANNELS[first.mode]:
-            raise SettingError(f"mean and std need {CHANNELS[first.mode]} numbers each for {first.mode}")
-        if first.reduced and not isinstance(between[0], Resize):
-            raise SettingError("reduced decoding needs Resize behind it, which says what size is enough")
-        _size(between)
+        if len(self.steps) > _MOST_STEPS:
+            raise SettingError(f"preprocessing has up to {_MOST_STEPS} steps, not {len(self.steps)}")
+        if self.steps and isinstance(self.steps[0], Stored):
+            _check_stored(self.steps[0], self.steps[1:])
+        else:
+            _check_decoded(self.steps)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the result."""
-        height, width = _size(self.steps[1:-1])
+        stored = self.stored
+        height, width = _size(self.steps[1:-1], None if stored is None else stored.side)
         return CHANNELS[self.mode], height, width
+
+    @property
+    def stored(self) -> Stored | None:
+        """The first step, where pixels are taken from a ready form; None where images are decoded."""
+        first = self.steps[0]
+        return first if isinstance(first, Stored) else None
 
     @property
     def mode(self) -> str:
         """The mode of the decoded pixels."""
         first = self.steps[0]
-        assert isinstance(first, Decode)
+        assert isinstance(first, Decode | Stored)
         return first.mode
 
     @property
     def is_random(self) -> bool:
         """The result depends on the view, so features cannot be kept from one epoch to the next."""
-        return any(isinstance(step, _RANDOM) for step in self.steps)
+        return any(isinstance(step, RandomStep) for step in self.steps)
 
     @property
     def digest(self) -> str:
         """SHA-256 of the steps and of the decoder with its version: equal digests give equal pixels."""
-        content = {**self.to_json(), "decoder": _decoder()}
+        content = {**self.to_json(), "decoder": decoder_name()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {"steps": [{"step": _NAMES[type(step)], **_plain(step)} for step in self.steps]}
+        return {"steps": [step_to_json(step) for step in self.steps]}
 
     @classmethod
     def from_json(cls, value: object) -> "Preprocess":
@@ -103,16 +109,24 @@ class Preprocess:
         if len(value["steps"]) > _MOST_STEPS:
             raise BadRequest(f"preprocess has more than {_MOST_STEPS} steps")
         try:
-            return cls(steps=tuple(_step(one) for one in value["steps"]))
+            return cls(steps=tuple(step_from_json(one) for one in value["steps"]))
         except SettingError as error:
             raise BadRequest(f"preprocess: {error}") from error
 
 
-def _plain(step: Step) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
+def step_to_json(step: Step) -> dict[str, Any]:
+    """A step as a dictionary of plain values."""
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
+    return {"step": _NAMES[type(step)], **values}
 
 
-def _step(value: object) -> Step:
+def step_from_json(value: object) -> Step:
+    """The inverse of ``step_to_json``.
+
+    Raises:
+        BadRequest: there is no such step, or it has other fields.
+        SettingError: a field's value makes no sense.
+    """
     if not isinstance(value, dict) or not isinstance(value.get("step"), str):
         raise BadRequest("preprocess: every step is an object with its name as 'step'")
     kind = _STEPS.get(value["step"])
@@ -124,8 +138,43 @@ def _step(value: object) -> Step:
     return kind(**{name: one for name, one in value.items() if name != "step"})
 
 
-def _size(steps: "tuple[Step, ...] | list[Step]") -> tuple[int, int]:
-    size: int | None = None
+@cache
+def decoder_name() -> str:
+    """What decodes here, with its versions. The JPEG library decides the pixels as much as Pillow does."""
+    jpeg = features.version("libjpeg_turbo") or features.version("jpg")
+    return f"Pillow {PIL.__version__}, JPEG {jpeg}"
+
+
+def _check_decoded(steps: tuple[Step, ...]) -> None:
+    if len(steps) < _FEWEST_STEPS:
+        raise SettingError(f"preprocessing has at least {_FEWEST_STEPS} steps, not {len(steps)}")
+    first, *between, last = steps
+    if not isinstance(first, Decode) or not isinstance(last, Normalize):
+        raise SettingError("preprocessing starts with Decode and ends with Normalize")
+    _check_rest(between, last, first.mode)
+    if first.reduced and not isinstance(between[0], Resize):
+        raise SettingError("reduced decoding needs Resize behind it, which says what size is enough")
+    _size(between, None)
+
+
+def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
+    if first.dtype == "fp16":
+        if rest:
+            raise SettingError("a ready form of fp16 holds what the network takes: no step follows it")
+        return
+    if not rest or not isinstance(rest[-1], Normalize):
+        raise SettingError("preprocessing ends with Normalize")
+    _check_rest(rest[:-1], rest[-1], first.mode)
+
+
+def _check_rest(between: Sequence[Step], last: Normalize, mode: str) -> None:
+    if any(isinstance(step, Decode | Stored | Normalize) for step in between):
+        raise SettingError("Decode and Normalize stand once in a preprocessing")
+    if not len(last.mean) == len(last.std) == CHANNELS[mode]:
+        raise SettingError(f"mean and std need {CHANNELS[mode]} numbers each for {mode}")
+
+
+def _size(steps: Sequence[Step], size: int | None) -> tuple[int, int]:
     for step in steps:
         match step:
             case CenterCrop() | RandomResizedCrop():
@@ -140,10 +189,3 @@ def _size(steps: "tuple[Step, ...] | list[Step]") -> tuple[int, int]:
     if size is None:
         raise SettingError("preprocessing needs CenterCrop or RandomResizedCrop, so that all samples have one size")
     return size, size
-
-
-@cache
-def _decoder() -> str:
-    # The JPEG library decides the pixels as much as Pillow does.
-    jpeg = features.version("libjpeg_turbo") or features.version("jpg")
-    return f"Pillow {PIL.__version__}, JPEG {jpeg}"

@@ -1,6 +1,7 @@
 """The steps of a preprocessing as values: what each does, and which figures make sense."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +15,10 @@ __all__ = (
     "Normalize",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "RandomStep",
     "Resize",
     "Step",
+    "Stored",
 )
 
 Filter = Literal["bilinear", "bicubic"]
@@ -23,6 +26,8 @@ Filter = Literal["bilinear", "bicubic"]
 _MOST_SIDE = 4096
 CHANNELS = {"RGB": 3, "L": 1}
 """Of the modes that pixels are decoded to."""
+_DTYPES = ("uint8", "fp16")
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,35 @@ class Normalize:
             raise SettingError("std must be above 0")
 
 
-Step = Decode | Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | ColorJitter | Normalize
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Take the pixels of a ready form as they lie in the store, in place of decoding.
+
+    Nobody needs to write this step: a job on a ready form puts it in the place of the steps that were applied when
+    the form was made.
+
+    Attributes:
+        side: of the square, in pixels.
+        mode: ``RGB`` or ``L``, what was decoded to.
+        dtype: ``uint8``, pixels before ``Normalize``; or ``fp16``, what comes out of it, so that no step is left.
+        applied: digest of the steps that were applied, and of the decoder.
+    """
+
+    side: int
+    mode: Literal["RGB", "L"]
+    dtype: Literal["uint8", "fp16"]
+    applied: str
+
+    def __post_init__(self) -> None:
+        _side("side", self.side)
+        _one_of("mode", self.mode, ("RGB", "L"))
+        _one_of("dtype", self.dtype, _DTYPES)
+        if not _DIGEST.fullmatch(str(self.applied)):  # a list from JSON is none either
+            raise SettingError("applied must be a SHA-256 in hexadecimal digits")
+
+
+RandomStep = RandomResizedCrop | RandomHorizontalFlip | ColorJitter
+Step = Decode | Stored | Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | ColorJitter | Normalize
 
 
 def _side(name: str, value: object) -> None:

@@ -76,7 +76,7 @@ class DriverStore:
                 for found in chunk:
                     yield Entry(found["path"][skipped:], found["size"], found["e_tag"] or "")
 
-    def write(self, object: str, data: bytes) -> None:
+    def write(self, object: str, data: Buffer) -> None:
         """See ``Writable.write``."""
         name = check_name(object)
         with self._driven(name) as client:

@@ -52,7 +52,7 @@ class Listable(Protocol):
 class Writable(Protocol):
     """A store that takes bytes."""
 
-    def write(self, object: str, data: bytes) -> None:
+    def write(self, object: str, data: Buffer) -> None:
         """Put a whole object in place at once: readers see the old one or the new one, never a part.
 
         Raises:

@@ -60,7 +60,7 @@ class FolderStore:
         with _translated(str(self._path)):
             yield from _walk(self._path)
 
-    def write(self, object: str, data: bytes) -> None:
+    def write(self, object: str, data: Buffer) -> None:
         """See ``Writable.write``."""
         path = self._path / check_name(object)
         if not self._path.is_dir():
@@ -68,6 +68,35 @@ class FolderStore:
         with _translated(object):
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path, data)
+
+    def create(self) -> None:
+        """Make the folder, and those above it, where they are missing.
+
+        Raises:
+            AccessDenied: it may not be made there.
+            OutOfSpace: the disk is full.
+        """
+        with _translated(str(self._path)):
+            self._path.mkdir(parents=True, exist_ok=True)
+
+    def seal(self, object: str) -> None:
+        """Take everyone's right to write to an object away; it can still be replaced or removed.
+
+        Raises:
+            BadRequest: the name leaves the root or cannot be a name.
+            ObjectNotFound: no such object.
+            AccessDenied: it is somebody else's.
+        """
+        with _translated(object):
+            (self._path / check_name(object)).chmod(0o444)
+
+    def path_of(self, object: str) -> Path:
+        """Where an object lies.
+
+        Raises:
+            BadRequest: the name leaves the root or cannot be a name.
+        """
+        return self._path / check_name(object)
 
 
 def error_of_system(error: OSError, name: str) -> FrostlineError:
@@ -133,7 +162,7 @@ def _utf8(name: str) -> str:
         raise DataError(f"the file name {name!a} cannot be written in UTF-8: rename the file") from error
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: Buffer) -> None:
     partial = path.with_name(f".partial-{secrets.token_hex(8)}")
     try:
         with partial.open("xb") as file:

@@ -83,7 +83,7 @@ def extract(settings: ExtractSettings, observe: Observer) -> Extracted:
 
 def _write(out: Path, setup: Setup, batches: Iterator[Batch], observe: Observer) -> int:
     """Write all batches, and say how many rows they had."""
-    names = dict(zip(setup.data.samples.ids.tolist(), setup.data.samples.objects, strict=True))
+    names = dict(zip(setup.data.samples.ids.tolist(), setup.data.names, strict=True))
     tables = (_table(batch, names, setup.data.classes) for batch in batches)
     first = next(tables, None)
     if first is None:

@@ -1,0 +1,97 @@
+"""The verb ``ingest``: keep a data set's images in the form in which a network takes them."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from frostline.cli.amounts import BYTES
+from frostline.cli.options import as_json
+from frostline.cli.progress import ProgressBar
+from frostline.cli.show import print_json
+from frostline.core.amounts import in_bytes, in_seconds
+from frostline.errors import SettingError
+from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, efficientnet_lite, imagenet
+
+__all__ = ("ingest",)
+
+_PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
+
+
+@click.command(epilog="Example: frostline ingest photos/ ready/ --form ready --preprocess imagenet:224")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DEST")
+@click.option("--form", type=click.Choice(["ready"]), default="ready", show_default=True, help="What to make.")
+@click.option("--resize", type=int, metavar="N", help="Shorter side to N pixels, and the middle N x N of it.")
+@click.option(
+    "--preprocess",
+    metavar="FILE|PRESET",
+    help="What jobs will declare, as JSON, or imagenet:SIDE or efficientnet_lite:SIDE.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["uint8", "fp16"]),
+    default="uint8",
+    show_default=True,
+    help="uint8 keeps pixels, and features stay the same bits; fp16 what the network takes, rounded.",
+)
+@click.option("--object-size", type=BYTES, default="64MiB", show_default=True, help="Of one object.")
+@click.option(
+    "--skip-allowance", default=0.01, show_default=True, metavar="SHARE", help="Share that may be unreadable."
+)
+@as_json
+def ingest(source: str, destination: str, *, form: str, as_json: bool, **options: Any) -> None:  # noqa: ARG001
+    """Decode, scale and crop every image once, and keep the pixels in large objects.
+
+    Jobs on DEST read them with no decoding. They declare the same preprocessing as on SRC and get the same pixels,
+    to the bit; what is random, or was not applied, is done by the job. After a kill, run it again: it goes on.
+    """
+    from frostline.datasets import Dataset
+    from frostline.datasets.ingest import ingest as run
+
+    applied = _applied(options["resize"], options["preprocess"], options["dtype"])
+    with ProgressBar() as progress:
+        done = run(
+            Dataset(source),
+            destination,
+            applied,
+            object_bytes=options["object_size"],
+            skip_allowance=options["skip_allowance"],
+            observe=progress,
+        )
+    if as_json:
+        print_json({**done.to_json(), "applied": applied.to_json()})
+        return
+    click.echo(
+        f"{done.samples} samples in {done.objects} objects of together {in_bytes(done.nbytes)} at {done.url}; "
+        f"{done.made} objects made now, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
+    )
+    click.echo(f"applied: {applied}")
+
+
+def _applied(resize: int | None, preprocess: str | None, dtype: Literal["uint8", "fp16"]) -> Applied:
+    if (resize is None) == (preprocess is None):
+        raise SettingError("say what to apply: either --resize N or --preprocess FILE, such as imagenet:224")
+    if preprocess is not None:
+        return Applied.to(_declared(preprocess), dtype)
+    if dtype != "uint8":
+        raise SettingError("--dtype fp16 keeps what a network takes: give its --preprocess, not --resize")
+    assert resize is not None
+    plain = Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)
+    return Applied.to(Preprocess(steps=(Decode(), Resize(resize), CenterCrop(resize), plain)), dtype)
+
+
+def _declared(name: str) -> Preprocess:
+    preset, _, side = name.partition(":")
+    if preset in _PRESETS and side.isdecimal():
+        return _PRESETS[preset](int(side))
+    try:
+        value = json.loads(Path(name).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(
+            f"--preprocess {name}: no such file, and none of the presets {', '.join(f'{one}:SIDE' for one in _PRESETS)}"
+        ) from error
+    except ValueError as error:
+        raise SettingError(f"--preprocess {name} is no JSON: {error}") from error
+    return Preprocess.from_json(value)

@@ -1,0 +1,230 @@
+"""Makes a ready form of a data set: decodes each image once, object by object, so that it can be taken up again."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from frostline.core import Skipped
+from frostline.datasets.dataset import Dataset
+from frostline.datasets.ready import LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
+from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
+from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
+from frostline.preprocess import Applied
+from frostline.preprocess.apply import decode_applied
+from frostline.preprocess.records import pack_into, record_bytes
+from frostline.stores.faces import ObjectStore, Readable
+from frostline.stores.folder import FolderStore
+from frostline.stores.objects import open_store
+
+__all__ = ("OBJECT_BYTES", "Ingested", "ingest")
+
+OBJECT_BYTES = 64 << 20
+"""Large enough that a disk or a store reads it at its full speed, small enough that a kill costs seconds."""
+
+# Images read and decoded at once: more than cores, so that a store some milliseconds away is hidden.
+_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingested:
+    """What making a ready form did.
+
+    Attributes:
+        url: where it is.
+        digest: of the form.
+        samples: in it.
+        objects: that hold them.
+        nbytes: of these objects.
+        made: objects that were made now; the others were there from before.
+        seconds: that it took now.
+        skipped: samples that could not be read; they have no record.
+    """
+
+    url: str
+    digest: str
+    samples: int
+    objects: int
+    nbytes: int
+    made: int
+    seconds: float
+    skipped: tuple[Skipped, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
+
+
+def ingest(
+    source: Dataset,
+    destination: str | Path,
+    applied: Applied,
+    *,
+    object_bytes: int = OBJECT_BYTES,
+    skip_allowance: float = 0.01,
+    observe: Observer,
+) -> Ingested:
+    """Keep the pixels of a data set's images, as far as they are the same in every epoch.
+
+    Every object appears whole and is never written twice; what was made before a run was broken off is taken up,
+    and a form that is whole is left as it is. The data set can be used when the last file, its table, is there.
+    Memory is that of two objects and of the images in work.
+
+    Args:
+        source: images.
+        destination: URL or folder; empty, or with a part of the same form.
+        applied: what to do to each image.
+        object_bytes: of one object.
+        skip_allowance: share of the images that may be unreadable.
+        observe: told what happens.
+
+    Raises:
+        SettingError: the source is a ready form itself, or the destination holds something else.
+        TooManySkipped: more images were unreadable than allowed.
+        DataError: none of them can be read.
+        OutOfSpace: the destination is full; run it again when there is room.
+        StoreError: a store failed; run it again.
+    """
+    started = time.perf_counter()
+    if source.applied is not None:
+        raise SettingError(f"{source.url} is a ready form already: make others from the images")
+    layout = Layout.of(source.digest, len(source), applied, object_bytes=object_bytes)
+    store = _destination(destination)
+    there = {entry.object: entry.size for entry in store.list()}
+    _claim(store, layout, there)
+    observe(PhaseStarted(name="making the ready form"))
+    most_skipped = math.ceil(skip_allowance * len(source))
+    with ExitStack() as stack:
+        maker = _Maker(source, open_store(source.url), store, layout, stack)
+        parts, made = _parts(maker, there, most_skipped, observe)
+    digest, table = table_file(layout, parts, source.classes)
+    samples = sum(len(part.samples) for part in parts)
+    if not samples:
+        raise DataError(f"none of the {len(source)} samples of {source.url} can be read")
+    if TABLE not in there or bytes(store.read(TABLE, 0, there[TABLE])) != table:
+        store.write(TABLE, table)
+    return Ingested(
+        url=store.url,
+        digest=digest,
+        samples=samples,
+        objects=layout.objects,
+        nbytes=sum(map(layout.size, range(layout.objects))),
+        made=made,
+        seconds=time.perf_counter() - started,
+        skipped=tuple(one for part in parts for one in part.skipped),
+    )
+
+
+def _destination(destination: str | Path) -> ObjectStore:
+    store = open_store(str(destination))
+    if isinstance(store, FolderStore):
+        store.create()
+    return store
+
+
+def _claim(store: ObjectStore, layout: Layout, there: dict[str, int]) -> None:
+    """Write down what is being made, or make sure that it is what was written down."""
+    if LAYOUT not in there:
+        other = next((name for name in there if not name.startswith(".")), None)
+        if other is not None:
+            raise SettingError(f"{store.url} is not empty, it holds {other}: choose another place for the ready form")
+        store.write(LAYOUT, json.dumps(layout.to_json(), indent=1).encode())
+        return
+    if Layout.from_json(store.read(LAYOUT, 0, there[LAYOUT])) != layout:
+        raise SettingError(
+            f"{store.url} holds a ready form of other data, or one made otherwise: choose another place for this one"
+        )
+
+
+def _parts(maker: "_Maker", there: dict[str, int], most_skipped: int, observe: Observer) -> tuple[list[Part], int]:
+    """Every part in order, and how many of them were made now."""
+    parts: list[Part] = []
+    written: list[Future[None]] = []
+    made = skipped = 0
+    for number in range(maker.layout.objects):
+        part = maker.found(number, there)
+        if part is None:
+            part, contents = maker.made(number)
+            made += 1
+            for one in part.skipped:
+                observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason))
+            # One object is written while the next one is made, and no third one takes memory.
+            while written:
+                written.pop().result()
+            written.append(maker.write(part, contents))
+        parts.append(part)
+        skipped += len(part.skipped)
+        if skipped > most_skipped:
+            raise TooManySkipped(
+                f"{skipped} of {maker.layout.samples} samples cannot be read, and at most {most_skipped} may be left "
+                "out: see which, or allow more with --skip-allowance"
+            )
+        observe(Counted(done=maker.layout.rows(number).stop, total=maker.layout.samples))
+    for one_written in written:
+        one_written.result()
+    return parts, made
+
+
+class _Maker:
+    """Makes the objects of one ready form; ``stack`` ends its threads."""
+
+    def __init__(self, source: Dataset, images: Readable, store: ObjectStore, layout: Layout, stack: ExitStack) -> None:
+        self.layout = layout
+        self._samples = source.samples
+        self._names = source.names
+        self._images = images
+        self._store = store
+        self._readers = ThreadPoolExecutor(_THREADS, "frostline-ingest")
+        self._writer = ThreadPoolExecutor(1, "frostline-write")
+        stack.callback(self._writer.shutdown)
+        stack.callback(self._readers.shutdown, cancel_futures=True)
+
+    def found(self, number: int, there: dict[str, int]) -> Part | None:
+        """The part of an object that is there already."""
+        name = part_name(number)
+        if name not in there or there.get(object_name(number)) != self.layout.size(number):
+            return None
+        return Part.from_file(self._store.read(name, 0, there[name]), self.layout, number)
+
+    def made(self, number: int) -> tuple[Part, memoryview]:
+        """An object and its part, not yet written."""
+        contents = memoryview(bytearray(self.layout.size(number)))
+        rows = self.layout.rows(number)
+        outcomes: Sequence[Skipped | None] = list(self._readers.map(lambda row: self._record(row, contents), rows))
+        part = Part.made(
+            self.layout,
+            number,
+            sha256=hashlib.sha256(contents).hexdigest(),
+            source=self._samples,
+            names=self._names,
+            skipped=tuple(one for one in outcomes if one is not None),
+        )
+        return part, contents
+
+    def write(self, part: Part, contents: memoryview) -> Future[None]:
+        """Put an object in its place, and then its part: where that is, the object is whole."""
+        return self._writer.submit(self._written, part, contents)
+
+    def _written(self, part: Part, contents: memoryview) -> None:
+        name = object_name(part.number)
+        self._store.write(name, contents)
+        if isinstance(self._store, FolderStore):
+            self._store.seal(name)
+        self._store.write(part_name(part.number), part.to_file())
+
+    def _record(self, row: int, contents: memoryview) -> Skipped | None:
+        samples = self._samples
+        offset = self.layout.offset(row)
+        record = contents[offset : offset + record_bytes(self.layout.applied.stored)]
+        try:
+            encoded = self._images.read(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+            pack_into(record, decode_applied(self.layout.applied, encoded))
+        except (ObjectNotFound, SampleError) as error:
+            return Skipped(id=int(samples.ids[row]), object=self._names[row], reason=str(error))
+        return None

@@ -1,0 +1,296 @@
+"""The ready form as data: where its records lie in large objects, and the tables that name them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from frostline.core import Samples, Skipped
+from frostline.errors import DataError
+from frostline.preprocess import Applied
+from frostline.preprocess.records import record_bytes, record_stride
+
+__all__ = ("LAYOUT", "TABLE", "Layout", "Part", "ReadyTable", "object_name", "part_name", "table_file")
+
+_FOLDER = ".frostline/ready"
+LAYOUT = f"{_FOLDER}/layout.json"
+"""Written first: what is being made."""
+TABLE = f"{_FOLDER}/samples.parquet"
+"""Written last: where it is, the form is whole."""
+
+_FORMAT = 1
+_SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "object": pa.string(),
+        "offset": pa.int64(),
+        "length": pa.int64(),
+        "label": pa.int64(),
+        "name": pa.string(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What goes where; the same for the same source and steps, so that work can be taken up again.
+
+    Attributes:
+        source: digest of the data set that the form is made of.
+        applied: what is done to its images.
+        samples: how many there are, one record each, in the order of the source.
+        records_per_object: of every object but perhaps the last.
+    """
+
+    source: str
+    applied: Applied
+    samples: int
+    records_per_object: int
+
+    @classmethod
+    def of(cls, source: str, samples: int, applied: Applied, *, object_bytes: int) -> "Layout":
+        """Objects as large as they can be within ``object_bytes``, but of one record at least."""
+        records = max(1, object_bytes // record_stride(applied.stored))
+        return cls(source=source, applied=applied, samples=samples, records_per_object=records)
+
+    @property
+    def objects(self) -> int:
+        """How many objects hold the records."""
+        return -(-self.samples // self.records_per_object)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def rows(self, number: int) -> range:
+        """The source's rows whose records lie in an object."""
+        start = number * self.records_per_object
+        return range(start, min(start + self.records_per_object, self.samples))
+
+    def size(self, number: int) -> int:
+        """Bytes of an object; a sample that could not be read leaves its place empty."""
+        return len(self.rows(number)) * record_stride(self.applied.stored)
+
+    def offset(self, row: int) -> int:
+        """Where a row's record starts in its object."""
+        return row % self.records_per_object * record_stride(self.applied.stored)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {
+            "format": _FORMAT,
+            "source": self.source,
+            "applied": self.applied.to_json(),
+            "samples": self.samples,
+            "records_per_object": self.records_per_object,
+        }
+
+    @classmethod
+    def from_json(cls, data: bytes | memoryview) -> "Layout":
+        """Read the text of ``to_json``.
+
+        Raises:
+            DataError: it is damaged, or of another version.
+        """
+        try:
+            value = json.loads(bytes(data))
+            if value.pop("format") != _FORMAT:
+                raise DataError("a ready form of another version: make it again")
+            return cls(**{**value, "applied": Applied.from_json(value["applied"])})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError("the layout of a ready form is damaged: make it again in an empty place") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """The records of one object.
+
+    Attributes:
+        layout: digest of the layout.
+        number: of the object.
+        sha256: of the object.
+        samples: that have a record in it.
+        names: of the images that they were made from.
+        skipped: samples that could not be read.
+    """
+
+    layout: str
+    number: int
+    sha256: str
+    samples: Samples
+    names: Sequence[str]
+    skipped: tuple[Skipped, ...]
+
+    @classmethod
+    def made(
+        cls,
+        layout: Layout,
+        number: int,
+        *,
+        sha256: str,
+        source: Samples,
+        names: Sequence[str],
+        skipped: tuple[Skipped, ...],
+    ) -> "Part":
+        """The records of an object that was just made from these rows of the source."""
+        lost = {one.id for one in skipped}
+        rows = layout.rows(number)
+        kept = [row for row in rows if int(source.ids[row]) not in lost]
+        places = np.array(kept, np.int64)
+        length = record_bytes(layout.applied.stored)
+        samples = Samples(
+            ids=source.ids[places],
+            objects=[object_name(number)] * len(kept),
+            offsets=np.array([layout.offset(row) for row in kept], np.int64),
+            lengths=np.full(len(kept), length, np.int64),
+            labels=source.labels[places],
+        )
+        return cls(
+            layout=layout.digest,
+            number=number,
+            sha256=sha256,
+            samples=samples,
+            names=[names[row] for row in kept],
+            skipped=skipped,
+        )
+
+    def to_file(self) -> bytes:
+        """The part as a small Parquet table."""
+        about = {
+            "layout": self.layout,
+            "number": self.number,
+            "sha256": self.sha256,
+            "skipped": [asdict(one) for one in self.skipped],
+        }
+        return _file(_table(self.samples, self.names), {"frostline.part": json.dumps(about)})
+
+    @classmethod
+    def from_file(cls, data: bytes | memoryview, layout: Layout, number: int) -> "Part | None":
+        """The part of that object; None where the file is damaged or another's."""
+        table = _parsed(data, "frostline.part")
+        if table is None:
+            return None
+        about = _about(table, "frostline.part")
+        if (about["layout"], about["number"]) != (layout.digest, number):
+            return None
+        samples, names = _columns(table)
+        skipped = tuple(Skipped(**one) for one in about["skipped"])
+        return cls(
+            layout=about["layout"], number=number, sha256=about["sha256"], samples=samples, names=names, skipped=skipped
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadyTable:
+    """All samples of a ready form that is whole.
+
+    Attributes:
+        digest: SHA-256 of the layout and of every object.
+        layout: what went where.
+        classes: names, by label.
+        samples: one row a sample, in the order of the source.
+        names: of the images that they were made from.
+    """
+
+    digest: str
+    layout: Layout
+    classes: tuple[str, ...]
+    samples: Samples
+    names: tuple[str, ...]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each object, by name."""
+        return {object_name(number): self.layout.size(number) for number in range(self.layout.objects)}
+
+    @classmethod
+    def from_file(cls, data: bytes | memoryview) -> "ReadyTable":
+        """Read the text of ``table_file``.
+
+        Raises:
+            DataError: it is damaged, or of another version.
+        """
+        table = _parsed(data, "frostline.ready")
+        if table is None:
+            raise DataError("the table of a ready form is damaged: run frostline ingest again")
+        about = _about(table, "frostline.ready")
+        samples, names = _columns(table)
+        return cls(
+            digest=about["digest"],
+            layout=Layout.from_json(json.dumps(about["layout"]).encode()),
+            classes=tuple(about["classes"]),
+            samples=samples,
+            names=tuple(names),
+        )
+
+
+def table_file(layout: Layout, parts: Sequence[Part], classes: Sequence[str]) -> tuple[str, bytes]:
+    """The digest of a ready form and its table as a Parquet file, from all of its parts in order."""
+    content = "\0".join((layout.digest, *(part.sha256 for part in parts)))
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    about = {
+        "digest": digest,
+        "layout": layout.to_json(),
+        "classes": list(classes),
+        "objects": [part.sha256 for part in parts],
+    }
+    table = pa.concat_tables([_table(part.samples, part.names) for part in parts])
+    return digest, _file(table, {"frostline.ready": json.dumps(about)})
+
+
+def object_name(number: int) -> str:
+    """Name of the object with that number."""
+    return f"pixels/{number:06}.ready"
+
+
+def part_name(number: int) -> str:
+    """Name of the table of what is in that object; written when the object is in its place."""
+    return f"{_FOLDER}/parts/{number:06}.parquet"
+
+
+def _table(samples: Samples, names: Sequence[str]) -> pa.Table:
+    columns = [samples.ids, samples.objects, samples.offsets, samples.lengths, samples.labels, names]
+    return pa.table([pa.array(column) for column in columns], schema=_SCHEMA) if len(samples) else _SCHEMA.empty_table()
+
+
+def _columns(table: pa.Table) -> tuple[Samples, list[str]]:
+    samples = Samples(
+        ids=_numbers(table, "id"),
+        objects=table["object"].to_pylist(),
+        offsets=_numbers(table, "offset"),
+        lengths=_numbers(table, "length"),
+        labels=_numbers(table, "label"),
+    )
+    return samples, table["name"].to_pylist()
+
+
+def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
+    return np.asarray(table[name].to_numpy(), np.int64)
+
+
+def _file(table: pa.Table, about: dict[str, str]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(about), sink, compression="zstd", write_page_checksum=True)
+    return bytes(sink.getvalue())
+
+
+def _parsed(data: bytes | memoryview, kind: str) -> pa.Table | None:
+    # One thread: Arrow's pool would not survive a fork of the process.
+    try:
+        table = pq.ParquetFile(pa.py_buffer(data), page_checksum_verification=True).read(use_threads=False)
+    except (pa.ArrowException, OSError):
+        return None
+    is_ours = table.schema.equals(_SCHEMA) and kind.encode() in (table.schema.metadata or {})
+    return table if is_ours else None
+
+
+def _about(table: pa.Table, kind: str) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(table.schema.metadata[kind.encode()])
+    return about

@@ -1,0 +1,92 @@
+"""Opens and decodes encoded images with Pillow, within bounds, and says what is wrong with broken ones."""
+
+import struct
+import zlib
+from collections.abc import Callable
+from io import BytesIO
+
+from PIL import Image, UnidentifiedImageError
+
+from frostline.errors import SampleError
+
+__all__ = ("check_size", "decoded", "size_of")
+
+Size = tuple[int, int]
+
+# Only what the suffixes of a data set can name: Pillow's other readers start programs or fetch files.
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+_MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV"}
+
+# What Pillow's readers raise on bytes that are not what they claim to be.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    EOFError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+
+
+def decoded(
+    encoded: bytes | memoryview, mode: str, *, most_pixels: int, enough: Callable[[Size], Size] | None = None
+) -> Image.Image:
+    """The pixels of an image.
+
+    Args:
+        encoded: the image as stored.
+        mode: to convert to, as Pillow does.
+        most_pixels: of the image; looked up in its header before anything is decoded.
+        enough: from the image's size the least one that is still large enough: a JPEG is then decoded at the smallest
+            scale that keeps it. None decodes whole.
+
+    Raises:
+        SampleError: it is broken, too large or of a kind that is not read.
+    """
+    try:
+        image = Image.open(BytesIO(encoded), formats=_FORMATS)
+        check_size(image.size, most_pixels, "it has")
+        if image.mode not in _MODES:
+            raise SampleError(f"pixels of kind {image.mode} are not read: 8 bits a channel are")
+        if enough is not None:
+            # The mode stays as it is, so that colours are converted as ever. Other formats know no draft.
+            image.draft(None, enough(image.size))
+        image.load()
+        return image if image.mode == mode else image.convert(mode)
+    except UnidentifiedImageError as error:
+        raise SampleError("not an image of a known format, or its header is broken") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise SampleError(f"too many pixels: the most are {most_pixels}") from error
+    except _BROKEN as error:
+        raise SampleError(f"broken image: {_reason(error)}") from error
+
+
+def size_of(encoded: bytes | memoryview) -> Size:
+    """Width and height from an image's header alone; 0 and 0 where it is broken."""
+    try:
+        return Image.open(BytesIO(encoded), formats=_FORMATS).size
+    except _BROKEN:
+        return 0, 0
+
+
+def check_size(size: Size, most_pixels: int, what: str) -> None:
+    """Refuse an image, or what is to be made of it, with more pixels than allowed.
+
+    Raises:
+        SampleError: the sentence says ``what`` it has.
+    """
+    width, height = size
+    if width * height > most_pixels:
+        raise SampleError(f"too many pixels: {what} {width} x {height}, the most are {most_pixels}")
+
+
+def _reason(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words[:120] or type(error).__name__

@@ -1,0 +1,301 @@
+"""The ready form: the same pixels with no decode, whole or not there, taken up again after a kill."""
+
+import json
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import frostline as fl
+from frostline.datasets.ingest import ingest
+from frostline.datasets.ready import TABLE, part_name
+from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
+from frostline.events import SampleSkipped
+from frostline.preprocess import (
+    Applied,
+    CenterCrop,
+    ColorJitter,
+    Decode,
+    Normalize,
+    Preprocess,
+    RandomHorizontalFlip,
+    Resize,
+    efficientnet_lite,
+    imagenet,
+)
+from frostline.stores.objects import open_store
+from support.images import image_folder
+from support.nodes import until
+
+PLAIN = Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)
+SQUARE = Preprocess(steps=(Decode(), Resize(256), CenterCrop(256), PLAIN))
+
+
+def quiet(_):
+    pass
+
+
+def ready(source, destination, preprocess, *, dtype="uint8", object_bytes=1 << 20, **options):
+    """The ready form of a data set."""
+    options = {"observe": quiet, **options}
+    ingest(source, destination, Applied.to(preprocess, dtype), object_bytes=object_bytes, **options)
+    return fl.Dataset(destination)
+
+
+def rows(data, preprocess, **options):
+    """Pixels, labels and ids of an epoch, as a plain loader hands them out."""
+    with fl.offload(None, data, preprocess=preprocess, **options) as job:
+        batches = list(job.loader(16, shuffle=True, seed=3, epoch=1))
+    return [np.concatenate(column) for column in zip(*((b.features, b.labels, b.ids) for b in batches), strict=True)]
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def some_photographs(photographs):
+    data = fl.Dataset(photographs)
+    return data.take(np.linspace(0, len(data) - 1, 12).astype(np.int64))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=8)
+
+
+AUGMENTED = Preprocess(
+    steps=(*SQUARE.steps[:-1], RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), *imagenet(224, True).steps[1:])
+)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+@pytest.mark.parametrize(
+    ("kept", "declared"),
+    [
+        (imagenet(224), imagenet(224)),
+        (efficientnet_lite(96), efficientnet_lite(96)),
+        (SQUARE, imagenet(224)),
+        (SQUARE, AUGMENTED),
+        (AUGMENTED, AUGMENTED),
+    ],
+)
+def test_photographs_give_the_same_pixels_to_the_bit(some_photographs, tmp_path, kept, declared, cut):
+    form = ready(some_photographs, tmp_path / "ready", kept)
+    assert same(rows(form, declared, cut=cut), rows(some_photographs, declared, cut=cut))
+
+
+def test_nothing_is_decoded_when_it_is_read(images, tmp_path):
+    form = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    rest = form.rest_of(imagenet(32))
+    assert [type(step).__name__ for step in rest.steps] == ["Stored", "Normalize"]
+
+
+def test_ids_labels_classes_and_names_are_those_of_the_images(images, tmp_path):
+    source = fl.Dataset(images)
+    form = ready(source, tmp_path, imagenet(32), object_bytes=20_000)
+    assert form.samples.ids.tolist() == source.samples.ids.tolist()
+    assert form.samples.labels.tolist() == source.samples.labels.tolist()
+    assert (form.classes, form.names) == (source.classes, tuple(source.samples.objects))
+    part = form.take(np.array([5, 2]))
+    assert part.names == (source.samples.objects[5], source.samples.objects[2])
+    assert set(form.samples.offsets % 512) == {0}
+
+
+def test_grey_and_16_bit_forms_keep_what_the_network_takes(images, tmp_path):
+    source = fl.Dataset(images)
+    grey = Preprocess(steps=(Decode("L"), Resize(32), CenterCrop(32), Normalize(mean=(3.0,), std=(2.0,))))
+    assert same(rows(ready(source, tmp_path / "grey", grey), grey), rows(source, grey))
+    half = ready(source, tmp_path / "half", imagenet(32), dtype="fp16")
+    ours, exact = rows(half, imagenet(32), accuracy="fp16")[0], rows(source, imagenet(32))[0]
+    assert np.array_equal(ours, exact.astype(np.float16).astype(np.float32))
+    with pytest.raises(SettingError, match="accuracy='fp16'"):
+        rows(half, imagenet(32))
+    with pytest.raises(SettingError, match="random"):
+        Applied.to(imagenet(32, augment=True), "fp16")
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        imagenet(192),
+        efficientnet_lite(224),
+        imagenet(224, augment=True),
+        Preprocess(steps=(Decode("L"), Resize(256), CenterCrop(256), Normalize(mean=(0.0,), std=(1.0,)))),
+        Preprocess(steps=(Decode(reduced=True), Resize(256), CenterCrop(256), PLAIN)),
+        Preprocess(steps=(Decode(), Resize(256), CenterCrop(226), PLAIN)),
+        Preprocess(steps=(Decode(), Resize(256), CenterCrop(260), PLAIN)),
+    ],
+)
+def test_a_preprocessing_that_starts_otherwise_is_refused(declared):
+    with pytest.raises(SettingError, match=r"made with .*Resize\(shorter=256.* does not start with that"):
+        Applied.to(SQUARE, "uint8").rest(declared)
+
+
+def test_images_of_several_sizes_cannot_be_kept():
+    with pytest.raises(SettingError, match="CenterCrop"):
+        Applied.to(imagenet(224, augment=True), "uint8")
+
+
+def test_a_form_that_is_whole_is_left_as_it_is(images, tmp_path):
+    source, applied = fl.Dataset(images), Applied.to(imagenet(32), "uint8")
+    first = ingest(source, tmp_path, applied, object_bytes=20_000, observe=quiet)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    again = ingest(source, tmp_path, applied, object_bytes=20_000, observe=quiet)
+    assert (first.made, again.made) == (first.objects, 0)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert again.digest == first.digest
+
+
+def test_other_data_or_other_steps_do_not_mix(images, tmp_path):
+    source = fl.Dataset(images)
+    ready(source, tmp_path / "one", imagenet(32))
+    with pytest.raises(SettingError, match="choose another place"):
+        ready(source, tmp_path / "one", imagenet(40))
+    with pytest.raises(SettingError, match="is not empty"):
+        ready(source, images, imagenet(32))
+    with pytest.raises(SettingError, match="ready form already"):
+        ready(fl.Dataset(tmp_path / "one"), tmp_path / "two", imagenet(32))
+
+
+def test_what_is_lost_is_made_again_and_a_form_that_is_not_whole_is_refused(images, tmp_path):
+    source = fl.Dataset(images)
+    whole = ready(source, tmp_path, imagenet(32), object_bytes=20_000)
+    objects = sorted((tmp_path / "pixels").iterdir())
+    good = objects[1].read_bytes()
+    objects[0].unlink()
+    objects[1].chmod(0o644)
+    objects[1].write_bytes(good[:-512])
+    (tmp_path / part_name(2)).write_bytes(b"rubbish")
+    with pytest.raises(DataError, match="run frostline ingest again"):
+        len(fl.Dataset(tmp_path))
+    (tmp_path / TABLE).unlink()
+    with pytest.raises(DataError, match="is not whole"):
+        len(fl.Dataset(tmp_path))
+    made = ingest(source, tmp_path, Applied.to(imagenet(32), "uint8"), object_bytes=20_000, observe=quiet)
+    assert made.made == 3
+    assert objects[1].read_bytes() == good
+    assert fl.Dataset(tmp_path).samples.ids.tolist() == whole.samples.ids.tolist()
+
+
+def test_a_damaged_record_is_skipped_and_never_handed_out(images, tmp_path):
+    form = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    [path] = (tmp_path / "pixels").iterdir()
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(int(form.samples.offsets[4]) + 77)
+        file.write(b"\xff\x00\xff")
+    form, heard = fl.Dataset(tmp_path), []
+    ids = rows(form, imagenet(32), observe=heard.append)[2]
+    assert set(form.samples.ids.tolist()) - set(ids.tolist()) == {int(form.samples.ids[4])}
+    assert ["checksum" in one.reason for one in heard if isinstance(one, SampleSkipped)] == [True]
+
+
+def test_images_that_cannot_be_read_are_left_out_up_to_the_allowance(images, tmp_path):
+    broken = shutil.copytree(images, tmp_path / "broken")
+    (broken / "noise" / "003.jpg").write_bytes(b"no image")
+    with pytest.raises(TooManySkipped, match="1 of 24"):
+        ready(fl.Dataset(broken), tmp_path / "none", imagenet(32), skip_allowance=0)
+    heard = []
+    form = ready(fl.Dataset(broken), tmp_path / "some", imagenet(32), skip_allowance=0.1, observe=heard.append)
+    assert [one.object for one in heard if isinstance(one, SampleSkipped)] == ["noise/003.jpg"]
+    assert len(form) == 23
+    assert "noise/003.jpg" not in form.names
+
+
+def test_objects_of_a_local_form_are_sealed_and_mapped(images, tmp_path):
+    from frostline.stores.folder import FolderStore
+    from frostline.stores.mapped import MappedFolder
+
+    form = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    [path] = (tmp_path / "pixels").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    store = MappedFolder(FolderStore(str(tmp_path)))
+    name, offset, length = form.samples.objects[0], int(form.samples.offsets[3]), int(form.samples.lengths[3])
+    view = store.read(name, offset, length)
+    assert bytes(view) == path.read_bytes()[offset : offset + length]
+    assert type(view.obj).__name__ == "mmap"
+    assert view.readonly
+    replaced = path.with_name("new")
+    replaced.write_bytes(bytes(path.stat().st_size))
+    replaced.chmod(0o444)
+    replaced.replace(path)
+    assert not any(store.read(name, offset, length))
+    assert any(view)
+    path.chmod(0o644)
+    assert isinstance(store.read(name, offset, length), bytes)
+
+
+def test_a_form_in_another_store_gives_the_same_pixels(images):
+    source = fl.Dataset(images)
+    form = ready(source, "memory://forms/one", imagenet(32), object_bytes=20_000)
+    assert same(rows(form, imagenet(32)), rows(source, imagenet(32)))
+    assert open_store(form.url).url == "memory://forms/one"
+
+
+def test_a_killed_ingest_goes_on_where_it_was(tmp_path):
+    images = image_folder(tmp_path / "images", per_class=120)
+    straight = ready(fl.Dataset(images), tmp_path / "straight", imagenet(128), object_bytes=500_000)
+    verb = [
+        sys.executable,
+        "-c",
+        "from frostline.cli import main; main()",
+        "ingest",
+        str(images),
+        str(tmp_path / "ready"),
+    ]
+    verb += ["--preprocess", "imagenet:128", "--object-size", "500000", "--json"]
+    parts = tmp_path / "ready" / ".frostline" / "ready" / "parts"
+    with subprocess.Popen(verb, stdout=subprocess.DEVNULL) as process:
+        until(lambda: process.poll() is not None or len(list(parts.glob("*.parquet"))) >= 3)
+        process.send_signal(signal.SIGKILL)
+    done = json.loads(subprocess.run(verb, check=True, capture_output=True).stdout)
+    assert 0 < done["made"] < done["objects"]
+    form = fl.Dataset(tmp_path / "ready")
+    assert form.samples.ids.tolist() == straight.samples.ids.tolist()
+    for path in sorted((tmp_path / "straight" / "pixels").iterdir()):
+        assert (tmp_path / "ready" / "pixels" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_record_of_another_length_is_no_record():
+    from frostline.preprocess.records import unpacked
+
+    with pytest.raises(SampleError, match="no record"):
+        unpacked(Applied.to(imagenet(32), "uint8").stored, bytes(100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "either --resize N or --preprocess"),
+        (["--resize", "32", "--preprocess", "imagenet:32"], "either --resize N or --preprocess"),
+        (["--resize", "32", "--dtype", "fp16"], "give its --preprocess"),
+        (["--preprocess", "nowhere"], "none of the presets"),
+        (["--preprocess", "{images}/circle/000.jpg"], "none of the presets"),
+        (["--resize", "0"], "from 1 to 4096"),
+    ],
+)
+def test_a_mistake_at_the_verb_is_a_sentence(images, tmp_path, capsys, arguments, sentence):
+    from frostline.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["ingest", str(images), str(tmp_path / "to"), *(one.format(images=images) for one in arguments)])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+    assert not Path(tmp_path / "to").exists()
+
+
+def test_the_verb_takes_a_file_and_says_what_it_did(images, tmp_path, capsys):
+    from frostline.cli import main
+
+    (tmp_path / "steps.json").write_text(json.dumps(imagenet(32).to_json()))
+    with pytest.raises(SystemExit) as ended:
+        main(["ingest", str(images), str(tmp_path / "to"), "--preprocess", str(tmp_path / "steps.json")])
+    assert not ended.value.code
+    assert "24 samples in 1 objects" in capsys.readouterr().out
+    assert len(fl.Dataset(tmp_path / "to")) == 24
