@@ -1,10 +1,11 @@
-"""The verb ``extract``: the features of a whole data set, to Parquet."""
+"""The verb ``extract``: the features of a whole data set, to Parquet or safetensors."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from frostline.cli.amounts import BYTES
 from frostline.cli.options import as_json, job_options, policy_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
@@ -19,17 +20,28 @@ __all__ = ("extract",)
 )
 @job_options
 @policy_option
-@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="To write.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help=".parquet or .safetensors.",
+)
+@click.option("--part-size", type=BYTES, default="64MiB", show_default=True, help="Features kept at once meanwhile.")
 @as_json
-def extract(job: JobSettings, out: Path, as_json: bool) -> None:
-    """Write the features of every sample to a Parquet file.
+def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
+    """Write the features of every sample to a file that ends in .parquet or .safetensors.
 
-    Columns: id, object, label, class, and features as a fixed-shape tensor. The file appears when it is whole.
+    Parquet has the columns id, object, label, class, and features as a fixed-shape tensor; safetensors the tensors
+    features, ids and labels. The file appears when it is whole. Parts are kept beside it until then: after a kill,
+    run the same again, and it goes on where it was. With --near several times the nodes share the work.
     """
     from frostline.training.extract import extract as run
 
     # Each sample comes once, so nothing is worth keeping.
-    settings = ExtractSettings(job=replace(job, loader=replace(job.loader, cache_bytes=0)), out=out)
+    settings = ExtractSettings(
+        job=replace(job, loader=replace(job.loader, cache_bytes=0)), out=out, part_bytes=part_size
+    )
     with ProgressBar() as progress:
         done = run(settings, progress)
     if as_json:
@@ -38,5 +50,6 @@ def extract(job: JobSettings, out: Path, as_json: bool) -> None:
     click.echo(
         f"{done.samples} samples of {done.shape} {done.dtype} written to {out} in {in_seconds(done.seconds)}; "
         f"{in_bytes(done.wire_bytes)} crossed, {len(done.skipped)} skipped"
+        + (f", {done.taken_up} taken up from before" if done.taken_up else "")
         + (f"; relative error up to {done.codec_error:.2g}" if done.codec_error else "")
     )

@@ -34,7 +34,12 @@ _JOB = (
     click.option(
         "--until", required=True, metavar="LAYER", help="Last frozen module, or 'features': all but the classifier."
     ),
-    click.option("--near", metavar="URL", help="Node beside the data; without it one is started for the job."),
+    click.option(
+        "--near",
+        multiple=True,
+        metavar="URL",
+        help="Node beside the data; may be repeated, to share the work. Without it one is started for the job.",
+    ),
     click.option("--weights", metavar="FILE", help="safetensors file of the whole network's state_dict."),
     click.option("--seed", default=0, show_default=True, help="Of order, split, fresh layers and augmentation."),
     click.option("--cut", type=int, metavar="N", help="Use this cut instead of the planned ones (see: plan)."),
@@ -72,7 +77,8 @@ def job_options(verb: Verb) -> Verb:
     """
 
     @wraps(verb)
-    def with_job(*, skip_allowance: float, node: NodeSettings, **options: Any) -> int | None:
+    def with_job(*, skip_allowance: float, node: NodeSettings, near: Sequence[str], **options: Any) -> int | None:
+        options["near"], options["also_near"] = next(iter(near), None), tuple(near[1:])
         asked = {one.name: options.pop(one.name) for one in fields(JobSettings) if one.name in options}
         loader = LoaderSettings(skip_allowance=skip_allowance)
         return verb(job=JobSettings(**asked, loader=loader, node=node), **options)

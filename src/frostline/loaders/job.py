@@ -1,5 +1,6 @@
 """A job: one network's frozen part on a node, its head here, and loaders over the features between them."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -82,6 +83,14 @@ class Job:
     def where(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a part of the work and where it runs now."""
         return whereabouts(self._pilot.shares, self._cuts, near=self._near, has_head=self._head is not None)
+
+    @property
+    def features_digest(self) -> str:
+        """SHA-256 of what a sample's features depend on, beside the sample: network, frost line and preprocessing."""
+        shipment = self._fetcher.shipment
+        network = "" if shipment is None else shipment.digest
+        content = f"{network} {self.frost_line.number} {self._fetcher.preprocess.digest}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def head(self) -> nn.Module:

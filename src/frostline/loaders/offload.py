@@ -2,12 +2,15 @@
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from torch import nn
 
 from frostline.client.http import HttpTransport
 from frostline.client.local import LocalTransport
+from frostline.client.spread import SpreadTransport
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, FeatureBatch, Route
@@ -39,7 +42,7 @@ def offload(
     data: Dataset,
     *,
     preprocess: Preprocess | None = None,
-    near: str | None = None,
+    near: str | Sequence[str] | None = None,
     cut: int | None = None,
     codec: str | None = None,
     policy: str = "best",
@@ -58,7 +61,8 @@ def offload(
         data: the samples.
         preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready form it
             declares the whole way too; what was applied is not done again.
-        near: URL of a node beside the data; None runs one in this process.
+        near: URL of a node beside the data; or of several that serve the same data, over which the work is spread,
+            and where one dies the others take over. None runs one in this process.
         cut: number of the cut to use; None lets the plan choose.
         codec: name of the codec to use with that cut.
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
@@ -79,7 +83,7 @@ def offload(
         DataError: The data cannot be listed.
         SettingError: There is no such cut, codec or policy, a figure makes no sense, or the data is a ready form that
             was made with other steps.
-        NodeUnreachable: There is no node at ``near``.
+        NodeUnreachable: There is no node at ``near``; where several are given, at none of them.
         Refused: The node will not serve the data or run the network.
     """
     observe = observe or _ignore
@@ -88,7 +92,8 @@ def offload(
     _check_policy(policy, cut, codec)
     preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
     with ExitStack() as stack:
-        transport = _transport(near, data, settings, node or NodeSettings(), stack)
+        nodes = [near] if isinstance(near, str) else list(near or ())
+        transport = _transport(nodes, data, settings, node or NodeSettings(), stack)
         network = None
         if model is not None:
             observe(PhaseStarted(name="tracing the network"))
@@ -110,7 +115,7 @@ def offload(
         situation, plan = None, None
         if network is not None:
             observe(PhaseStarted(name="measuring the cuts"))
-            situation = situate(scene)
+            situation = replace(situate(scene), nodes=max(1, len(nodes)))
             plan = make_plan(situation, policy) if cut is None else fixed(situation, cut, codec)
         ledger = Ledger(observe, most_skipped=settings.most_skipped(len(data)))
         pilot = _pilot(scene, situation, plan, follows=settings.follow and policy == "best" and cut is None, cut=cut)
@@ -123,7 +128,7 @@ def offload(
             head=None if network is None else network.head,
             fallback=None if network is None else network.fallback,
             settings=settings,
-            near=near,
+            near=", ".join(nodes) or None,
             close=stack.pop_all().close,
         )
 
@@ -165,11 +170,12 @@ def _device(model: nn.Module | None) -> str:
 
 
 def _transport(
-    near: str | None, data: Dataset, settings: LoaderSettings, node: NodeSettings, stack: ExitStack
+    nodes: Sequence[str], data: Dataset, settings: LoaderSettings, node: NodeSettings, stack: ExitStack
 ) -> Transport:
-    """The way to the node; ``stack`` closes what was made."""
-    if near is not None:
-        transport: Transport = HttpTransport(near, settings)
+    """The way to the nodes, or to one of this process; ``stack`` closes what was made."""
+    if nodes:
+        ways = [HttpTransport(url, settings) for url in nodes]
+        transport: Transport = ways[0] if len(ways) == 1 else SpreadTransport(ways)
     else:
         embedded = Node(node, (data.url,))
         stack.callback(embedded.close)

@@ -1,22 +1,25 @@
-"""Bulk extraction: the features of every sample of a data set, in the manifest's order, to one Parquet file."""
+"""Bulk extraction: the features of every sample of a data set, in the manifest's order, to one file."""
 
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from frostline.core import Skipped
+from frostline.datasets import Dataset
 from frostline.errors import DataError, ModelError
 from frostline.events import Counted, Observer, PhaseStarted
 from frostline.loaders import Batch
-from frostline.training.files import make_folder, writing
+from frostline.training.feature_files import Contents, check_suffix, tensor_column, write_features
+from frostline.training.files import make_folder
+from frostline.training.parts import Part, Parts, Ranges
 from frostline.training.settings import ExtractSettings
 from frostline.training.setup import Setup, set_up
 
@@ -32,6 +35,7 @@ class Extracted:
     Attributes:
         out: the file.
         samples: rows in it.
+        taken_up: rows that were there from a run that had been broken off.
         shape: of one sample's features.
         dtype: of the features.
         seconds: from the first request to the file's last byte.
@@ -42,6 +46,7 @@ class Extracted:
 
     out: str
     samples: int
+    taken_up: int
     shape: tuple[int, ...]
     dtype: str
     seconds: float
@@ -57,56 +62,131 @@ class Extracted:
 def extract(settings: ExtractSettings, observe: Observer) -> Extracted:
     """Write the features of every readable sample; the file appears when it is whole.
 
+    Parts are kept beside it meanwhile, and a run that was broken off is taken up where it was: the same call goes on.
+    With several nodes the work is spread over them, and where one dies another takes over.
+
     Raises:
         UserError: what the user can put right, a full disk among it.
-        Unavailable: the node stayed away for longer than the loader's ``retry_for_s``.
+        Unavailable: every node stayed away for longer than the loader's ``retry_for_s``.
     """
+    check_suffix(settings.out)
     make_folder(settings.out.parent)
     with set_up(settings.job, observe) as setup:
         started = time.perf_counter()
-        if len(setup.job.frost_line.tensors) != 1:
-            raise ModelError("extraction writes one tensor a sample, and several cross this frost line")
+        work = _Work(settings, setup)
+        found = work.parts.found()
         observe(PhaseStarted(name="extracting"))
-        rows = _write(settings.out, setup, iter(setup.job.loader(_ROWS)), observe)
+        done = {**found, **work.make(found, observe)}
+        contents = Contents(
+            rows=sum(part.rows for part in done.values()),
+            shape=work.shape,
+            dtype=work.dtype,
+            classes=setup.data.classes,
+        )
+        if not contents.rows:
+            raise DataError(f"none of the {len(setup.data)} samples of {setup.data.url} can be read")
+        observe(PhaseStarted(name="joining the parts"))
+        write_features(settings.out, work.parts.tables(), contents)
+        work.parts.remove()
         statistics = setup.job.statistics()
         return Extracted(
             out=str(settings.out),
-            samples=rows,
-            shape=setup.job.frost_line.shapes[0],
-            dtype=setup.job.frost_line.dtypes[0],
+            samples=contents.rows,
+            taken_up=sum(part.rows for part in found.values()),
+            shape=contents.shape,
+            dtype=contents.dtype,
             seconds=time.perf_counter() - started,
             wire_bytes=statistics.wire_bytes,
             codec_error=statistics.codec_error,
-            skipped=statistics.skipped,
+            skipped=tuple(one for number in sorted(done) for one in done[number].skipped),
         )
 
 
-def _write(out: Path, setup: Setup, batches: Iterator[Batch], observe: Observer) -> int:
-    """Write all batches, and say how many rows they had."""
-    names = dict(zip(setup.data.samples.ids.tolist(), setup.data.names, strict=True))
-    tables = (_table(batch, names, setup.data.classes) for batch in batches)
-    first = next(tables, None)
-    if first is None:
-        raise DataError(f"none of the {len(setup.data)} samples of {setup.data.url} can be read")
-    rows = 0
-    with writing(out) as file, pq.ParquetWriter(file, first.schema) as writer:
-        for table in itertools.chain((first,), tables):
-            writer.write_table(table)
-            rows += table.num_rows
-            observe(Counted(done=rows, total=len(setup.data)))
-    return rows
+class _Work:
+    """The parts of one extraction, and the job that makes those that are missing.
+
+    Raises:
+        ModelError: several tensors cross the frost line.
+    """
+
+    def __init__(self, settings: ExtractSettings, setup: Setup) -> None:
+        line = setup.job.frost_line
+        if len(line.tensors) != 1:
+            raise ModelError("extraction writes one tensor a sample, and several cross this frost line")
+        self.shape, self.dtype = line.shapes[0], line.dtypes[0]
+        self._setup = setup
+        self._ranges = Ranges(
+            rows=len(setup.data), rows_per_part=max(1, settings.part_bytes // max(1, line.bytes_per_sample))
+        )
+        identity = {
+            "data": setup.data.digest,
+            "features": setup.job.features_digest,
+            "accuracy": settings.job.accuracy,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+        }
+        self.parts = Parts(settings.out, identity, setup.data.samples.ids, self._ranges)
+
+    def make(self, found: Mapping[int, Part], observe: Observer) -> dict[int, Part]:
+        """Make the parts that are missing, one after another, from one pass over their rows."""
+        missing = [number for number in range(self._ranges.parts) if number not in found]
+        made: dict[int, Part] = {}
+        if missing:
+            for number, pieces in groupby(self._pieces(missing, observe), key=attrgetter("number")):
+                made[number] = self._write(number, list(pieces))
+        # Those of which not one sample could be read came with no piece.
+        return {number: made.get(number) or self._write(number, []) for number in missing}
+
+    def _pieces(self, missing: Sequence[int], observe: Observer) -> Iterator["_Piece"]:
+        """What arrives, in the manifest's order, cut where a part ends."""
+        data = self._setup.data
+        rows = np.concatenate([np.array(self._ranges.of(number), np.int64) for number in missing])
+        by_id = np.argsort(data.samples.ids)
+        done = len(data) - len(rows)
+        for batch in self._setup.job.loader(_ROWS, data=data.take(rows)):
+            here = by_id[np.searchsorted(data.samples.ids, batch.ids.numpy(), sorter=by_id)]
+            numbers = here // self._ranges.rows_per_part
+            for number in np.unique(numbers).tolist():
+                yield _Piece(number=number, rows=here[numbers == number], features=_features(batch)[numbers == number])
+            done += len(here)
+            observe(Counted(done=done, total=len(data)))
+
+    def _write(self, number: int, pieces: Sequence["_Piece"]) -> Part:
+        """Keep a part; samples of its range that no piece has were skipped."""
+        data = self._setup.data
+        expected = np.array(self._ranges.of(number), np.int64)
+        rows = np.concatenate([np.zeros(0, np.int64), *(piece.rows for piece in pieces)])
+        lost = set(data.samples.ids[np.setdiff1d(expected, rows)].tolist())
+        skipped = tuple(one for one in self._setup.job.statistics().skipped if one.id in lost)
+        empty = np.zeros((0, *self.shape), self.dtype)
+        features = np.concatenate([empty, *(piece.features for piece in pieces)])
+        self.parts.write(number, _table(data, rows, features), skipped)
+        return Part(rows=len(rows), skipped=skipped)
 
 
-def _table(batch: Batch, names: Mapping[int, str], classes: Sequence[str]) -> pa.Table:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Piece:
+    """Rows of the manifest, all of one part, and their features."""
+
+    number: int
+    rows: npt.NDArray[np.int64]
+    features: npt.NDArray[Any]
+
+
+def _features(batch: Batch) -> npt.NDArray[Any]:
     assert isinstance(batch.features, torch.Tensor)
-    features = np.ascontiguousarray(batch.features.numpy())
-    labels = batch.labels.tolist()
+    features: npt.NDArray[Any] = batch.features.numpy()
+    return features
+
+
+def _table(data: Dataset, rows: npt.NDArray[np.int64], features: npt.NDArray[Any]) -> pa.Table:
+    labels = data.samples.labels[rows]
     return pa.table(
         {
-            "id": pa.array(batch.ids.numpy()),
-            "object": pa.array([names[id] for id in batch.ids.tolist()], pa.string()),
-            "label": pa.array(batch.labels.numpy()),
-            "class": pa.array([classes[label] for label in labels], pa.string()),
-            "features": pa.FixedShapeTensorArray.from_numpy_ndarray(features),
+            "id": pa.array(data.samples.ids[rows]),
+            "object": pa.array([data.names[row] for row in rows.tolist()], pa.string()),
+            "label": pa.array(labels),
+            "class": pa.array([data.classes[label] for label in labels.tolist()], pa.string()),
+            "features": tensor_column(features),
         }
     )

@@ -41,6 +41,7 @@ def asked_of(job: JobSettings) -> dict[str, Any]:
         "model": job.model,
         "until": job.until,
         "near": None if job.near is None else job.near.rstrip("/"),
+        "also_near": [url.rstrip("/") for url in job.also_near],
         "weights": None if job.weights is None else str(Path(job.weights).absolute()),
         "augment": job.augment,
         "accuracy": job.accuracy,

@@ -22,6 +22,7 @@ class JobSettings:
         model: name of the network (``training.networks.load_model``).
         until: the last frozen module, or ``features``: all but the classifier.
         near: URL of a node beside the data; None starts one in a process of its own.
+        also_near: URLs of further nodes beside the same data; the work is spread over all of them.
         weights: safetensors file of the whole network; None takes the name's own.
         seed: of the order, the split, the fresh classifier, dropout and random preprocessing.
         cut: number of the cut to use; None lets the plan choose.
@@ -38,6 +39,7 @@ class JobSettings:
     model: str
     until: str
     near: str | None = None
+    also_near: tuple[str, ...] = ()
     weights: str | None = None
     seed: int = 0
     cut: int | None = None
@@ -92,7 +94,18 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractSettings:
-    """A job whose features go to the Parquet file ``out``."""
+    """A job whose features go to a file.
+
+    Attributes:
+        job: on what.
+        out: ends in ``.parquet`` or ``.safetensors``, which says what is written.
+        part_bytes: features of one part, the least that a run that was broken off has to make again.
+    """
 
     job: JobSettings
     out: Path
+    part_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.part_bytes < 1:
+            raise SettingError(f"part_bytes must be at least 1, not {self.part_bytes}")

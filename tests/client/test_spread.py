@@ -1,0 +1,129 @@
+"""Several nodes as one: work goes to the least busy, another takes over where one dies, nothing is lost or doubled."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.client.http import HttpTransport
+from frostline.client.spread import SpreadTransport, Turns
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.core import FeatureBatch
+from frostline.errors import BadRequest, NodeUnreachable, Overloaded, UnknownPrefix
+from frostline.node import Node
+from support.nodes import artifact_of, joined, make_images, request, served, small_network
+
+
+class Scripted:
+    """A node whose answers are given: batches, and errors among them."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = 0
+
+    def features(self, request):
+        self.asked += 1
+        return self.play(self.answers.pop(0))
+
+    def play(self, script):
+        for one in script:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+
+
+GONE = NodeUnreachable("gone")
+
+
+def rows(*ids):
+    return FeatureBatch(ids=np.array(ids, np.int64))
+
+
+def ids(answer):
+    return [int(id) for batch in answer for id in batch.ids]
+
+
+def test_a_request_that_a_dead_node_did_not_begin_goes_to_another():
+    dead, alive = Scripted([GONE]), Scripted([rows(1), rows(2)], [rows(3)])
+    spread = SpreadTransport([dead, alive], clock=lambda: 0.0)
+    assert ids(spread.features(None)) == [1, 2]
+    assert ids(spread.features(None)) == [3]
+    assert (dead.asked, alive.asked) == (1, 2)
+
+
+def test_an_answer_that_breaks_half_way_is_not_begun_again():
+    one, other = Scripted([rows(1), GONE]), Scripted([rows(1), rows(2)])
+    answer = SpreadTransport([one, other], clock=lambda: 0.0).features(None)
+    assert next(answer).ids.tolist() == [1]
+    with pytest.raises(NodeUnreachable):
+        next(answer)
+    assert other.asked == 0
+
+
+def test_where_no_node_answers_the_caller_is_told():
+    spread = SpreadTransport([Scripted([GONE]), Scripted([GONE])], clock=lambda: 0.0)
+    with pytest.raises(NodeUnreachable):
+        next(spread.features(None))
+
+
+@pytest.mark.parametrize("refusal", [BadRequest("no"), UnknownPrefix("none")])
+def test_what_a_node_refuses_is_not_asked_of_another(refusal):
+    one, other = Scripted([refusal]), Scripted()
+    with pytest.raises(type(refusal)):
+        next(SpreadTransport([one, other], clock=lambda: 0.0).features(None))
+    assert other.asked == 0
+
+
+def test_a_node_that_was_away_is_tried_again_and_a_busy_one_when_it_said():
+    now = [0.0]
+    back = Scripted([GONE], [rows(5)])
+    busy = Scripted([rows(1)], [Overloaded("busy", retry_after_s=60.0)])
+    spread = SpreadTransport([back, busy], clock=lambda: now[0])
+    assert ids(spread.features(None)) == [1]
+    now[0] = 10.0
+    assert ids(spread.features(None)) == [5]
+    assert (back.asked, busy.asked) == (2, 1)
+
+
+def test_a_closed_answer_gives_nothing_more_and_frees_its_node():
+    spread = SpreadTransport([Scripted([rows(1), rows(2)], [rows(3)])], clock=lambda: 0.0)
+    answer = spread.features(None)
+    next(answer)
+    answer.close()
+    assert next(answer, None) is None
+    assert ids(spread.features(None)) == [3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
+def test_turns_never_favour_a_busier_node_among_those_that_answer(happened):
+    turns, flying = Turns(4), [0] * 4
+    for node, is_end in happened:
+        if is_end and flying[node]:
+            turns.ended(node)
+            flying[node] -= 1
+        first = turns.order(0.0)[0]
+        assert flying[first] == min(flying)
+        turns.began(first)
+        flying[first] += 1
+    turns.failed(2, 0.0, away_s=5.0)
+    assert turns.order(1.0)[-1] == 2
+    assert 2 not in turns.present(4.9)
+    assert 2 in turns.present(5.0)
+
+
+def test_two_real_nodes_share_the_work_and_one_that_stops_is_not_missed(tmp_path):
+    folder, network = make_images(tmp_path / "images", 24), small_network()
+    digest, body = artifact_of(network)
+    asked = request(folder, network.cuts[-1].number, digest)
+    roots, settings = (folder.as_uri(),), NodeSettings(memory_bytes=256 << 20)
+    with Node(settings, roots) as first, Node(settings, roots) as second, served(second) as stays:
+        with served(first) as leaves:
+            spread = SpreadTransport([HttpTransport(url, LoaderSettings(deadline_s=10)) for url in (leaves, stays)])
+            spread.put_prefix(digest, body)
+            answers = [joined(spread.features(asked)) for _ in range(4)]
+        answers += [joined(spread.features(asked)) for _ in range(2)]
+        spread.close()
+        done = [node.statistics().totals.samples for node in (first, second)]
+    assert done == [48, 96]
+    assert all(one[0] == answers[0][0] for one in answers)
+    assert all(np.array_equal(one[1][0], answers[0][1][0]) for one in answers)
