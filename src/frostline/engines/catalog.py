@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 
 from frostline.core import Cut, Graph
 from frostline.engines.faces import Engine
+from frostline.engines.onnx_engine import OnnxEngine, providers
 from frostline.engines.openvino_engine import OpenVinoEngine
 from frostline.engines.orders import Order
+from frostline.engines.torch_compiled import COMPILER, TorchCompiled, has_compiler
 from frostline.engines.torch_eager import TorchEngine
 from frostline.engines.torch_variants import TorchVariant
 from frostline.engines.vendors import is_installed
@@ -55,6 +58,7 @@ class _Entry:
         devices: kinds of device that it runs on.
         packages: that it needs beside torch.
         extra: of Frostline, which brings them.
+        needs: says what else is missing.
     """
 
     offer: Offer
@@ -62,6 +66,7 @@ class _Entry:
     devices: tuple[str, ...] = ("cpu", "cuda")
     packages: tuple[str, ...] = ()
     extra: str = ""
+    needs: Callable[[], str | None] = lambda: None
 
 
 def absence(name: str, device: str) -> str | None:
@@ -81,7 +86,7 @@ def absence(name: str, device: str) -> str | None:
     missing = [package for package in entry.packages if not is_installed(package)]
     if missing:
         return f"{' and '.join(missing)} is not installed: pip install 'frostline[{entry.extra}]'"
-    return None
+    return entry.needs()
 
 
 def build(
@@ -109,7 +114,7 @@ def build(
         tensors: weights by the names in ``graph.leaves``.
         cut: number of the cut that it stops at.
         device: in torch's words.
-        most_rows: the largest batch that will be run; a batch of this size is fastest.
+        most_rows: the largest batch that will be run.
         threads: of engines that keep threads of their own; those of torch run on the process's.
         calibration: real pixels ``float32[n, ...]``, which engines of precision int8 need for their first build.
         folder: where converted files of this prefix and cut are kept, and of no other; None keeps none.
@@ -147,6 +152,18 @@ def _reference(_: str, order: Order) -> Engine:
     return TorchEngine(order.graph, order.cuts, order.tensors, device=order.device, most_rows=order.most_rows)
 
 
+def _compiler() -> str | None:
+    """Why inductor has no compiler here."""
+    return None if has_compiler() else f"torch compiles with {COMPILER}, which is not installed"
+
+
+def _provider(name: str) -> str | None:
+    """Why ONNX Runtime cannot run on an accelerator here."""
+    return None if name in providers() else f"this ONNX Runtime has no {name}: install onnxruntime-gpu in its place"
+
+
+_ONNX = ("onnx", "onnxruntime", "onnxscript")
+
 _ENTRIES = (
     _Entry(
         offer=Offer(name=REFERENCE, precision="fp32", title="torch"),
@@ -158,26 +175,73 @@ _ENTRIES = (
         make=TorchVariant,
     ),
     _Entry(
+        offer=Offer(name="torch-compiled", precision="fp32", title="compiled torch"),
+        make=TorchCompiled,
+        needs=_compiler,
+    ),
+    _Entry(
         offer=Offer(name="torch-bf16", precision="16-bit", title="torch, bfloat16"),
-        make=lambda name, order: TorchVariant(name, order, torch.bfloat16),
+        make=partial(TorchVariant, dtype=torch.bfloat16),
     ),
     _Entry(
         offer=Offer(name="torch-fp16", precision="16-bit", title="torch, float16"),
-        make=lambda name, order: TorchVariant(name, order, torch.float16),
+        make=partial(TorchVariant, dtype=torch.float16),
         devices=("cuda",),
     ),
     _Entry(
+        offer=Offer(name="torch-compiled-bf16", precision="16-bit", title="compiled torch, bfloat16"),
+        make=partial(TorchCompiled, dtype=torch.bfloat16),
+        needs=_compiler,
+    ),
+    _Entry(
+        offer=Offer(name="onnxruntime", precision="fp32", title="ONNX Runtime"),
+        make=partial(OnnxEngine, form="f32"),
+        devices=("cpu",),
+        packages=_ONNX,
+        extra="onnxruntime",
+    ),
+    _Entry(
+        offer=Offer(name="onnxruntime-int8", precision="int8", title="ONNX Runtime, 8 bits"),
+        make=partial(OnnxEngine, form="int8"),
+        devices=("cpu",),
+        packages=_ONNX,
+        extra="onnxruntime",
+    ),
+    _Entry(
+        offer=Offer(name="onnxruntime-cuda", precision="fp32", title="ONNX Runtime on CUDA"),
+        make=partial(OnnxEngine, form="cuda"),
+        devices=("cuda",),
+        packages=_ONNX,
+        extra="onnxruntime",
+        needs=partial(_provider, "CUDAExecutionProvider"),
+    ),
+    _Entry(
+        offer=Offer(name="tensorrt", precision="16-bit", title="TensorRT, float16"),
+        make=partial(OnnxEngine, form="tensorrt"),
+        devices=("cuda",),
+        packages=_ONNX,
+        extra="onnxruntime",
+        needs=partial(_provider, "TensorrtExecutionProvider"),
+    ),
+    _Entry(
         offer=Offer(name="openvino", precision="fp32", title="OpenVINO"),
-        make=lambda name, order: OpenVinoEngine(name, order, "f32"),
+        make=partial(OpenVinoEngine, form="f32"),
         devices=("cpu",),
         packages=("openvino",),
         extra="openvino",
     ),
     _Entry(
         offer=Offer(name="openvino-bf16", precision="16-bit", title="OpenVINO, bfloat16"),
-        make=lambda name, order: OpenVinoEngine(name, order, "bf16"),
+        make=partial(OpenVinoEngine, form="bf16"),
         devices=("cpu",),
         packages=("openvino",),
+        extra="openvino",
+    ),
+    _Entry(
+        offer=Offer(name="openvino-int8", precision="int8", title="OpenVINO, 8 bits"),
+        make=partial(OpenVinoEngine, form="int8"),
+        devices=("cpu",),
+        packages=("nncf", "openvino"),
         extra="openvino",
     ),
 )

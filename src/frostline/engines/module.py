@@ -1,15 +1,15 @@
 """A prefix up to one cut as a module of torch and as an exported program, from which other engines are made."""
 
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
 
-from frostline.engines.apart import tracing
 from frostline.engines.operators import LOOKUPS, resolve_symbolic
 from frostline.engines.orders import Order
 from frostline.engines.runner import Runner
@@ -59,7 +59,7 @@ class PrefixModule(torch.nn.Module):
 
 
 def exported(order: Order, *, dtype: torch.dtype | None = None) -> ExportedProgram:
-    """The prefix up to its cut as torch.export gives it, for any batch. Only within ``converting``.
+    """The prefix up to its cut as torch.export gives it, for any batch. Only within ``engines.apart.tracing``.
 
     Args:
         order: what to export, after its footprint was taken, which is how a graph is checked.
@@ -84,7 +84,7 @@ def exported(order: Order, *, dtype: torch.dtype | None = None) -> ExportedProgr
 
 @contextmanager
 def converting(engine: str) -> Iterator[None]:
-    """Convert a network for an engine: nothing else computes in the process meanwhile, and converters keep quiet.
+    """Convert a network for an engine: what it warns of, logs and prints is left out, and what it raises translated.
 
     Args:
         engine: its title, for the error.
@@ -93,8 +93,7 @@ def converting(engine: str) -> Iterator[None]:
         EngineUnfit: The converter cannot take the network.
     """
     try:
-        with tracing(), warnings.catch_warnings(), _logging_off():
-            warnings.simplefilter("ignore")
+        with _quiet():
             yield
     except UNCONVERTED as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -102,10 +101,14 @@ def converting(engine: str) -> Iterator[None]:
 
 
 @contextmanager
-def _logging_off() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
+    """Keep to themselves what converters warn of, log and print: where one fails, the error says what matters."""
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
+    nowhere = io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(nowhere), redirect_stderr(nowhere):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)

@@ -1,23 +1,27 @@
-"""OpenVINO on the CPU: a prefix converted once, compiled for one size of batch, in fp32 or with 16-bit floats."""
+"""OpenVINO on the CPU: a prefix converted once and run in fp32, with 16-bit floats, or narrowed to 8 bits."""
 
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from frostline.engines.apart import tracing
 from frostline.engines.footprint import Footprint
 from frostline.engines.module import UNCONVERTED, converting, exported
 from frostline.engines.orders import Order
 from frostline.engines.runner import Arrays
 from frostline.engines.shelf import kept
-from frostline.engines.vendors import openvino, versions
+from frostline.engines.vendors import imported, versions
 from frostline.errors import EngineUnfit
 
 __all__ = ("OpenVinoEngine",)
 
 _FILE = "prefix.xml"
+# What OpenVINO may compute in where a layer is not of 8 bits.
+_HINTS = {"f32": "f32", "bf16": "bf16", "int8": "f32"}
 
 
 class OpenVinoEngine:
@@ -26,25 +30,25 @@ class OpenVinoEngine:
     Args:
         name: as in ``engines.catalog.OFFERS``.
         order: what to make it from.
-        precision: that OpenVINO may compute in: ``f32`` or ``bf16``.
+        form: ``f32``; ``bf16``, the same file computed in 16 bits; or ``int8``, narrowed on the order's pixels.
 
     Raises:
         EngineUnfit: OpenVINO cannot take the network.
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
-    def __init__(self, name: str, order: Order, precision: str) -> None:
+    def __init__(self, name: str, order: Order, form: str) -> None:
         self.name = name
         self._order = order
         self._footprint = order.footprint()
         self._lock = threading.Lock()
-        with kept(order.folder, versions("openvino", "torch"), lambda place: _convert(order, place)) as place:
-            self._request = _compiled(order, place, precision).create_infer_request()
+        with _narrowed(order) if form == "int8" else _converted(order) as place:
+            self._request = _compiled(order, place, _HINTS[form]).create_infer_request()
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights in fp32; those in fewer bits take less."""
-        return sum({leaf.data_ptr(): leaf.nbytes for leaf in self._order.leaves()}.values())
+        return self._order.weight_bytes
 
     def footprint(self, cut: int) -> Footprint:
         """The reference engine's: OpenVINO plans its memory anew, and how much it takes can only be measured."""
@@ -67,13 +71,36 @@ class OpenVinoEngine:
         return tuple(outputs[place] for place in range(len(self._order.last.tensors)))
 
 
+def _converted(order: Order) -> AbstractContextManager[Path]:
+    return kept(order.folder, versions("openvino", "torch"), lambda place: _convert(order, place))
+
+
+def _narrowed(order: Order) -> AbstractContextManager[Path]:
+    return kept(order.folder, f"int8-{versions('openvino', 'nncf', 'torch')}", lambda place: _narrow(order, place))
+
+
 def _convert(order: Order, place: Path) -> None:
-    ov = openvino()
-    with converting("OpenVINO"):
+    ov = imported("openvino")
+    with tracing(), converting("OpenVINO"):
         model = ov.convert_model(exported(order))
         shapes = [ov.PartialShape([-1, *shape]) for shape in order.cuts[0].shapes]
         model.reshape(dict(enumerate(shapes)))
         ov.save_model(model, place / _FILE, compress_to_fp16=False)
+
+
+def _narrow(order: Order, place: Path) -> None:
+    """Weights and activations of 8 bits, after training, by their ranges on real pixels."""
+    ov, nncf = imported("openvino"), imported("nncf")
+    pixels = order.pixels()
+    with _converted(order) as whole, converting("NNCF"):
+        narrow = nncf.quantize(
+            ov.Core().read_model(whole / _FILE),
+            nncf.Dataset([pixels[row : row + 1] for row in range(len(pixels))]),
+            subset_size=len(pixels),
+            target_device=nncf.TargetDevice.CPU,
+            model_type=nncf.ModelType.TRANSFORMER if order.is_transformer else None,
+        )
+        ov.save_model(narrow, place / _FILE, compress_to_fp16=False)
 
 
 def _compiled(order: Order, place: Path, precision: str) -> Any:
@@ -83,7 +110,7 @@ def _compiled(order: Order, place: Path, precision: str) -> Any:
         "INFERENCE_PRECISION_HINT": precision,
         "NUM_STREAMS": 1,
     }
-    core = openvino().Core()
+    core = imported("openvino").Core()
     try:
         return core.compile_model(core.read_model(place / _FILE), "CPU", settings)
     except UNCONVERTED as error:

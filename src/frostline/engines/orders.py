@@ -11,7 +11,7 @@ import torch
 from frostline.core import Cut, Graph
 from frostline.engines.footprint import Footprint, dry_run
 from frostline.engines.runner import Arrays, leaf_values
-from frostline.errors import BadRequest
+from frostline.errors import BadRequest, EngineUnfit
 
 __all__ = ("Order",)
 
@@ -61,6 +61,28 @@ class Order:
         """The reference engine's memory up to the cut, which refuses graphs that are not what they declare."""
         ends = {cut.number: cut for cut in (self.cuts[0], self.last)}
         return dry_run(self.graph, self.leaves(), list(ends.values()), most_rows=self.most_rows)[self.cut].to_here
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the graph's tensors as they came."""
+        return sum({leaf.data_ptr(): leaf.nbytes for leaf in self.leaves()}.values())
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether there is attention up to the cut, which wants other ways of narrowing than convolutions."""
+        return any("attention" in node.op or ".softmax" in node.op for node in self.graph.nodes[: self.last.after + 1])
+
+    def pixels(self) -> npt.NDArray[np.float32]:
+        """What to calibrate on.
+
+        Raises:
+            EngineUnfit: There is nothing, or the network takes something else.
+        """
+        if self.calibration is None or len(self.calibration) == 0:
+            raise EngineUnfit("8 bits need real samples to be calibrated on, and there are none")
+        if len(self.cuts[0].shapes) != 1 or self.calibration.shape[1:] != self.cuts[0].shapes[0]:
+            raise EngineUnfit("8 bits are calibrated on images, and this network takes something else")
+        return self.calibration
 
     def batch(self, inputs: Arrays, cut: int) -> list[npt.NDArray[np.generic]]:
         """What was given to ``Engine.run`` as arrays, checked.

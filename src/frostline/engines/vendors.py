@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import version
 from types import ModuleType
 
-__all__ = ("is_installed", "openvino", "versions")
+__all__ = ("imported", "is_installed", "versions")
 
 
 def is_installed(package: str) -> bool:
@@ -18,8 +18,12 @@ def versions(*packages: str) -> str:
     return "-".join(f"{package}-{version(package).replace('+', '.')}" for package in packages)
 
 
-def openvino() -> ModuleType:
-    """OpenVINO, which would report its every import over the network if it found ``openvino_telemetry``."""
-    if "openvino" not in sys.modules:
+def imported(package: str) -> ModuleType:
+    """A package or module, imported now.
+
+    OpenVINO and its companions report every import over the network if they find ``openvino_telemetry``, which comes
+    with them: here they do not find it.
+    """
+    if package.partition(".")[0] in ("nncf", "openvino"):
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # how Python says "not there"
-    return importlib.import_module("openvino")
+    return importlib.import_module(package)

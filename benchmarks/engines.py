@@ -1,0 +1,209 @@
+"""Every engine on the same prefix: images a second, and how far its features are from the reference's.
+
+    python benchmarks/engines.py --data DIR [--networks resnet18 efficientnet_lite0] [--rows 8 32] [--out FILE.json]
+
+All but the classifier of each network runs on photographs of DIR (images in class folders). Nothing is read or decoded
+while an engine is timed. The engines take turns in each round, so that all meet the same machine; the figures are the
+median of the rounds, the ratio to the reference within each round, at the best of the batch sizes. The error is the
+relative RMS of the worst of 32 photographs that no engine was calibrated on. Weights of EfficientNet-lite0 are those
+of ImageNet; the others are random, with BatchNorm statistics calibrated on photographs.
+
+Where torchvision was built for CUDA and torch was not, `PYTHONPATH=tests/support/torchvision_cpu` lets it be imported.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from frostline.datasets import Dataset
+from frostline.engines.allocator import keep_freed_memory
+from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
+from frostline.engines.hardware import hardware_name
+from frostline.errors import EngineUnfit
+from frostline.models import cut_network
+from frostline.models.freeze import classifier_of, used_parameters
+from frostline.preprocess.apply import decode_into
+from frostline.stores.objects import open_store
+from frostline.training.networks import load_model
+
+NETWORKS = {
+    "alexnet": "torchvision:alexnet",
+    "efficientnet_lite0": "demo:efficientnet_lite0",
+    "resnet18": "torchvision:resnet18",
+    "resnet50": "torchvision:resnet50",
+    "vgg11": "torchvision:vgg11",
+    "vit_small": "timm:vit_small_patch16_224",
+}
+CALIBRATED_ON, JUDGED_ON, CLASSES = 64, 32, 10
+
+
+def main():
+    wanted = arguments()
+    torch.set_num_threads(wanted.threads)
+    # As a node does; without it eager torch takes up to twice the time (docs/decisions/0007).
+    keep_freed_memory()
+    results = {
+        "hardware": hardware_name("cpu"),
+        "torch": torch.__version__,
+        "settings": {name: value for name, value in vars(wanted).items() if name not in ("data", "out")},
+        "load_before": os.getloadavg()[0],
+        "networks": {name: measured(name, Dataset(wanted.data), wanted) for name in wanted.networks},
+    }
+    if wanted.out is not None:
+        wanted.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def measured(name, data, wanted):
+    pretrained = load_model(NETWORKS[name], classes=CLASSES)
+    pixels = decoded(data, pretrained.preprocess, CALIBRATED_ON + JUDGED_ON)
+    calibration, judged = pixels[:CALIBRATED_ON], pixels[CALIBRATED_ON:]
+    model = pretrained.model if name == "efficientnet_lite0" else calibrated(pretrained.model, calibration)
+    prefix = cut_network(frozen(model, pretrained.preprocess.shape), pretrained.preprocess.shape).prefix
+    cut = prefix.cuts[-1].number
+    print(f"\n{name}, {prefix.cuts[-1].name}, {wanted.threads} threads, load {os.getloadavg()[0]:.1f}")
+    with tempfile.TemporaryDirectory() as folder:
+        engines, found = built(prefix, cut, calibration, wanted, Path(folder))
+        expected = features(engines[REFERENCE, wanted.rows[0]], judged, wanted.rows[0], cut)
+        for (offer, rows), engine in engines.items():
+            if rows == wanted.rows[0]:
+                found[offer]["error"] = relative_error(features(engine, judged, rows, cut), expected)
+        rates = timed(engines, pixels, cut, wanted.rounds)
+    for offer, entry in found.items():
+        if "error" in entry:
+            entry.update(best(offer, rates, wanted.rows))
+        print(line(offer, entry))
+    return found
+
+
+def built(prefix, cut, calibration, wanted, folder):
+    """Engines by their name and batch, and for each name how long its first build took, or why there is none."""
+    engines, found = {}, {}
+    for offer in OFFERS:
+        if wanted.engines and offer.name not in (*wanted.engines, REFERENCE):
+            continue
+        why_not = absence(offer.name, "cpu")
+        started = time.perf_counter()
+        try:
+            for rows in wanted.rows if why_not is None else ():
+                engines[offer.name, rows] = build(
+                    offer.name,
+                    prefix.graph,
+                    prefix.cuts,
+                    prefix.tensors,
+                    cut=cut,
+                    most_rows=rows,
+                    threads=wanted.threads,
+                    calibration=calibration,
+                    folder=folder,
+                )
+        except EngineUnfit as error:
+            why_not = str(error)
+        found[offer.name] = {"precision": offer.precision, "build_s": time.perf_counter() - started}
+        if why_not is not None:
+            found[offer.name] = {"precision": offer.precision, "why_not": why_not}
+    return engines, found
+
+
+def timed(engines, pixels, cut, rounds):
+    """Images a second of each engine in each round."""
+    rates = {key: [] for key in engines}
+    for turn in range(rounds + 1):
+        for (name, rows), engine in engines.items():
+            batch = np.resize(pixels, (rows, *pixels.shape[1:]))
+            engine.run(batch, cut)  # whatever ran before has left its memory and threads in another state
+            runs = max(1, 32 // rows)
+            started = time.perf_counter()
+            for _ in range(runs):
+                engine.run(batch, cut)
+            if turn:  # the first round only warms up
+                rates[name, rows].append(rows * runs / (time.perf_counter() - started))
+    return rates
+
+
+def best(name, rates, sizes):
+    rows = max(sizes, key=lambda size: statistics.median(rates[name, size]))
+    reference = max(sizes, key=lambda size: statistics.median(rates[REFERENCE, size]))
+    ratios = [one / other for one, other in zip(rates[name, rows], rates[REFERENCE, reference], strict=True)]
+    return {
+        "rows": rows,
+        "images_per_s": statistics.median(rates[name, rows]),
+        "by_rows": {size: statistics.median(rates[name, size]) for size in sizes},
+        "ratio": statistics.median(ratios),
+        "ratio_range": [min(ratios), max(ratios)],
+    }
+
+
+def line(name, entry):
+    if "why_not" in entry:
+        return f"{name:22} {entry['why_not']}"
+    low, high = entry["ratio_range"]
+    return (
+        f"{name:22} {entry['images_per_s']:7.1f}/s at {entry['rows']:2}  "
+        f"{entry['ratio']:5.2f}x ({low:.2f} to {high:.2f})  error {entry['error']:.1e}"
+        f"  built in {entry['build_s']:.1f} s"
+    )
+
+
+def features(engine, pixels, rows, cut):
+    return np.concatenate([engine.run(pixels[at : at + rows], cut)[0] for at in range(0, len(pixels), rows)])
+
+
+def relative_error(values, reference):
+    """Relative RMS of the worst sample."""
+    values, reference = (one.reshape(len(one), -1).astype(np.float64) for one in (values, reference))
+    return float(np.sqrt(((values - reference) ** 2).sum(1) / (reference**2).sum(1)).max())
+
+
+def decoded(data, preprocess, rows):
+    store = open_store(data.url)
+    some = data.samples.take(np.linspace(0, len(data) - 1, rows).astype(np.int64))
+    pixels = np.empty((rows, *preprocess.shape), np.float32)
+    # Spread, so that what is calibrated on and what is judged on hold all classes.
+    for row, place in enumerate(np.random.default_rng(0).permutation(rows)):
+        encoded = store.read(some.objects[place], int(some.offsets[place]), int(some.lengths[place]))
+        decode_into(preprocess, encoded, pixels[row], id=row, view=None)
+    return pixels
+
+
+def calibrated(model, pixels):
+    """With the BatchNorm statistics of these photographs."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+    with torch.no_grad():
+        model.train()(torch.from_numpy(pixels))
+    return model.eval()
+
+
+def frozen(model, shape):
+    """All but the classifier; dropout on the way there is off, as it is where features are taken as they are."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    _, classifier = classifier_of(model, used_parameters(model, shape))
+    model.requires_grad_(False)
+    classifier.requires_grad_(True)
+    return model.eval()
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["resnet18", "efficientnet_lite0"])
+    parser.add_argument("--engines", nargs="+", choices=[offer.name for offer in OFFERS], help="beside the reference")
+    parser.add_argument("--rows", nargs="+", type=int, default=[8, 32])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Converted files are kept whole or not at all."""
+
+import threading
+
+import pytest
+
+from frostline.engines.shelf import kept
+
+
+def write(text):
+    def make(place):
+        (place / "file").write_text(text)
+
+    return make
+
+
+def test_files_are_made_once_for_a_name(tmp_path):
+    with kept(tmp_path / "new", "one", write("first")) as place:
+        assert (place / "file").read_text() == "first"
+    with kept(tmp_path / "new", "one", write("second")) as place:
+        assert (place / "file").read_text() == "first"
+    with kept(tmp_path / "new", "other", write("second")) as place:
+        assert (place / "file").read_text() == "second"
+
+
+def test_nothing_is_left_of_a_conversion_that_fails(tmp_path):
+    def fail(place):
+        (place / "half").write_text("")
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError), kept(tmp_path, "one", fail):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_that_convert_at_once_one_is_kept(tmp_path):
+    barrier = threading.Barrier(2)
+    seen = []
+
+    def meet(place):
+        barrier.wait(timeout=30)
+        (place / "file").write_text("whole")
+
+    def convert():
+        with kept(tmp_path, "one", meet) as place:
+            seen.append((place / "file").read_text())
+
+    threads = [threading.Thread(target=convert) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == ["whole", "whole"]
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_without_a_folder_nothing_outlives_its_use():
+    with kept(None, "one", write("first")) as place:
+        assert (place / "file").exists()
+    assert not place.exists()
