@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from frostline.batching import Budget, Limit, batch_size
+from frostline.batching import Budget, Claim, FairShares, Limit, batch_size
 from frostline.errors import OverBudget
 
 BYTES = st.integers(0, 1000)
@@ -48,6 +48,40 @@ def test_a_waiting_reservation_that_is_given_back_lets_the_next_one_in():
     large, small = budget.ask(8), budget.ask(4)
     budget.release(large)
     assert budget.is_granted(small)
+
+
+def test_a_tenant_that_holds_all_it_may_lets_others_go_first():
+    budget = Budget(100)
+    mine, yours = Claim(tenant="mine", most_bytes=50), Claim(tenant="yours")
+    first = budget.ask(40, mine)
+    second = budget.ask(20, mine)
+    assert budget.take(20, mine) is None
+    other = budget.ask(20, yours)
+    assert budget.take(20, yours) is not None
+    assert not budget.is_granted(second)
+    assert budget.is_granted(other)
+    budget.release(first)
+    assert budget.is_granted(second)
+
+
+def test_one_piece_alone_may_be_larger_than_what_its_tenant_may_hold():
+    budget = Budget(100)
+    assert budget.is_granted(budget.ask(80, Claim(tenant="mine", most_bytes=50)))
+
+
+def test_memory_goes_to_the_tenant_that_stands_lowest_with_what_it_has_in_work():
+    shares = FairShares({"twice": 2.0})
+    budget = Budget(40, shares)
+    first = [budget.ask(10, Claim(tenant=name, device_s=1.0)) for name in ("once", "once", "once", "once")]
+    waiting = [budget.ask(10, Claim(tenant=name, device_s=1.0)) for name in ("once", "once", "twice", "twice", "twice")]
+    granted = []
+    for one in [*first, *waiting[2:4]]:
+        before = {number for number in waiting if budget.is_granted(number)}
+        shares.charge("once" if one in first else "twice", 1.0)
+        budget.release(one)
+        granted += [waiting.index(number) for number in waiting if budget.is_granted(number) and number not in before]
+    assert granted[:2] == [2, 3]  # nothing was promised to it yet
+    assert set(granted) == {0, 1, 2, 3, 4}
 
 
 class BudgetMachine(RuleBasedStateMachine):

@@ -1,0 +1,30 @@
+"""Decides how many samples run at once, which ones together, and whose turn it is. Pure: no clock, no threads."""
+
+from frostline.batching.allowance import Allowance
+from frostline.batching.budget import Budget
+from frostline.batching.claims import ANYBODY, Claim
+from frostline.batching.forming import FirstCome, Merging, Part, Rule, Turn, Waiting
+from frostline.batching.hapi import Hapi
+from frostline.batching.shares import FairShares
+from frostline.batching.sizes import ROWS, Limit, batch_size, padded, readable_bytes, stretches_of_bytes
+
+__all__ = (
+    "ANYBODY",
+    "ROWS",
+    "Allowance",
+    "Budget",
+    "Claim",
+    "FairShares",
+    "FirstCome",
+    "Hapi",
+    "Limit",
+    "Merging",
+    "Part",
+    "Rule",
+    "Turn",
+    "Waiting",
+    "batch_size",
+    "padded",
+    "readable_bytes",
+    "stretches_of_bytes",
+)

@@ -1,0 +1,170 @@
+"""Decides who may use how much of a fixed amount of memory, and who waits for it."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+
+from frostline.batching.claims import ANYBODY, Claim
+from frostline.batching.shares import FairShares
+from frostline.batching.sizes import readable_bytes
+from frostline.errors import OverBudget
+
+__all__ = ("Budget",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    nbytes: int
+    claim: Claim
+
+
+class Budget:
+    """Who may use how much of a fixed amount of memory. Not for several threads.
+
+    A reservation is a number. It is granted at once or waits. First come is first served, or by the tenants' shares
+    where those are given: next is the tenant that stands lowest once what it has in work has run. Whoever is next
+    is not overtaken until there is room for it, so that a large reservation is not starved by small ones; only one
+    whose tenant may hold no more lets others go first.
+
+    Args:
+        total_bytes: never exceeded by what is granted.
+        shares: the order between tenants.
+    """
+
+    def __init__(self, total_bytes: int, shares: FairShares | None = None) -> None:
+        self._total = total_bytes
+        self._shares = shares
+        self._reserved = 0
+        self._peak = 0
+        self._granted: dict[int, _Asked] = {}
+        self._waiting: dict[int, _Asked] = {}  # first come first
+        self._held: Counter[str] = Counter()
+        self._promised: defaultdict[str, float] = defaultdict(float)
+        self._unsettled: set[int] = set()
+        self._next = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All that there is."""
+        return self._total
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What is granted now."""
+        return self._reserved
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was ever granted at once."""
+        return self._peak
+
+    @property
+    def waiting(self) -> int:
+        """Reservations that wait."""
+        return len(self._waiting)
+
+    def held_bytes(self, tenant: str) -> int:
+        """What is granted to a tenant now."""
+        return self._held[tenant]
+
+    def is_full(self, tenant: str) -> bool:
+        """Whether a tenant's work waits for memory that it holds itself."""
+        mine = [one for one in self._waiting.values() if one.claim.tenant == tenant]
+        return any(self._is_full(one.nbytes, one.claim) for one in mine)
+
+    def ask(self, nbytes: int, claim: Claim = ANYBODY) -> int:
+        """Ask for memory; look with ``is_granted`` whether it may be used.
+
+        Raises:
+            OverBudget: It can never be granted.
+        """
+        self.check(nbytes)
+        self._next += 1
+        self._waiting[self._next] = _Asked(nbytes=nbytes, claim=claim)
+        self._unsettled.add(self._next)
+        if self._shares is not None:
+            self._shares.arrive(claim.tenant)
+        self._grant()
+        return self._next
+
+    def take(self, nbytes: int, claim: Claim = ANYBODY) -> int | None:
+        """Memory that is there now, or None where it is not, or where somebody waits for it already."""
+        if self._first() is not None or self._reserved + nbytes > self._total or self._is_full(nbytes, claim):
+            return None
+        return self.ask(nbytes, claim)
+
+    def check(self, nbytes: int) -> None:
+        """Do nothing if so much could be granted at all.
+
+        Raises:
+            OverBudget: It is more than the total.
+        """
+        if nbytes > self._total:
+            raise OverBudget(
+                f"this needs {readable_bytes(nbytes)} at once, and the node has {readable_bytes(self._total)} "
+                "for it: start the node with more --memory"
+            )
+
+    def is_granted(self, reservation: int) -> bool:
+        """Whether the memory may be used."""
+        return reservation in self._granted
+
+    def shrink(self, reservation: int, nbytes: int) -> None:
+        """Keep only so much of a granted reservation, whose work on the device has been done."""
+        asked = self._granted[reservation]
+        assert 0 <= nbytes <= asked.nbytes, f"a reservation of {asked.nbytes} bytes cannot shrink to {nbytes}"
+        self._granted[reservation] = replace(asked, nbytes=nbytes)
+        self._give_back(asked.nbytes - nbytes, asked.claim)
+        self._settle(reservation, asked.claim)
+        self._grant()
+
+    def release(self, reservation: int) -> None:
+        """Give back a reservation, granted or waiting. Giving back again does nothing."""
+        granted = self._granted.get(reservation)
+        asked = granted or self._waiting.get(reservation)
+        if asked is None:
+            return
+        self._settle(reservation, asked.claim)
+        if granted is not None:
+            self._give_back(granted.nbytes, granted.claim)
+        self._granted.pop(reservation, None)
+        self._waiting.pop(reservation, None)
+        self._grant()
+
+    def _give_back(self, nbytes: int, claim: Claim) -> None:
+        self._reserved -= nbytes
+        self._held[claim.tenant] -= nbytes
+
+    def _settle(self, reservation: int, claim: Claim) -> None:
+        """It takes no more of the device than was charged until now."""
+        if reservation not in self._unsettled:
+            return
+        self._unsettled.discard(reservation)
+        if reservation in self._granted:
+            self._promised[claim.tenant] -= claim.device_s
+        if self._shares is not None:
+            self._shares.depart(claim.tenant)
+
+    def _grant(self) -> None:
+        while (number := self._first()) is not None and self._reserved + self._waiting[number].nbytes <= self._total:
+            asked = self._granted[number] = self._waiting.pop(number)
+            self._reserved += asked.nbytes
+            self._held[asked.claim.tenant] += asked.nbytes
+            self._promised[asked.claim.tenant] += asked.claim.device_s
+            self._peak = max(self._peak, self._reserved)
+
+    def _first(self) -> int | None:
+        """The reservation that is next, of those whose tenants may hold more."""
+        able = [number for number, one in self._waiting.items() if not self._is_full(one.nbytes, one.claim)]
+        return min(able, key=self._place, default=None)
+
+    def _place(self, number: int) -> tuple[float, int]:
+        return self._standing(self._waiting[number].claim.tenant), number
+
+    def _standing(self, tenant: str) -> float:
+        if self._shares is None:
+            return 0.0
+        return self._shares.tag(tenant) + self._promised[tenant] / self._shares.weight(tenant)
+
+    def _is_full(self, nbytes: int, claim: Claim) -> bool:
+        held = self._held[claim.tenant]
+        return held > 0 and held + nbytes > claim.most_bytes
