@@ -10,15 +10,63 @@ from platformdirs import user_cache_path
 
 from frostline.errors import SettingError
 
-__all__ = ("LoaderSettings", "NodeSettings", "cache_folder")
+__all__ = ("BATCHING", "LoaderSettings", "NodeSettings", "TenantSettings", "cache_folder")
 
 _MIB = 1 << 20
 _GIB = 1 << 30
 
 
+BATCHING = ("fair", "hapi", "fixed")
+"""Rules by which a node forms batches: its own, and two to compare it with."""
+
+
 def _cores() -> int:
     """Processor cores that this process may use: fewer than the machine has where it is pinned to some."""
     return len(os.sched_getaffinity(0))
+
+
+def _token() -> str | None:
+    """What says who this user is to nodes: in the environment, since the arguments of a process can be seen."""
+    return os.environ.get("FROSTLINE_TOKEN") or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSettings:
+    """One tenant of a node: who it is, and what it may use. None is no bound but the node's own.
+
+    Attributes:
+        name: in statistics and sentences.
+        token_sha256: SHA-256 of its token, in small hexadecimal digits; the token itself is kept nowhere.
+        weight: its share of the device's seconds is in proportion to this.
+        requests: in work or waiting at once; one more is refused with 429.
+        work_bytes: of the memory for samples in work and answers not yet sent.
+        device_s_per_s: device seconds a second in the long run; a request beyond is refused with 429.
+        weight_bytes: of the files of the prefixes that it uploaded and that are resident.
+        roots: URLs under which it may read; None is all that the node serves.
+        sees_all: it is told the statistics of the other tenants too.
+    """
+
+    name: str
+    token_sha256: str = field(repr=False)
+    weight: float = 1.0
+    requests: int | None = None
+    work_bytes: int | None = None
+    device_s_per_s: float | None = None
+    weight_bytes: int | None = None
+    roots: tuple[str, ...] | None = None
+    sees_all: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]{1,64}", self.name):
+            raise SettingError(f"a tenant's name has up to 64 letters, digits, '.', '_' and '-': not {self.name!r}")
+        if not re.fullmatch(r"[0-9a-f]{64}", self.token_sha256):
+            raise SettingError(f"token_sha256 of tenant {self.name} must be 64 small hexadecimal digits")
+        if not 0 < self.weight < math.inf:
+            raise SettingError(f"weight of tenant {self.name} must be above 0, not {self.weight}")
+        for name in ("requests", "work_bytes", "device_s_per_s", "weight_bytes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SettingError(f"{name} of tenant {self.name} must be above 0, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +81,9 @@ class NodeSettings:
         device: where prefixes run, in torch's words.
         device_batch: samples in one run of the network, a multiple of 8.
         max_requests: requests in work or waiting; one more is refused with 429.
+        batching: how rows that wait become device batches: ``fair`` fills runs up over requests and tenants and
+            gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
+        tenants: who may use the node; where there are none, everybody may, as one tenant.
     """
 
     memory_bytes: int = 2 * _GIB
@@ -41,6 +92,8 @@ class NodeSettings:
     device: str = "cpu"
     device_batch: int = 32
     max_requests: int = 64
+    batching: str = "fair"
+    tenants: tuple[TenantSettings, ...] = ()
 
     def __post_init__(self) -> None:
         _at_least("memory_bytes", self.memory_bytes, 64 * _MIB)
@@ -50,6 +103,12 @@ class NodeSettings:
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
         _whole_eights("device_batch", self.device_batch)
+        if self.batching not in BATCHING:
+            raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")
+        _apart("names", [one.name for one in self.tenants])
+        _apart("tokens", [one.token_sha256 for one in self.tenants])
+        # A place is kept for each tenant that has no request in work.
+        _at_least("max_requests", self.max_requests, len(self.tenants))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +127,7 @@ class LoaderSettings:
             the node's, so that features are the same bits wherever they are computed.
         skip_allowance: share of a data set's samples that may be unreadable before the job stops.
         follow: plan again while the job runs, where what is measured says so.
+        token: who the job is to its nodes; None where they know nobody. Never shown or logged.
     """
 
     requests_in_flight: int = 8
@@ -79,6 +139,7 @@ class LoaderSettings:
     device_batch: int = 32
     skip_allowance: float = 0.01
     follow: bool = True
+    token: str | None = field(default_factory=_token, repr=False)
 
     def __post_init__(self) -> None:
         _at_least("requests_in_flight", self.requests_in_flight, 1)
@@ -90,6 +151,9 @@ class LoaderSettings:
         _whole_eights("device_batch", self.device_batch)
         if not 0 <= self.skip_allowance <= 1:
             raise SettingError(f"skip_allowance is a share between 0 and 1, not {self.skip_allowance}")
+        # What it is stays out of the sentence.
+        if self.token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", self.token):
+            raise SettingError("a token (FROSTLINE_TOKEN) has 1 to 512 printable ASCII characters and no blanks")
 
     def most_skipped(self, samples: int) -> int:
         """How many of so many samples may be unreadable."""
@@ -99,6 +163,11 @@ class LoaderSettings:
 def cache_folder() -> Path:
     """The user's cache folder for Frostline (``XDG_CACHE_HOME`` where it is set); it may not exist yet."""
     return user_cache_path("frostline")
+
+
+def _apart(what: str, values: list[str]) -> None:
+    if len(set(values)) < len(values):
+        raise SettingError(f"tenants must have different {what}")
 
 
 def _whole_eights(name: str, value: int) -> None:

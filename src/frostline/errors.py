@@ -23,6 +23,7 @@ FrostlineError
 ├── SampleError               one sample cannot be decoded; it is counted and skipped
 ├── Refused                   the node will not do this, however often it is asked
 │   ├── BadRequest            the request does not make sense
+│   ├── Unidentified          the node does not know who asks
 │   ├── UnknownPrefix         the node does not hold this prefix: upload it
 │   ├── UnsafeArtifact        a prefix that is malformed, or names what is not allowed
 │   ├── EngineUnfit           this engine cannot run the prefix; the reference engine can
@@ -60,6 +61,7 @@ __all__ = (
     "StoreUnavailable",
     "TooManySkipped",
     "Unavailable",
+    "Unidentified",
     "UnknownLayer",
     "UnknownModel",
     "UnknownPrefix",
@@ -160,6 +162,10 @@ class Refused(FrostlineError):
 
 class BadRequest(Refused):
     """The request does not make sense; the message names the field."""
+
+
+class Unidentified(Refused):
+    """The node does not know who asks: no token came, or one that it does not know."""
 
 
 class UnknownPrefix(Refused):

@@ -1,12 +1,14 @@
 """The verb ``serve``: run a node beside the data."""
 
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import click
 
 from frostline.cli.options import as_json, node_options
 from frostline.cli.show import print_json
-from frostline.config import NodeSettings
+from frostline.config import BATCHING, NodeSettings
 from frostline.errors import SettingError
 
 __all__ = ("serve",)
@@ -24,21 +26,46 @@ __all__ = ("serve",)
 @click.option(
     "--listen", default="127.0.0.1:7070", show_default=True, metavar="HOST:PORT", help="Port 0 takes a free one."
 )
+@click.option(
+    "--tenants",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file of who may use the node, with weights and quotas; without it everybody may.",
+)
+@click.option(
+    "--batching",
+    type=click.Choice(BATCHING),
+    default=BATCHING[0],
+    show_default=True,
+    help="Rule that forms device batches: fair, or hapi or fixed to compare with.",
+)
+@click.option("--max-requests", default=64, show_default=True, help="In work or waiting; one more gets 429.")
 @node_options
 @as_json
-def serve(roots: tuple[str, ...], listen: str, node: NodeSettings, as_json: bool) -> None:
+def serve(
+    roots: tuple[str, ...],
+    listen: str,
+    tenants: Path | None,
+    batching: str,
+    max_requests: int,
+    node: NodeSettings,
+    as_json: bool,
+) -> None:
     """Run a node beside the data, until Ctrl-C.
 
-    Whoever can reach the address can run networks on the data under the roots: listen where only trainers can
-    reach. With --json one line on stdout tells the address once the node is ready.
+    Without --tenants, whoever can reach the address can run networks on the data under the roots: listen where only
+    trainers can reach. With --json one line on stdout tells the address once the node is ready.
     """
     import torch
 
     from frostline.node import Node
     from frostline.node.server import Server
     from frostline.node.server import listen as take_port
+    from frostline.node.tenants import read_tenants
 
     host, port = _address(listen)
+    known = () if tenants is None else read_tenants(tenants)
+    node = replace(node, batching=batching, max_requests=max_requests, tenants=known)
     torch.set_num_threads(node.compute_threads)
     listening = take_port(host, port)
     with closing(listening), Node(node, roots) as running:

@@ -3,9 +3,9 @@
 import http.client
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected
 
 import numpy as np
@@ -29,12 +29,14 @@ class Message:
         path: after the node's address.
         body: of the request.
         media_type: of the body.
+        headers: beside those of HTTP itself. Never shown: one says who asks.
     """
 
     method: str
     path: str
     body: bytes | None = None
     media_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class Exchange:
@@ -129,7 +131,7 @@ class Exchange:
                 connection.close()
                 raise NodeUnreachable("the request was given up")
             self._connection = connection
-        headers = {} if message.body is None else {"Content-Type": message.media_type}
+        headers = {**message.headers, **({} if message.body is None else {"Content-Type": message.media_type})}
         try:
             connection.request(message.method, message.path, message.body, headers)
             self._response = connection.getresponse()

@@ -4,10 +4,11 @@ import json
 import os
 import sys
 import threading
+from typing import Any
 
 import torch
 
-from frostline.config import NodeSettings
+from frostline.config import NodeSettings, TenantSettings
 from frostline.errors import UserError
 from frostline.node.server import Server, listen
 from frostline.node.service import Node
@@ -24,7 +25,7 @@ def main(argument: str) -> int:
     Prints one line of JSON: ``url`` where it listens, or ``error`` and ``message`` where it cannot.
     """
     wanted = json.loads(argument)
-    settings = NodeSettings(**wanted["settings"])
+    settings = _settings(wanted["settings"])
     torch.set_num_threads(settings.compute_threads)
     try:
         listening = listen(wanted["host"], wanted["port"])
@@ -37,6 +38,11 @@ def main(argument: str) -> int:
         threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
         server.run(on_ready=lambda: _say({"url": server.url}))
     return 0
+
+
+def _settings(value: dict[str, Any]) -> NodeSettings:
+    tenants = (TenantSettings(**{**one, "roots": one["roots"] and tuple(one["roots"])}) for one in value["tenants"])
+    return NodeSettings(**{**value, "tenants": tuple(tenants)})
 
 
 def _say(value: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from frostline.node.memory import Abandoned
 
 __all__ = ("Answer", "Ending")
 
-Ending = Literal["abandoned", "failed", "finished"]
+Ending = Literal["abandoned", "expired", "failed", "finished"]
 
 
 class Answer:
@@ -32,6 +32,7 @@ class Answer:
         self._turn = threading.Lock()
         self._has_ended = False
         self._is_complete = False
+        self._is_expired = False
 
     def __iter__(self) -> Self:
         return self
@@ -49,7 +50,7 @@ class Answer:
                 ending = "finished"
                 raise
             except (Abandoned, CancelledError):
-                ending = "abandoned"
+                ending = self._given_up
                 raise StopIteration from None
             finally:
                 if ending is not None:
@@ -60,6 +61,16 @@ class Answer:
         """Every sample of the request was answered."""
         return self._is_complete
 
+    @property
+    def is_expired(self) -> bool:
+        """It was given up at its deadline."""
+        return self._is_expired
+
+    def expire(self) -> None:
+        """Abandon the rest as ``close`` does, since its deadline has passed. Nothing where it has ended already."""
+        self._is_expired = not self._has_ended
+        self.close()
+
     def close(self) -> None:
         """Abandon the rest and return when all of it has ended; a thread that waits in ``next`` is freed."""
         self._leash.cut()
@@ -68,7 +79,11 @@ class Answer:
                 close = getattr(self._batches, "close", None)
                 if close is not None:
                     close()
-                self._end("abandoned")
+                self._end(self._given_up)
+
+    @property
+    def _given_up(self) -> Ending:
+        return "expired" if self._is_expired else "abandoned"
 
     def _end(self, ending: Ending) -> None:
         self._has_ended = True

@@ -1,6 +1,7 @@
 """The node over HTTP: routes, bounded bodies, and nothing that decides."""
 
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
@@ -21,6 +22,7 @@ from frostline.node.metrics import metrics_text
 from frostline.node.replies import error_reply, json_reply
 from frostline.node.service import Node
 from frostline.node.streaming import AnswerReply
+from frostline.node.tenants import Account
 from frostline.node.uploads import Upload
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
@@ -71,45 +73,52 @@ class _Service:
         self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
         self._openapi = files("frostline.node").joinpath("openapi.json").read_bytes()
 
-    async def health(self, _: Request) -> Response:
-        return json_reply(self._node.health().to_json())
+    async def health(self, request: Request) -> Response:
+        return json_reply(self._node.health(self._asker(request)).to_json())
 
-    async def statistics(self, _: Request) -> Response:
-        return json_reply(self._node.statistics().to_json())
+    async def statistics(self, request: Request) -> Response:
+        return json_reply(self._node.statistics(self._asker(request)).to_json())
 
-    async def metrics(self, _: Request) -> Response:
-        return Response(metrics_text(self._node.statistics()), media_type=_METRICS_TYPE)
+    async def metrics(self, request: Request) -> Response:
+        return Response(metrics_text(self._node.statistics(self._asker(request))), media_type=_METRICS_TYPE)
 
     async def openapi(self, _: Request) -> Response:
         return Response(self._openapi, media_type="application/json")
 
     async def prefix(self, request: Request) -> Response:
+        account = self._asker(request)
         digest = _digest(request)
         is_held = self._node.holds_prefix(digest)
         if request.method == "HEAD":
             return Response(status_code=200 if is_held else 404)
         if is_held:
             return json_reply({"digest": digest})
-        with self._node.upload(_length(request)) as upload:
+        with self._node.upload(_length(request), account) as upload:
             await self._receive(request, upload)
             await self._run(upload.finish, digest)
         return json_reply({"digest": digest}, status=201)
 
     async def features(self, request: Request) -> ASGIApp:
-        admission = self._node.admit(_length(request))
+        account, deadline_s = self._asker(request), _deadline_s(request)
+        admission = self._node.admit(_length(request), account)
         try:
             wanted = await self._message(request, admission, FeatureRequest.from_json)
             answer = await self._run(self._node.features, wanted, admission)
         except BaseException:
             admission.close()
             raise
-        return AnswerReply(answer, self._threads)
+        return AnswerReply(answer, self._threads, deadline_s)
 
     async def profile(self, request: Request) -> Response:
-        with self._node.admit(_length(request)) as admission:
+        with self._node.admit(_length(request), self._asker(request)) as admission:
             wanted = await self._message(request, admission, ProfileRequest.from_json)
             profile = await self._run(self._node.profile, wanted, admission)
         return json_reply(profile.to_json())
+
+    def _asker(self, request: Request) -> Account:
+        """Who asks, before anything else is looked at."""
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        return self._node.identify(token.strip() if kind.lower() == "bearer" else None)
 
     async def _message(self, request: Request, admission: Admission, read: Callable[[object], T]) -> T:
         """The message in a body, which is read and parsed within the memory of its admission."""
@@ -142,6 +151,20 @@ def _length(request: Request) -> int:
     if not length.isascii() or not length.isdigit():
         raise BadRequest("the length of the body must be announced with Content-Length")
     return int(length)
+
+
+def _deadline_s(request: Request) -> float:
+    """How long its sender waits for the next part of the answer."""
+    said = request.headers.get("frostline-deadline", "")
+    if not said:
+        return math.inf
+    try:
+        deadline_s = float(said)
+    except ValueError:
+        deadline_s = math.nan
+    if not 0 < deadline_s < math.inf:
+        raise BadRequest("Frostline-Deadline must be a number of seconds above 0")
+    return deadline_s
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:

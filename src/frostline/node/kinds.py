@@ -9,7 +9,7 @@ import numpy.typing as npt
 from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretches_of_bytes
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import OverBudget
-from frostline.node.memory import Pool
+from frostline.node.memory import Lane
 from frostline.node.packing import Packing
 from frostline.node.pipeline import Made, Slab
 from frostline.node.runs import PrefixRun
@@ -34,7 +34,7 @@ class Encoded:
         most_rows: of a batch.
     """
 
-    def __init__(self, samples: Samples, reader: SampleReader, memory: Pool, most_rows: int) -> None:
+    def __init__(self, samples: Samples, reader: SampleReader, memory: Lane, most_rows: int) -> None:
         self._samples = samples
         self._reader = reader
         self._most_rows = most_rows
@@ -85,9 +85,10 @@ class Decoded:
         packing: how the answers are packed.
         most_rows: of a batch.
         run: what is done with the pixels; None ships them.
+        fewest_rows: of a run of the prefix.
 
     Raises:
-        OverBudget: Not even eight samples fit.
+        OverBudget: Not even so many samples fit, and not even eight at cut 1.
     """
 
     def __init__(
@@ -95,11 +96,12 @@ class Decoded:
         samples: Samples,
         reader: SampleReader,
         shape: tuple[int, ...],
-        memory: Pool,
+        memory: Lane,
         packing: Packing,
         *,
         most_rows: int,
         run: PrefixRun | None = None,
+        fewest_rows: int = ROWS,
     ) -> None:
         self._samples = samples
         self._reader = reader
@@ -116,14 +118,25 @@ class Decoded:
         self._fixed_bytes = packed.fixed_bytes
         # With a prefix every run has the same rows, whatever is asked: kernels may round otherwise for others.
         wanted = len(samples) if run is None else most_rows
-        self._rows = batch_size(self._limits(memory), wanted=wanted, most=most_rows)
-        if not self._rows:
-            self._refuse(memory)
+        fewest = ROWS if run is None else fewest_rows
+        self._rows = batch_size(self._limits(memory, fewest), wanted=wanted, most=most_rows)
+        if self._rows < fewest:
+            self._refuse(memory, fewest)
 
     def stretches(self) -> Sequence[range]:
         """Batches of equal length."""
         rows, size = len(self._samples), self._rows
         return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+    @property
+    def has_run(self) -> bool:
+        """It needs the device."""
+        return self._run is not None
+
+    @property
+    def device_s(self) -> float:
+        """What a batch will probably take of the device."""
+        return 0.0 if self._run is None else self._run.expected_s(self._rows)
 
     def nbytes(self, rows: range) -> int:
         """The pixels and the answer, packed too; activations are the device's."""
@@ -152,7 +165,7 @@ class Decoded:
         return self._packing(self._answer(rows, made, slab))
 
     def _answer(self, rows: range, made: Sequence[Made], slab: Slab) -> FeatureBatch:
-        tensors: Sequence[npt.NDArray[np.generic]] = [slab] if self._run is None else self._run(slab)
+        tensors: Sequence[npt.NDArray[np.generic]] = [slab] if self._run is None else self._run(slab, len(rows))
         ids = self._samples.ids[rows.start : rows.stop]
         skipped = _skipped(made)
         if not skipped:
@@ -166,17 +179,17 @@ class Decoded:
     def _run_rows(self, rows: range) -> int:
         return len(rows) if self._run is None else self._rows
 
-    def _limits(self, memory: Pool) -> list[Limit]:
-        # A part of the room, or what eight rows need where they need more.
-        room = max(memory.total_bytes // _PART, min(memory.total_bytes, self._bytes(ROWS)))
+    def _limits(self, memory: Lane, fewest: int) -> list[Limit]:
+        # A part of the room, or what the fewest rows need where they need more.
+        room = max(memory.total_bytes // _PART, min(memory.total_bytes, self._bytes(fewest)))
         batches = Limit(room_bytes=room, fixed_bytes=self._fixed_bytes, bytes_per_row=self._row_bytes)
         return [batches] if self._run is None else [batches, self._run.limit]
 
-    def _refuse(self, memory: Pool) -> None:
+    def _refuse(self, memory: Lane, fewest: int) -> None:
         if self._run is not None:
-            self._run.check()
+            self._run.check(fewest)
         raise OverBudget(
-            f"{ROWS} samples at this cut take {readable_bytes(self._bytes(ROWS))}, and the node has "
+            f"{fewest} samples at this cut take {readable_bytes(self._bytes(fewest))}, and the node has "
             f"{readable_bytes(memory.total_bytes)} for them: start it with more --memory, or choose another cut"
         )
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, TypeVar
 
-from frostline.node.memory import Abandoned, Pool
+from frostline.node.memory import Abandoned, Lane, Pool
 
 __all__ = ("Leash",)
 
@@ -20,7 +20,7 @@ class Leash:
         pools: where it may wait for memory.
     """
 
-    def __init__(self, pools: tuple[Pool, ...]) -> None:
+    def __init__(self, pools: tuple[Pool | Lane, ...]) -> None:
         self._pools = pools
         self._lock = threading.Lock()
         self._is_cut = False
@@ -37,9 +37,21 @@ class Leash:
             Abandoned: It is not.
         """
         with self._lock:
-            if self._is_cut:
-                raise Abandoned
+            self._check()
             future = executor.submit(call, *args, **kwargs)
+            self._under_way.add(future)  # type: ignore[arg-type]  # a future is only read here
+        future.add_done_callback(self._done)
+        return future
+
+    def follow(self, future: "Future[T]", begin: Callable[[], None]) -> "Future[T]":
+        """Begin what a future will tell of, unless it is no longer wanted.
+
+        Raises:
+            Abandoned: It is not.
+        """
+        with self._lock:
+            self._check()
+            begin()
             self._under_way.add(future)  # type: ignore[arg-type]  # a future is only read here
         future.add_done_callback(self._done)
         return future
@@ -53,6 +65,10 @@ class Leash:
             future.cancel()
         for pool in self._pools:
             pool.wake()
+
+    def _check(self) -> None:
+        if self._is_cut:
+            raise Abandoned
 
     def _done(self, future: "Future[T]") -> None:
         with self._lock:

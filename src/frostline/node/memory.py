@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
-from frostline.batching import Budget
+from frostline.batching import ANYBODY, Budget, Claim, FairShares
 
-__all__ = ("Abandoned", "Pool", "PoolStatistics", "Reservation", "Shares")
+__all__ = ("Abandoned", "Lane", "Pool", "PoolStatistics", "Reservation", "Shares")
 
 
 class Abandoned(Exception):
@@ -47,9 +47,9 @@ class Shares:
         part = memory_bytes // 16
         return cls(messages=part, weights=3 * part, work=2 * part, decode=3 * part, device=2 * part)
 
-    def pools(self) -> "dict[str, Pool]":
-        """An empty pool for each share, by its name."""
-        return {name: Pool(nbytes) for name, nbytes in asdict(self).items()}
+    def pools(self, turns: FairShares | None = None) -> "dict[str, Pool]":
+        """An empty pool for each share, by its name; for work by the tenants' turns where those are given."""
+        return {name: Pool(nbytes, turns if name == "work" else None) for name, nbytes in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Reservation:
         self._number = number
 
     def shrink(self, nbytes: int) -> None:
-        """Keep only so much of it."""
+        """Keep only so much of it; what it was for has run."""
         with self._pool.changing() as budget:
             budget.shrink(self._number, nbytes)
 
@@ -96,14 +96,15 @@ class Reservation:
 
 
 class Pool:
-    """One share of the memory. Safe for threads, which wait in it first come first served.
+    """One share of the memory. Safe for threads, which wait in it as ``batching.Budget`` orders them.
 
     Args:
         total_bytes: of the share.
+        turns: the order between tenants; without it first come is first served.
     """
 
-    def __init__(self, total_bytes: int) -> None:
-        self._budget = Budget(total_bytes)
+    def __init__(self, total_bytes: int, turns: FairShares | None = None) -> None:
+        self._budget = Budget(total_bytes, turns)
         self._changed = threading.Condition()
 
     @property
@@ -111,19 +112,20 @@ class Pool:
         """All that there is."""
         return self._budget.total_bytes
 
-    def reserve(self, nbytes: int, is_abandoned: Callable[[], bool]) -> Reservation:
+    def reserve(self, nbytes: int, is_abandoned: Callable[[], bool], claim: Claim = ANYBODY) -> Reservation:
         """Wait for memory.
 
         Args:
             nbytes: how much.
             is_abandoned: looked at again after every change and ``wake``.
+            claim: whose it will be.
 
         Raises:
             OverBudget: The share can never hold it.
             Abandoned: It is no longer wanted.
         """
         with self._changed:
-            number = self._budget.ask(nbytes)
+            number = self._budget.ask(nbytes, claim)
             self._changed.wait_for(lambda: self._budget.is_granted(number) or is_abandoned())
             if is_abandoned():
                 self._budget.release(number)
@@ -131,7 +133,7 @@ class Pool:
                 raise Abandoned
         return Reservation(self, number)
 
-    def take(self, nbytes: int) -> Reservation | None:
+    def take(self, nbytes: int, claim: Claim = ANYBODY) -> Reservation | None:
         """Memory that is there now, or None.
 
         Raises:
@@ -139,8 +141,18 @@ class Pool:
         """
         with self._changed:
             self._budget.check(nbytes)
-            number = self._budget.take(nbytes)
+            number = self._budget.take(nbytes, claim)
         return None if number is None else Reservation(self, number)
+
+    def held_bytes(self, tenant: str) -> int:
+        """What a tenant holds of it now."""
+        with self._changed:
+            return self._budget.held_bytes(tenant)
+
+    def is_full(self, tenant: str) -> bool:
+        """Whether a tenant's work waits for memory that it holds itself."""
+        with self._changed:
+            return self._budget.is_full(tenant)
 
     def wake(self) -> None:
         """Have all who wait look whether they are still wanted."""
@@ -163,3 +175,35 @@ class Pool:
                 peak_bytes=self._budget.peak_bytes,
                 waiting=self._budget.waiting,
             )
+
+
+class Lane:
+    """One request's way into a share of the memory: what it asks for is asked for in its tenant's name.
+
+    Args:
+        pool: the share.
+        claim: what is said with the next piece of work.
+        most_bytes: the request's tenant may hold no more; None where there is no such bound.
+    """
+
+    def __init__(self, pool: Pool, claim: Callable[[], Claim], most_bytes: int | None = None) -> None:
+        self._pool = pool
+        self._claim = claim
+        self._most = pool.total_bytes if most_bytes is None else min(most_bytes, pool.total_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """All that the tenant may hold at once."""
+        return self._most
+
+    def reserve(self, nbytes: int, is_abandoned: Callable[[], bool]) -> Reservation:
+        """Wait for memory; see ``Pool.reserve``."""
+        return self._pool.reserve(nbytes, is_abandoned, self._claim())
+
+    def take(self, nbytes: int) -> Reservation | None:
+        """Memory that is there now, or None; see ``Pool.take``."""
+        return self._pool.take(nbytes, self._claim())
+
+    def wake(self) -> None:
+        """Have all who wait look whether they are still wanted."""
+        self._pool.wake()

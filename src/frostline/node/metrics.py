@@ -1,13 +1,13 @@
 """The node's statistics in the text form that Prometheus reads."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from frostline.node.statistics import NodeStatistics
+from frostline.node.statistics import NodeStatistics, Totals
 
 __all__ = ("metrics_text",)
 
@@ -25,13 +25,26 @@ class _Statistics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, value in asdict(self._statistics.totals).items():
-            unit = "seconds" if name.endswith("_s") else ""
-            plain = f"{name.removesuffix('_s')}_{unit}" if unit else name
-            yield CounterMetricFamily(f"frostline_node_{plain}", f"{name} since the start", value=value)
+            yield CounterMetricFamily(f"frostline_node_{_plain(name)}", f"{name} since the start", value=value)
         for name in ("uptime_s", "requests_in_work", "prefixes"):
-            plain = "uptime_seconds" if name == "uptime_s" else name
-            yield GaugeMetricFamily(f"frostline_node_{plain}", f"{name} now", value=getattr(self._statistics, name))
+            value = getattr(self._statistics, name)
+            yield GaugeMetricFamily(f"frostline_node_{_plain(name)}", f"{name} now", value=value)
         yield from self._memory()
+        yield from self._tenants()
+
+    def _tenants(self) -> Iterator[Metric]:
+        tenants = self._statistics.tenants
+        for field in fields(Totals):
+            plain = f"frostline_node_tenant_{_plain(field.name)}"
+            counter = CounterMetricFamily(plain, f"{field.name} of a tenant since the start", labels=["tenant"])
+            for tenant, one in tenants.items():
+                counter.add_metric([tenant], getattr(one.totals, field.name))
+            yield counter
+        for name in ("weight", "requests_in_work", "work_bytes", "weight_bytes"):
+            gauge = GaugeMetricFamily(f"frostline_node_tenant_{name}", f"{name} of a tenant", labels=["tenant"])
+            for tenant, one in tenants.items():
+                gauge.add_metric([tenant], getattr(one, name))
+            yield gauge
 
     def _memory(self) -> Iterator[Metric]:
         for name in ("total_bytes", "reserved_bytes", "peak_bytes", "waiting"):
@@ -39,3 +52,7 @@ class _Statistics(Collector):
             for share, pool in self._statistics.memory.items():
                 family.add_metric([share], getattr(pool, name))
             yield family
+
+
+def _plain(name: str) -> str:
+    return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name

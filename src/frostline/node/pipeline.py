@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Skipped
 from frostline.node.leash import Leash
-from frostline.node.memory import Pool, Reservation
+from frostline.node.memory import Lane, Reservation
 from frostline.stores.faces import Buffer
 
 __all__ = ("Kind", "Made", "Slab", "batches")
@@ -43,7 +43,7 @@ class Kind(Protocol):
         """The answer of a batch that was read."""
 
 
-def batches(kind: Kind, memory: Pool, readers: Executor, leash: Leash) -> Generator[FeatureBatch, None, None]:
+def batches(kind: Kind, memory: Lane, readers: Executor, leash: Leash) -> Generator[FeatureBatch, None, None]:
     """Yield the answer's batches. What a batch takes stays reserved until the next one is asked for.
 
     The next batch is read ahead only with memory that is there at once: a request never waits for memory while

@@ -1,14 +1,16 @@
 """The prefixes that a node holds: taken in once, shared by all requests, dropped when others need their place."""
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from frostline.batching import readable_bytes
 from frostline.core import Cut
 from frostline.engines.torch_eager import TorchEngine
-from frostline.errors import BadRequest, Overloaded, UnknownPrefix
+from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
 from frostline.models.artifact import Prefix, digest_of, read_prefix
 from frostline.node.memory import Pool, Reservation
 from frostline.node.statistics import Counters
@@ -29,12 +31,16 @@ class Resident:
         engine: runs it.
         memory: gives back what its weights and its graph take.
         users: requests that use it now; it stays while there are any.
+        owner: the tenant that uploaded it, whose quota it counts against.
+        nbytes: of its file.
     """
 
     prefix: Prefix
     engine: TorchEngine
     memory: ExitStack
     users: int = field(default=0)
+    owner: str = ""
+    nbytes: int = 0
 
     def cut(self, number: int) -> Cut:
         """The cut of that number.
@@ -73,8 +79,19 @@ class Prefixes:
         with self._lock:
             return digest in self._held
 
-    def put(self, digest: str, body: bytes) -> None:
+    def owned_bytes(self, owner: str) -> int:
+        """What a tenant uploaded and is held."""
+        with self._lock:
+            return sum(one.nbytes for one in self._held.values() if one.owner == owner)
+
+    def put(self, digest: str, body: bytes, owner: str = "", most_bytes: float = math.inf) -> None:
         """Take a prefix in; one that is held already is left as it is.
+
+        Args:
+            digest: its name.
+            body: the file.
+            owner: the tenant that uploads it.
+            most_bytes: of files that the tenant may have here; its own longest unused ones make room.
 
         Raises:
             BadRequest: The body is not what the digest names.
@@ -86,8 +103,10 @@ class Prefixes:
             return
         if digest_of(body) != digest:
             raise BadRequest("the prefix is not the one that its digest names: it changed on its way")
+        self._keep_quota(len(body), owner, most_bytes)
         with ExitStack() as memory:
             resident = self._resident(body, memory)
+            resident.owner, resident.nbytes = owner, len(body)
             with self._lock:
                 if digest in self._held:  # another upload was faster
                     return
@@ -130,9 +149,20 @@ class Prefixes:
             if not self._evict():
                 raise Overloaded("the prefixes in use leave no room for this one", retry_after_s=_RETRY_AFTER_S)
 
-    def _evict(self) -> bool:
+    def _keep_quota(self, nbytes: int, owner: str, most_bytes: float) -> None:
+        if nbytes > most_bytes:
+            most = readable_bytes(most_bytes)
+            raise OverBudget(f"the prefix has {readable_bytes(nbytes)}, and tenant {owner} may have {most} here")
+        while self.owned_bytes(owner) + nbytes > most_bytes:
+            if not self._evict(owner):
+                why = f"the prefixes in use take what tenant {owner} may have here"
+                raise Overloaded(why, retry_after_s=_RETRY_AFTER_S)
+
+    def _evict(self, owner: str | None = None) -> bool:
+        """Drop the one that was not used for longest, of an owner where one is named; False where there is none."""
         with self._lock:
-            digest = next((digest for digest, one in self._held.items() if not one.users), None)
+            unused = (digest for digest, one in self._held.items() if not one.users and owner in (None, one.owner))
+            digest = next(unused, None)
             if digest is None:
                 return False
             self._held.pop(digest).memory.close()

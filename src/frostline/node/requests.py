@@ -41,22 +41,30 @@ class Stores:
         """The canonical URLs of the roots."""
         return self._roots
 
-    def store(self, data: str, *, mapped: bool = False) -> Readable:
+    def allowed(self, roots: tuple[str, ...] | None) -> tuple[str, ...]:
+        """The canonical URLs of what somebody may read who is allowed those; None is all."""
+        return self._roots if roots is None else tuple(normalise_url(root) for root in roots)
+
+    def store(self, data: str, allowed: tuple[str, ...] | None = None, *, mapped: bool = False) -> Readable:
         """The store of a data set.
 
         Args:
             data: URL of its root.
+            allowed: roots under which its asker may read; None is all.
             mapped: read its objects from memory maps, where it is a local folder and they are sealed.
 
         Raises:
-            BadRequest: It does not lie under a root of this node.
+            BadRequest: It does not lie under a root of this node that its asker may read.
         """
         try:
             url = normalise_url(data)
         except SettingError as error:
             raise BadRequest(f"data: {error}") from error
-        if "://" not in data or not any(is_within(url, root) for root in self._roots):
-            raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(self._roots)}")
+        roots = self.allowed(allowed)
+        # Both: what a tenant may read need not be served by this node.
+        is_served = any(is_within(url, root) for root in self._roots)
+        if "://" not in data or not is_served or not any(is_within(url, root) for root in roots):
+            raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
         key = (url, mapped)
         with self._lock:
             if key not in self._open:

@@ -1,11 +1,10 @@
-"""Runs a prefix on decoded batches, one at a time, within the memory for activations."""
+"""Runs a prefix on the batches of one request when it is their turn, within the memory for activations."""
 
 import math
 import time
-from collections.abc import Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,36 +13,17 @@ from frostline.batching import ROWS, Limit, readable_bytes
 from frostline.core import Cut
 from frostline.engines.profile import cut_seconds, cut_values
 from frostline.errors import OverBudget
+from frostline.node.device import Device
 from frostline.node.leash import Leash
-from frostline.node.memory import Pool, Reservation
+from frostline.node.memory import Reservation
 from frostline.node.pipeline import Slab
 from frostline.node.prefixes import Resident
-from frostline.node.statistics import Counters
+from frostline.node.queued import HEADROOM, Batch, Call, Work
+from frostline.node.tenants import Account
 
-__all__ = ("HEADROOM", "Device", "PrefixRun")
+__all__ = ("HEADROOM", "PrefixRun")
 
-HEADROOM = 1.25
-"""What a run may take for each byte of the dry run's count, for the workspaces of kernels.
-
-ResNet-18 takes 1.0 to 1.2 at its peak; ``tests/node/test_node_memory.py`` holds a whole node to its budget.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """What runs prefixes, one batch at a time.
-
-    Attributes:
-        name: in torch's words.
-        thread: the one thread from which it runs, so that the engine keeps one team of threads.
-        memory: for activations.
-        counters: told what was done.
-    """
-
-    name: str
-    thread: Executor
-    memory: Pool
-    counters: Counters
+T = TypeVar("T")
 
 
 class PrefixRun:
@@ -54,14 +34,16 @@ class PrefixRun:
         cut: number of the cut.
         device: what runs it.
         leash: of the request.
+        account: whose request it is.
     """
 
-    def __init__(self, resident: Resident, cut: int, device: Device, leash: Leash) -> None:
+    def __init__(self, resident: Resident, cut: int, device: Device, leash: Leash, account: Account) -> None:
         self._resident = resident
         self._cut = resident.cut(cut)
         self._footprint = resident.engine.footprint(cut)
         self._device = device
         self._leash = leash
+        self._account = account
 
     @property
     def crossing(self) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
@@ -83,37 +65,54 @@ class PrefixRun:
             bytes_per_row=self._footprint.bytes_per_sample,
         )
 
-    def check(self) -> None:
-        """Do nothing if eight rows fit.
+    def check(self, rows: int = ROWS) -> None:
+        """Do nothing if so many rows fit.
 
         Raises:
             OverBudget: They do not.
         """
-        if self.limit.most_rows < ROWS:
+        if self.limit.most_rows < rows:
             raise OverBudget(
-                f"running {ROWS} samples to this cut takes {readable_bytes(self._bytes(ROWS))}, and the node has "
+                f"running {rows} samples to this cut takes {readable_bytes(self._bytes(rows))}, and the node has "
                 f"{readable_bytes(self._device.memory.total_bytes)} for it: start it with more --memory, "
                 "or choose an earlier cut"
             )
 
-    def __call__(self, slab: Slab) -> list[npt.NDArray[np.generic]]:
-        """What crosses the cut, when it is this batch's turn."""
-        return self._leash.submit(self._device.thread, self._run, slab).result()
+    def expected_s(self, run_rows: int) -> float:
+        """What a run will probably take of the device."""
+        return self._device.expected_s(self._work(run_rows))
+
+    def __call__(self, slab: Slab, rows: int) -> list[npt.NDArray[np.generic]]:
+        """What crosses the cut for the first rows of a slab, when it is their turn.
+
+        The slab belongs to the device meanwhile, which may put rows of other requests behind these, to have one run
+        for all. Every tensor has at least these rows, which come first.
+        """
+        batch = Batch(
+            account=self._account,
+            is_abandoned=self._leash.is_cut,
+            work=self._work(len(slab)),
+            slab=slab,
+            rows=rows,
+        )
+        return self._leash.follow(batch.future, partial(self._device.enqueue, batch)).result()
 
     def seconds(self, slab: Slab, *, repeats: int) -> npt.NDArray[np.float64]:
         """Seconds a sample up to each cut, as ``engines.profile.cut_seconds`` gives them."""
-        return self._leash.submit(self._device.thread, self._measure, slab, repeats).result()
+        return self._alone(partial(self._measure, slab, repeats))
 
     def values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
         """What crosses some cuts for up to eight samples, as ``engines.profile.cut_values`` gives it."""
-        return self._leash.submit(self._device.thread, self._values, slab, cuts).result()
+        return self._alone(partial(self._values, slab, cuts))
 
-    def _run(self, slab: Slab) -> list[npt.NDArray[np.generic]]:
-        with self._activations(len(slab)):
-            started = time.perf_counter()
-            tensors = self._resident.engine.run(slab, self._cut.number)
-            self._device.counters.add(compute_s=time.perf_counter() - started)
-            return [_apart(tensor, slab) for tensor in tensors]
+    def _work(self, run_rows: int) -> Work:
+        return Work(engine=self._resident.engine, cut=self._cut.number, run_rows=run_rows)
+
+    def _alone(self, call: Callable[[], T]) -> T:
+        """What a call gives that has the device alone."""
+        entry = Call(account=self._account, is_abandoned=self._leash.is_cut, call=call)
+        made: T = self._leash.follow(entry.future, partial(self._device.enqueue, entry)).result()
+        return made
 
     def _measure(self, slab: Slab, repeats: int) -> npt.NDArray[np.float64]:
         graph, cuts = self._resident.prefix.graph, self._resident.prefix.cuts
@@ -135,8 +134,3 @@ class PrefixRun:
 
     def _bytes(self, rows: int) -> int:
         return int(self._footprint.at(rows) * HEADROOM)
-
-
-def _apart(tensor: npt.NDArray[np.generic], slab: Slab) -> npt.NDArray[np.generic]:
-    # An answer that views the pixels would keep them all while it waits to be sent.
-    return tensor.copy() if np.may_share_memory(tensor, slab) else tensor

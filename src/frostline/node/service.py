@@ -13,25 +13,26 @@ from typing import Self
 
 import numpy as np
 
-from frostline.batching import batch_size, padded
+from frostline.batching import ROWS, batch_size, padded
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
 from frostline.engines.hardware import hardware_name, host_digest
 from frostline.engines.torch_eager import TorchEngine
 from frostline.errors import BadRequest
-from frostline.node.admission import Admission, Gate
+from frostline.node.admission import Admission
 from frostline.node.answers import Answer, Ending
 from frostline.node.kinds import Decoded, Encoded
 from frostline.node.leash import Leash
-from frostline.node.memory import Shares
 from frostline.node.packing import Packing
 from frostline.node.pipeline import Kind, batches
 from frostline.node.prefixes import Prefixes, Resident
 from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, load
 from frostline.node.requests import Stores, checked_preprocess
-from frostline.node.runs import Device, PrefixRun
+from frostline.node.runs import PrefixRun
 from frostline.node.samples import Decoding, SampleReader
+from frostline.node.sharing import READERS, Sharing
 from frostline.node.statistics import Counters, NodeStatistics
+from frostline.node.tenants import Account
 from frostline.node.uploads import Upload
 from frostline.preprocess import Preprocess
 from frostline.profiles import CodecCost, CutCost, Profile
@@ -40,8 +41,6 @@ from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("Node",)
 
-# Samples read at once: enough to hide a store some milliseconds away behind the decoding of others.
-_READERS = 16
 # Rows of a batch of encoded samples, which are small where there are many.
 _ENCODED_ROWS = 1024
 
@@ -63,19 +62,14 @@ class Node:
     def __init__(self, settings: NodeSettings, roots: tuple[str, ...]) -> None:
         self._settings = settings
         self._stores = Stores(roots)
-        self._pools = Shares.of(settings.memory_bytes).pools()
-        self._counters = Counters()
-        self._gate = Gate(settings.max_requests, self._pools["messages"], self._counters)
-        self._prefixes = Prefixes(self._pools["weights"], settings.device, settings.device_batch, self._counters)
-        self._readers = ThreadPoolExecutor(max(_READERS, settings.decode_threads), "frostline-read")
-        self._device = Device(
-            name=settings.device,
-            thread=ThreadPoolExecutor(1, "frostline-device"),
-            memory=self._pools["device"],
-            counters=self._counters,
+        self._sharing = Sharing(settings)
+        self._pools = self._sharing.pools
+        self._prefixes = Prefixes(
+            self._pools["weights"], settings.device, settings.device_batch, self._sharing.counters
         )
+        self._readers = ThreadPoolExecutor(max(READERS, settings.decode_threads), "frostline-read")
         self._networks = Networks()
-        self._turns = threading.Semaphore(settings.decode_threads)
+        self._decoders = threading.Semaphore(settings.decode_threads)
         self._answers: set[Answer] = set()
         self._lock = threading.Lock()
         self._started = time.monotonic()
@@ -85,25 +79,30 @@ class Node:
         """What it may use."""
         return self._settings
 
-    def health(self) -> Health:
-        """What the node says of itself."""
+    def health(self, asker: Account | None = None) -> Health:
+        """What the node says of itself, and of its roots those under which the asker may read."""
         return Health(
             version=__version__,
             host=host_digest(),
             hardware=hardware_name(self._settings.device),
             memory_bytes=self._settings.memory_bytes,
-            roots=self._stores.roots,
+            roots=self._stores.allowed(None if asker is None else asker.settings.roots),
             cores=_cores(),
         )
 
-    def statistics(self) -> NodeStatistics:
-        """Where the node stands."""
+    def identify(self, token: str | None) -> Account:
+        """Whose token it is; see ``Tenants.identify`` for what may be raised."""
+        return self._sharing.tenants.identify(token)
+
+    def statistics(self, asker: Account | None = None) -> NodeStatistics:
+        """Where the node stands; of other tenants only what the asker may see. None sees all."""
         return NodeStatistics(
             uptime_s=time.monotonic() - self._started,
-            requests_in_work=self._gate.inside,
+            requests_in_work=self._sharing.gate.inside,
             prefixes=len(self._prefixes),
             memory={name: pool.statistics() for name, pool in self._pools.items()},
-            totals=self._counters.totals(),
+            totals=self._sharing.counters.totals(),
+            tenants=self._sharing.statistics(asker, self._prefixes.owned_bytes),
         )
 
     def holds_prefix(self, digest: str) -> bool:
@@ -126,13 +125,14 @@ class Node:
             upload.write(artifact)
             upload.finish(digest)
 
-    def upload(self, length: int) -> Upload:
+    def upload(self, length: int, account: Account | None = None) -> Upload:
         """Receive a prefix of that many bytes piece by piece."""
-        return Upload(self._prefixes, self._pools["work"], length)
+        account = account or self._sharing.tenants.everybody
+        return Upload(self._prefixes, self._sharing.lane(account), length, account)
 
-    def admit(self, body_bytes: int = 0) -> Admission:
+    def admit(self, body_bytes: int = 0, account: Account | None = None) -> Admission:
         """Let a request in before its body is read; see ``Gate.enter`` for what may be raised."""
-        return self._gate.enter(body_bytes)
+        return self._sharing.gate.enter(body_bytes, account or self._sharing.tenants.everybody)
 
     def features(self, request: FeatureRequest, admission: Admission | None = None) -> Answer:
         """Answer a request. Work begins when the first batch is asked for.
@@ -151,11 +151,12 @@ class Node:
         """
         leash = Leash(tuple(self._pools.values()))
         with ExitStack() as held:
-            held.enter_context(self.admit() if admission is None else admission)
-            kind = self._kind(request, leash, held)
-            made = batches(kind, self._pools["work"], self._readers, leash)
+            account = held.enter_context(self.admit() if admission is None else admission).account
+            counters = Counters(account.counters)
+            kind = self._kind(request, account, counters, leash, held)
+            made = self._made(kind, account, counters, leash)
             closing = held.pop_all()
-        answer = Answer(self._counted(made), leash, partial(self._ended, closing))
+        answer = Answer(self._counted(made, account), leash, partial(self._ended, closing, account))
         with self._lock:
             self._answers.add(answer)
         return answer
@@ -172,18 +173,18 @@ class Node:
         """
         leash = Leash(tuple(self._pools.values()))
         with ExitStack() as held:
-            held.enter_context(self.admit() if admission is None else admission)
-            return self._profile(wanted, leash, held)
+            account = held.enter_context(self.admit() if admission is None else admission).account
+            return self._profile(wanted, account, leash, held)
 
     def close(self) -> None:
         """End every answer and stop the threads. Calling it again does nothing."""
-        self._gate.shut()
+        self._sharing.gate.shut()
         with self._lock:
             answers = list(self._answers)
         for answer in answers:
             answer.close()
         self._readers.shutdown()
-        self._device.thread.shutdown()
+        self._sharing.device.close()
 
     def __enter__(self) -> Self:
         return self
@@ -193,23 +194,29 @@ class Node:
     ) -> None:
         self.close()
 
-    def _kind(self, request: FeatureRequest, leash: Leash, held: ExitStack) -> Kind:
+    def _kind(
+        self, request: FeatureRequest, account: Account, counters: Counters, leash: Leash, held: ExitStack
+    ) -> Kind:
         preprocess = checked_preprocess(request)
-        reader = self._reader(request, preprocess, leash, self._counters)
-        memory = self._pools["work"]
+        reader = self._reader(request, preprocess, account, counters, leash)
+        lane = self._sharing.lane(account)
         if request.cut == 0:
-            return Encoded(request.samples, reader, memory, _ENCODED_ROWS)
+            return Encoded(request.samples, reader, lane, _ENCODED_ROWS)
         resident = self._resident(request, preprocess, held) if request.cut > 1 else None
-        run = PrefixRun(resident, request.cut, self._device, leash) if resident else None
-        packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=self._counters)
+        run = PrefixRun(resident, request.cut, self._sharing.device, leash, account) if resident else None
+        packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
         most = self._settings.device_batch
-        return Decoded(request.samples, reader, preprocess.shape, memory, packing, most_rows=most, run=run)
+        fewest = most if self._settings.batching == "fixed" else ROWS
+        return Decoded(
+            request.samples, reader, preprocess.shape, lane, packing, most_rows=most, run=run, fewest_rows=fewest
+        )
 
     def _reader(
-        self, request: FeatureRequest, preprocess: Preprocess, leash: Leash, counters: Counters
+        self, request: FeatureRequest, preprocess: Preprocess, account: Account, counters: Counters, leash: Leash
     ) -> SampleReader:
-        decoding = Decoding(memory=self._pools["decode"], turns=self._turns, counters=counters)
-        store = self._stores.store(request.data, mapped=preprocess.stored is not None)
+        decoding = Decoding(memory=self._pools["decode"], turns=self._decoders, counters=counters)
+        mapped = preprocess.stored is not None
+        store = self._stores.store(request.data, account.settings.roots, mapped=mapped)
         return SampleReader(store, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def _resident(self, request: FeatureRequest, preprocess: Preprocess, held: ExitStack) -> Resident | None:
@@ -224,12 +231,12 @@ class Node:
             )
         return resident
 
-    def _profile(self, wanted: ProfileRequest, leash: Leash, held: ExitStack) -> Profile:
+    def _profile(self, wanted: ProfileRequest, account: Account, leash: Leash, held: ExitStack) -> Profile:
         request, counters = wanted.features, Counters()
         preprocess = checked_preprocess(request)
-        reader = self._reader(request, preprocess, leash, counters)
+        reader = self._reader(request, preprocess, account, counters, leash)
         resident = self._resident(request, preprocess, held)
-        run = PrefixRun(resident, len(resident.prefix.cuts), self._device, leash) if resident else None
+        run = PrefixRun(resident, len(resident.prefix.cuts), self._sharing.device, leash, account) if resident else None
         rows = self._profiled_rows(request, run)
         shape = (padded(rows), *preprocess.shape)
         # Hardware and engine are this node's for good, so that they need not be in the key.
@@ -237,7 +244,7 @@ class Node:
         nbytes = 2 * _FLOAT * math.prod(shape)
         bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         nbytes += 0 if bench is None else bench.nbytes
-        held.enter_context(self._pools["work"].reserve(nbytes, leash.is_cut))
+        held.enter_context(self._sharing.lane(account).reserve(nbytes, leash.is_cut))
         slab = np.zeros(shape, np.float32)
         loaded = load(reader, slab, rows, self._readers, leash, counters)
         network = None if bench is None else bench.network(slab)
@@ -280,16 +287,28 @@ class Node:
         most = batch_size(limits, wanted=len(request.samples), most=self._settings.device_batch)
         return min(len(request.samples), most)
 
-    def _counted(self, made: Generator[FeatureBatch, None, None]) -> Generator[FeatureBatch, None, None]:
+    def _made(
+        self, kind: Kind, account: Account, counters: Counters, leash: Leash
+    ) -> Generator[FeatureBatch, None, None]:
+        if isinstance(kind, Decoded) and kind.has_run:
+            lane = self._sharing.lane(account, lambda: kind.device_s)
+            return batches(kind, lane, self._readers, leash)
+        return self._sharing.charged(
+            batches(kind, self._sharing.lane(account), self._readers, leash), account, counters
+        )
+
+    def _counted(
+        self, made: Generator[FeatureBatch, None, None], account: Account
+    ) -> Generator[FeatureBatch, None, None]:
         with closing(made):
             for batch in made:
                 counts = {"samples": len(batch), "skipped": len(batch.skipped), "bytes_answered": batch.nbytes}
-                self._counters.add(batches=1, **counts)
+                account.counters.add(batches=1, **counts)
                 yield batch
                 del batch  # its memory is given back with the next step
 
-    def _ended(self, held: ExitStack, answer: Answer, ending: Ending) -> None:
-        self._counters.add(**{ending: 1})  # first, so that a node that has no work has counted it all
+    def _ended(self, held: ExitStack, account: Account, answer: Answer, ending: Ending) -> None:
+        account.counters.add(**{ending: 1})  # first, so that a node that has no work has counted it all
         with self._lock:
             self._answers.discard(answer)
         held.close()

@@ -2,12 +2,12 @@
 
 import threading
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from frostline.node.memory import PoolStatistics
 
-__all__ = ("Counters", "NodeStatistics", "Totals")
+__all__ = ("Counters", "NodeStatistics", "TenantStatistics", "Totals")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,11 @@ class Totals:
         decode_s: seconds of decoding, summed over threads.
         compute_s: seconds in which the device ran.
         encode_s: seconds of packing answers, summed over threads.
+        refused_quota: sent away with 429 since their tenant has no more of something.
+        expired: given up at their deadline; if it grows, the node has more work than it can do in time.
+        runs: of the device.
+        rows_run: rows of those runs, the empty ones too.
+        rows_merged: rows that filled up runs of other requests; without them there would be more runs.
     """
 
     requests: int = 0
@@ -51,6 +56,30 @@ class Totals:
     decode_s: float = 0.0
     compute_s: float = 0.0
     encode_s: float = 0.0
+    refused_quota: int = 0
+    expired: int = 0
+    runs: int = 0
+    rows_run: int = 0
+    rows_merged: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantStatistics:
+    """Where a tenant stands.
+
+    Attributes:
+        weight: its share of the device is in proportion to it.
+        requests_in_work: admitted and not yet answered whole.
+        work_bytes: of the memory for work that it holds.
+        weight_bytes: of the prefixes that it uploaded and that are held.
+        totals: what was done for it; of runs with rows of several, ``compute_s`` is its part by rows.
+    """
+
+    weight: float
+    requests_in_work: int
+    work_bytes: int
+    weight_bytes: int
+    totals: Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +92,7 @@ class NodeStatistics:
         prefixes: resident.
         memory: each share of the memory, by its name.
         totals: what it did so far.
+        tenants: by name, those that the asker may see.
     """
 
     uptime_s: float
@@ -70,6 +100,7 @@ class NodeStatistics:
     prefixes: int
     memory: dict[str, PoolStatistics]
     totals: Totals
+    tenants: dict[str, TenantStatistics] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -77,9 +108,14 @@ class NodeStatistics:
 
 
 class Counters:
-    """Adds up what happens. Safe for threads."""
+    """Adds up what happens. Safe for threads.
 
-    def __init__(self) -> None:
+    Args:
+        whole: of which this is a part: what is added here is added there too.
+    """
+
+    def __init__(self, whole: "Counters | None" = None) -> None:
+        self._whole = whole
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
@@ -87,6 +123,8 @@ class Counters:
         """Add to some of the fields of ``Totals``."""
         with self._lock:
             self._counts.update(amounts)
+        if self._whole is not None:
+            self._whole.add(**amounts)
 
     def totals(self) -> Totals:
         """The sums so far."""

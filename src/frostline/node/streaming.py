@@ -1,5 +1,6 @@
 """Sends an answer while it is made, and ends it when nobody reads it any more."""
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,10 +37,13 @@ class AnswerReply:
     Attributes:
         answer: makes the batches; it is closed at the end, whatever happens.
         threads: in which batches are waited for.
+        deadline_s: how long the client waits for the next batch; what was not made by then is given up, and what it
+            held goes to others.
     """
 
     answer: Answer
     threads: CapacityLimiter
+    deadline_s: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all, or stop where the client goes away."""
@@ -68,7 +72,8 @@ class AnswerReply:
             await error_reply(error)(scope, receive, send)
             return
         if parts is None:  # it was abandoned before its first batch
-            await error_reply(Unavailable("the node is stopping"))(scope, receive, send)
+            why = f"nothing was ready after the {self.deadline_s:g} s that you wait" if self.answer.is_expired else ""
+            await error_reply(Unavailable(why or "the node is stopping"))(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
         with suppress(TimeoutError):
@@ -89,11 +94,28 @@ class AnswerReply:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _next(self, encoder: Encoder) -> Sequence[Part] | None:
-        return await to_thread.run_sync(_encoded, self.answer, encoder, limiter=self.threads)
+        async with create_task_group() as group:
+            if self.deadline_s < math.inf:
+                group.start_soon(self._expire)
+            made = await to_thread.run_sync(_encoded, self.answer, encoder, limiter=self.threads)
+            group.cancel_scope.cancel()
+        if isinstance(made, FrostlineError):
+            raise made
+        return made
+
+    async def _expire(self) -> None:
+        """Free the thread that waits for the next batch, once nobody waits for it any more."""
+        await anyio.sleep(self.deadline_s)
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self.answer.expire, limiter=self.threads)
 
 
-def _encoded(answer: Answer, encoder: Encoder) -> Sequence[Part] | None:
-    batch: FeatureBatch | None = next(answer, None)
+def _encoded(answer: Answer, encoder: Encoder) -> Sequence[Part] | FrostlineError | None:
+    """The next parts. An error is a value here, since a task group would wrap it."""
+    try:
+        batch: FeatureBatch | None = next(answer, None)
+    except FrostlineError as error:
+        return error
     return None if batch is None else encoder.encode(batch)
 
 

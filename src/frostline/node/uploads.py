@@ -1,5 +1,6 @@
 """Receives a prefix piece by piece, within memory that was set aside for it first."""
 
+import math
 from contextlib import ExitStack
 from io import BytesIO
 from types import TracebackType
@@ -8,8 +9,9 @@ from typing import Self
 from frostline.batching import readable_bytes
 from frostline.errors import BadRequest, OverBudget
 from frostline.node.leash import Leash
-from frostline.node.memory import Pool
+from frostline.node.memory import Lane
 from frostline.node.prefixes import Prefixes
+from frostline.node.tenants import Account
 
 __all__ = ("Upload",)
 
@@ -28,9 +30,11 @@ class Upload:
         prefixes: where it goes.
         memory: for the bytes while they are read, and for the graph while it is parsed.
         length: of the file in bytes, as announced.
+        account: who uploads it.
     """
 
-    def __init__(self, prefixes: Prefixes, memory: Pool, length: int) -> None:
+    def __init__(self, prefixes: Prefixes, memory: Lane, length: int, account: Account) -> None:
+        self._account = account
         self._prefixes = prefixes
         self._memory = memory
         self._length = length
@@ -71,7 +75,9 @@ class Upload:
         """
         if self._buffer.tell() != self._length:
             raise BadRequest(f"the prefix ended after {self._buffer.tell()} of {self._length} bytes")
-        self._prefixes.put(digest, self._buffer.getvalue())
+        most_bytes = self._account.settings.weight_bytes
+        most = math.inf if most_bytes is None else most_bytes
+        self._prefixes.put(digest, self._buffer.getvalue(), self._account.name, most)
 
     def close(self) -> None:
         """Give everything back; a thread that waits in ``begin`` is freed."""

@@ -227,6 +227,7 @@ def _bound(samples_per_s: float) -> float | None:
 def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
     own = {**asdict(settings), "out": str(settings.out) if settings.out else None}
     named = {**own.pop("job"), **own}
+    named["loader"].pop("token")  # it belongs into no file
     return {name: value for name, value in named.items() if name not in ("data", "model")}
 
 

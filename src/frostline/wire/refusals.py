@@ -17,6 +17,7 @@ from frostline.errors import (
     StoreError,
     StoreUnavailable,
     Unavailable,
+    Unidentified,
     UnknownPrefix,
     UnsafeArtifact,
 )
@@ -25,6 +26,7 @@ __all__ = ("TRAVELLING", "error_from_answer", "error_from_json", "error_to_json"
 
 TRAVELLING: dict[type[FrostlineError], int] = {
     BadRequest: 400,
+    Unidentified: 401,
     AccessDenied: 403,
     ObjectNotFound: 404,
     UnknownPrefix: 404,
@@ -59,7 +61,9 @@ def error_to_json(error: FrostlineError) -> dict[str, Any]:
 
 
 def retry_after(error: FrostlineError) -> dict[str, str]:
-    """The header ``Retry-After`` of an answer, in whole seconds; empty where asking again does not help."""
+    """The headers that tell a client what to do: ``Retry-After`` in whole seconds, or how to say who it is."""
+    if isinstance(error, Unidentified):
+        return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, Overloaded):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     return {"Retry-After": "1"} if isinstance(error, Unavailable | StoreUnavailable) else {}

@@ -1,0 +1,40 @@
+"""The tenants' fair shares for several threads: memory and device ask the same ones whose turn it is."""
+
+import threading
+
+from frostline.batching import FairShares
+
+__all__ = ("Turns",)
+
+
+class Turns(FairShares):
+    """``FairShares`` behind a lock. It is taken last and never held while another is asked for."""
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        super().__init__(weights)
+        self._lock = threading.RLock()
+
+    def tag(self, tenant: str) -> float:
+        """See ``FairShares``."""
+        with self._lock:
+            return super().tag(tenant)
+
+    def arrive(self, tenant: str) -> None:
+        """See ``FairShares``."""
+        with self._lock:
+            super().arrive(tenant)
+
+    def depart(self, tenant: str) -> None:
+        """See ``FairShares``."""
+        with self._lock:
+            super().depart(tenant)
+
+    def begin(self, tenant: str) -> None:
+        """See ``FairShares``."""
+        with self._lock:
+            super().begin(tenant)
+
+    def charge(self, tenant: str, device_s: float) -> None:
+        """See ``FairShares``."""
+        with self._lock:
+            super().charge(tenant, device_s)

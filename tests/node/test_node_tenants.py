@@ -1,0 +1,308 @@
+"""Who may ask a node for what: tokens, quotas, places, roots and deadlines, over HTTP where it matters."""
+
+import hashlib
+import threading
+from contextlib import closing, contextmanager
+
+import pytest
+from starlette.testclient import TestClient
+
+from frostline.client.http import HttpTransport
+from frostline.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.errors import Overloaded, SettingError, Unidentified
+from frostline.node import Node
+from frostline.node.app import make_app
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Tenants, read_tenants
+from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
+
+MEMORY = 96 << 20
+
+
+def tenant(name, **fields):
+    return TenantSettings(name=name, token_sha256=hashlib.sha256(token_of(name).encode()).hexdigest(), **fields)
+
+
+def token_of(name):
+    return f"the-token-of-{name}"
+
+
+def header(name):
+    return {"Authorization": f"Bearer {token_of(name)}"}
+
+
+def node_for(images, *tenants, **settings):
+    return Node(NodeSettings(memory_bytes=MEMORY, tenants=tenants, **settings), (images.as_uri(),))
+
+
+@contextmanager
+def client_of(node):
+    with node, TestClient(make_app(node), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 6)
+
+
+def test_a_node_that_knows_its_tenants_answers_nobody_else(images):
+    with client_of(node_for(images, tenant("ann"))) as client:
+        message = request(images, 1).to_json()
+        for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": f"Basic {token_of('ann')}"}):
+            for method, path in (
+                ("POST", "/v1/features"),
+                ("POST", "/v1/profiles"),
+                ("PUT", "/v1/prefixes/" + "0" * 64),
+                ("GET", "/v1/statistics"),
+                ("GET", "/v1/metrics"),
+                ("GET", "/v1/health"),
+            ):
+                answer = client.request(method, path, headers=headers, json=message)
+                assert answer.status_code == 401
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+                assert answer.json()["error"] == "Unidentified"
+                assert "nonsense" not in answer.text
+        assert client.post("/v1/features", json=message, headers=header("ann")).status_code == 200
+        assert client.get("/v1/openapi.json").status_code == 200
+
+
+def test_a_tenant_reads_only_under_its_roots(images, tmp_path):
+    other = make_images(tmp_path / "other", 2)
+    known = tenant("ann", roots=(other.as_uri(),)), tenant("bob")
+    node = Node(NodeSettings(memory_bytes=MEMORY, tenants=known), (tmp_path.as_uri(),))
+    with client_of(node) as client:
+
+        def status(name, folder):
+            return client.post("/v1/features", json=request(folder, 1).to_json(), headers=header(name))
+
+        assert status("ann", other).status_code == 200
+        refused = status("ann", images)
+        assert refused.status_code == 400
+        assert str(images) not in refused.json()["message"].split("it serves")[1]
+        assert status("bob", images).status_code == 200
+        assert client.get("/v1/health", headers=header("ann")).json()["roots"] == [other.as_uri()]
+
+
+def test_a_root_of_a_tenant_that_the_node_does_not_serve_stays_unserved(images, tmp_path):
+    with client_of(node_for(images, tenant("ann", roots=(tmp_path.as_uri(),)))) as client:
+        outside = make_images(tmp_path / "outside", 1)
+        answer = client.post("/v1/features", json=request(outside, 1).to_json(), headers=header("ann"))
+        assert answer.status_code == 400
+
+
+def test_a_tenant_sees_its_own_statistics_and_an_overseer_everybodys(images):
+    known = tenant("ann"), tenant("bob", weight=2.0), tenant("eve", sees_all=True)
+    with client_of(node_for(images, *known)) as client:
+        client.post("/v1/features", json=request(images, 1).to_json(), headers=header("bob"))
+        seen = {name: client.get("/v1/statistics", headers=header(name)).json() for name in ("ann", "bob", "eve")}
+        assert list(seen["ann"]["tenants"]) == ["ann"]
+        assert list(seen["eve"]["tenants"]) == ["ann", "bob", "eve"]
+        assert seen["bob"]["tenants"]["bob"]["totals"]["samples"] == 6
+        assert seen["ann"]["tenants"]["ann"]["totals"]["samples"] == 0
+        assert seen["ann"]["totals"]["samples"] == 6
+        metrics = client.get("/v1/metrics", headers=header("bob")).text
+        assert 'frostline_node_tenant_samples_total{tenant="bob"} 6.0' in metrics
+        assert 'frostline_node_tenant_weight{tenant="bob"} 2.0' in metrics
+        assert "ann" not in metrics
+
+
+def test_a_quota_of_requests_sends_its_tenant_away_and_nobody_else(images):
+    node = node_for(images, tenant("ann", requests=1), tenant("bob"))
+    with client_of(node) as client:
+        message = request(images, 1).to_json()
+        with node.admit(0, node.identify(token_of("ann"))):
+            answer = client.post("/v1/features", content=b"not even JSON", headers=header("ann"))
+            assert answer.status_code == 429
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert "ann" in answer.json()["message"]
+            assert client.post("/v1/features", json=message, headers=header("bob")).status_code == 200
+        assert client.post("/v1/features", json=message, headers=header("ann")).status_code == 200
+        assert node.statistics().tenants["ann"].totals.refused_quota == 1
+
+
+def test_device_seconds_beyond_the_quota_are_saved_up_again_before_more_begins():
+    now = [0.0]
+    tenants = Tenants([tenant("ann", device_s_per_s=0.1), tenant("bob")], Counters(), clock=lambda: now[0])
+    account = tenants.identify(token_of("ann"))
+    account.check()
+    account.used(0.9)
+    account.check()
+    account.used(0.6)  # one second's worth was there, and half a second is owed
+    with pytest.raises(Overloaded, match="device seconds") as refused:
+        account.check()
+    assert refused.value.retry_after_s == pytest.approx(5.0)
+    now[0] += 5.1
+    account.check()
+
+
+def test_work_beyond_a_tenants_part_of_the_memory_waits_and_that_of_others_goes_on(tmp_path):
+    images = make_images(tmp_path / "images", 20)
+    # Eight samples take 200 kB while they are decoded, and half of that until they are sent.
+    with node_for(images, tenant("ann", work_bytes=250_000), tenant("bob")) as node:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        first = node.features(request(images, 1), node.admit(0, ann))
+        next(first)
+        second = node.features(request(images, 1), node.admit(0, ann))
+        got = []
+        thread = threading.Thread(target=lambda: got.append(joined(second)[0]))
+        thread.start()
+        until(lambda: node.statistics().memory["work"].waiting == 1)
+        with pytest.raises(Overloaded, match="memory"):
+            node.admit(0, ann)
+        assert len(joined(node.features(request(images, 1), node.admit(0, bob)))[0]) == 20
+        assert got == []
+        first.close()
+        thread.join(20)
+        assert len(got[0]) == 20
+        node.admit(0, ann).close()
+        assert is_idle(node)
+
+
+def test_a_place_is_kept_for_every_tenant_that_has_none_in_work(images):
+    with node_for(images, tenant("ann"), tenant("bob"), tenant("cat"), max_requests=5) as node:
+        ann, bob, cat = (node.identify(token_of(name)) for name in ("ann", "bob", "cat"))
+        inside = [node.admit(0, ann) for _ in range(3)]
+        with pytest.raises(Overloaded, match="busy"):
+            node.admit(0, ann)
+        inside += [node.admit(0, bob), node.admit(0, cat)]
+        with pytest.raises(Overloaded):
+            node.admit(0, bob)
+        for admission in inside:
+            admission.close()
+
+
+def test_an_answer_that_is_not_ready_by_its_deadline_is_given_up(images):
+    network = small_network()
+    digest, body = artifact_of(network)
+    message = request(images, network.cuts[-1].number, digest).to_json()
+    begun, go = threading.Event(), threading.Event()
+    node = node_for(images)
+    with client_of(node) as client:
+        node.put_prefix(digest, body)
+        with busy_device(node, images, digest, begun, go):
+            answer = client.post("/v1/features", json=message, headers={"Frostline-Deadline": "0.3"})
+            assert answer.status_code == 503
+            assert "0.3 s" in answer.json()["message"]
+            assert node.statistics().totals.expired == 1
+        answer = client.post("/v1/features", json=message, headers={"Frostline-Deadline": "60"})
+        assert answer.status_code == 200
+        until(lambda: is_idle(node))
+        assert node.statistics().totals.expired == 1
+
+
+@contextmanager
+def busy_device(node, images, digest, begun, go):
+    """Hold the device with a profile, whose clock waits."""
+    from frostline.node import runs
+
+    def waits(*_, **__):
+        begun.set()
+        assert go.wait(20)
+        raise Overloaded("enough", retry_after_s=1)
+
+    from frostline.wire.messages import ProfileRequest
+
+    wanted = ProfileRequest(features=request(images, 2, digest))
+
+    def profile():
+        with pytest.raises(Overloaded):
+            node.profile(wanted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "cut_seconds", waits)
+        thread = threading.Thread(target=profile)
+        thread.start()
+        assert begun.wait(20)
+        try:
+            yield
+        finally:
+            go.set()
+            thread.join(20)
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "0", "nan", "inf"])
+def test_a_deadline_that_is_no_time_is_refused(images, said):
+    with client_of(node_for(images)) as client:
+        answer = client.post("/v1/features", json=request(images, 1).to_json(), headers={"Frostline-Deadline": said})
+        assert answer.status_code == 400
+        assert "Frostline-Deadline" in answer.json()["message"]
+
+
+def test_a_loader_says_who_it_is_and_shows_its_token_nowhere(images, monkeypatch, caplog):
+    monkeypatch.setenv("FROSTLINE_TOKEN", token_of("ann"))
+    settings = LoaderSettings(deadline_s=20)
+    assert token_of("ann") not in repr(settings)
+    with node_for(images, tenant("ann")) as node, served(node) as url:
+        with closing(HttpTransport(url, settings)) as transport:
+            assert transport.health().roots == (images.as_uri(),)
+            assert len(joined(transport.features(request(images, 1)))[0]) == 6
+            assert list(transport.node_statistics()["tenants"]) == ["ann"]
+        with (
+            closing(HttpTransport(url, LoaderSettings(deadline_s=20, token="another"))) as transport,
+            pytest.raises(Unidentified) as refused,
+        ):
+            transport.health()
+    assert "another" not in str(refused.value)
+    assert token_of("ann") not in caplog.text
+
+
+@pytest.mark.parametrize("token", ["", "two words", "new\nline", "ü", "x" * 600])
+def test_what_cannot_be_a_token_is_refused_without_repeating_it(token):
+    with pytest.raises(SettingError) as refused:
+        LoaderSettings(token=token)
+    assert not token or token not in str(refused.value)
+
+
+def test_tenants_are_read_from_a_file(tmp_path):
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        f"""
+        [[tenant]]
+        name = "ann"
+        token_sha256 = "{"a" * 64}"
+        weight = 2
+        requests = 8
+        roots = ["s3://photos"]
+
+        [[tenant]]
+        name = "bob"
+        token_sha256 = "{"b" * 64}"
+        sees_all = true
+        """
+    )
+    ann, bob = read_tenants(path)
+    assert ann == TenantSettings(name="ann", token_sha256="a" * 64, weight=2, requests=8, roots=("s3://photos",))
+    assert bob.sees_all
+    assert bob.roots is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "tenant"),
+        ("[[tenant]]\nname = 'x'", "token_sha256"),
+        ("[[tenant]]\nname = 'x'\ntoken_sha256 = 'y'", "token_sha256"),
+        ("[[tenant]]\nname = 'a b'\ntoken_sha256 = '" + "a" * 64 + "'", "name"),
+        ("[[tenant]]\nname = 'x'\nwight = 2", "wight"),
+        ("[[tenant]]\nname = 'x'\nweight = true", "weight"),
+        ("[[tenant]]\nname = 'x'\nroots = [1]\ntoken_sha256 = '" + "a" * 64 + "'", "roots"),
+        ("[[tenant]]\nname = 'x'\nrequests = 0\ntoken_sha256 = '" + "a" * 64 + "'", "requests"),
+        ("tenant = 3", "tenant"),
+        ("[", "tenants.toml"),
+    ],
+)
+def test_a_file_of_tenants_that_makes_no_sense_is_refused_naming_the_field(tmp_path, text, said):
+    path = tmp_path / "tenants.toml"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=said):
+        read_tenants(path)
+
+
+def test_tenants_must_differ_and_each_needs_a_place():
+    one, other = tenant("ann"), tenant("bob")
+    for tenants in ((one, one), (one, TenantSettings(name="bob", token_sha256=one.token_sha256))):
+        with pytest.raises(SettingError, match="different"):
+            NodeSettings(tenants=tenants)
+    with pytest.raises(SettingError, match="max_requests"):
+        NodeSettings(tenants=(one, other), max_requests=1)
