@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import frostline as fl
+from frostline.cli import main
 from frostline.datasets.ingest import ingest
 from frostline.datasets.ready import TABLE, part_name
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
@@ -28,6 +29,9 @@ from frostline.preprocess import (
     efficientnet_lite,
     imagenet,
 )
+from frostline.preprocess.records import unpacked
+from frostline.stores.folder import FolderStore
+from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import open_store
 from support.images import image_folder
 from support.nodes import until
@@ -152,6 +156,18 @@ def test_a_form_that_is_whole_is_left_as_it_is(images, tmp_path):
     assert again.digest == first.digest
 
 
+def test_two_at_once_are_refused_and_what_a_killed_one_had_begun_is_removed(images, tmp_path):
+    source, store = fl.Dataset(images), FolderStore(str(tmp_path))
+    ready(source, tmp_path, imagenet(32))
+    half = tmp_path / "pixels" / ".partial-0123"
+    half.write_bytes(b"half")
+    with store.alone(), pytest.raises(DataError, match="another process"):
+        ready(source, tmp_path, imagenet(32))
+    assert half.exists()
+    ready(source, tmp_path, imagenet(32))
+    assert not half.exists()
+
+
 def test_other_data_or_other_steps_do_not_mix(images, tmp_path):
     source = fl.Dataset(images)
     ready(source, tmp_path / "one", imagenet(32))
@@ -209,9 +225,6 @@ def test_images_that_cannot_be_read_are_left_out_up_to_the_allowance(images, tmp
 
 
 def test_objects_of_a_local_form_are_sealed_and_mapped(images, tmp_path):
-    from frostline.stores.folder import FolderStore
-    from frostline.stores.mapped import MappedFolder
-
     form = ready(fl.Dataset(images), tmp_path, imagenet(32))
     [path] = (tmp_path / "pixels").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
@@ -263,8 +276,6 @@ def test_a_killed_ingest_goes_on_where_it_was(tmp_path):
 
 
 def test_a_record_of_another_length_is_no_record():
-    from frostline.preprocess.records import unpacked
-
     with pytest.raises(SampleError, match="no record"):
         unpacked(Applied.to(imagenet(32), "uint8").stored, bytes(100))
 
@@ -281,8 +292,6 @@ def test_a_record_of_another_length_is_no_record():
     ],
 )
 def test_a_mistake_at_the_verb_is_a_sentence(images, tmp_path, capsys, arguments, sentence):
-    from frostline.cli import main
-
     with pytest.raises(SystemExit) as ended:
         main(["ingest", str(images), str(tmp_path / "to"), *(one.format(images=images) for one in arguments)])
     assert ended.value.code == 2
@@ -291,8 +300,6 @@ def test_a_mistake_at_the_verb_is_a_sentence(images, tmp_path, capsys, arguments
 
 
 def test_the_verb_takes_a_file_and_says_what_it_did(images, tmp_path, capsys):
-    from frostline.cli import main
-
     (tmp_path / "steps.json").write_text(json.dumps(imagenet(32).to_json()))
     with pytest.raises(SystemExit) as ended:
         main(["ingest", str(images), str(tmp_path / "to"), "--preprocess", str(tmp_path / "steps.json")])

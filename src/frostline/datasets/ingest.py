@@ -13,7 +13,7 @@ from typing import Any
 
 from frostline.core import Skipped
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.ready import LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
+from frostline.datasets.ready import FOLDERS, LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
 from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied
@@ -87,19 +87,23 @@ def ingest(
     Raises:
         SettingError: the source is a ready form itself, or the destination holds something else.
         TooManySkipped: more images were unreadable than allowed.
-        DataError: none of them can be read.
+        DataError: none of them can be read, or another process is making a form at the same place.
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
-    started = time.perf_counter()
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form already: make others from the images")
     layout = Layout.of(source.digest, len(source), applied, object_bytes=object_bytes)
-    store = _destination(destination)
+    with ExitStack() as stack:
+        store = _destination(destination, stack)
+        return _ingest(source, store, layout, math.ceil(skip_allowance * len(source)), observe)
+
+
+def _ingest(source: Dataset, store: ObjectStore, layout: Layout, most_skipped: int, observe: Observer) -> Ingested:
+    started = time.perf_counter()
     there = {entry.object: entry.size for entry in store.list()}
     _claim(store, layout, there)
     observe(PhaseStarted(name="making the ready form"))
-    most_skipped = math.ceil(skip_allowance * len(source))
     with ExitStack() as stack:
         maker = _Maker(source, open_store(source.url), store, layout, stack)
         parts, made = _parts(maker, there, most_skipped, observe)
@@ -121,10 +125,11 @@ def ingest(
     )
 
 
-def _destination(destination: str | Path) -> ObjectStore:
+def _destination(destination: str | Path, stack: ExitStack) -> ObjectStore:
     store = open_store(str(destination))
     if isinstance(store, FolderStore):
         store.create()
+        stack.enter_context(store.alone(*FOLDERS))
     return store
 
 

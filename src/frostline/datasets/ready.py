@@ -16,9 +16,13 @@ from frostline.errors import DataError
 from frostline.preprocess import Applied
 from frostline.preprocess.records import record_bytes, record_stride
 
-__all__ = ("LAYOUT", "TABLE", "Layout", "Part", "ReadyTable", "object_name", "part_name", "table_file")
+__all__ = ("FOLDERS", "LAYOUT", "TABLE", "Layout", "Part", "ReadyTable", "object_name", "part_name", "table_file")
 
 _FOLDER = ".frostline/ready"
+_PARTS = f"{_FOLDER}/parts"
+_PIXELS = "pixels"
+FOLDERS = (_FOLDER, _PARTS, _PIXELS)
+"""All that it writes to."""
 LAYOUT = f"{_FOLDER}/layout.json"
 """Written first: what is being made."""
 TABLE = f"{_FOLDER}/samples.parquet"
@@ -247,12 +251,12 @@ def table_file(layout: Layout, parts: Sequence[Part], classes: Sequence[str]) ->
 
 def object_name(number: int) -> str:
     """Name of the object with that number."""
-    return f"pixels/{number:06}.ready"
+    return f"{_PIXELS}/{number:06}.ready"
 
 
 def part_name(number: int) -> str:
     """Name of the table of what is in that object; written when the object is in its place."""
-    return f"{_FOLDER}/parts/{number:06}.parquet"
+    return f"{_PARTS}/{number:06}.parquet"
 
 
 def _table(samples: Samples, names: Sequence[str]) -> pa.Table:

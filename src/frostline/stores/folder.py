@@ -5,6 +5,7 @@ listing at one odd file name, and took twice as long to list 100,000 files, so t
 """
 
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ __all__ = ("FolderStore", "error_of_system")
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ESPIPE, errno.ENXIO}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_PARTIAL = ".partial-"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -78,6 +80,26 @@ class FolderStore:
         """
         with _translated(str(self._path)):
             self._path.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def alone(self, *folders: str) -> Iterator[None]:
+        """Be the only writer that asks to be, and remove what killed ones had begun to write in these folders.
+
+        Raises:
+            DataError: another process is at it.
+            AccessDenied: the folder takes no writes.
+        """
+        lock = self._path / ".frostline" / "lock"
+        with _translated(str(self._path)):
+            lock.parent.mkdir(exist_ok=True)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(handle, self._path)
+            for partial in (one for folder in folders for one in (self._path / folder).glob(f"{_PARTIAL}*")):
+                partial.unlink(missing_ok=True)
+            yield
+        finally:
+            os.close(handle)
 
     def seal(self, object: str) -> None:
         """Take everyone's right to write to an object away; it can still be replaced or removed.
@@ -162,8 +184,16 @@ def _utf8(name: str) -> str:
         raise DataError(f"the file name {name!a} cannot be written in UTF-8: rename the file") from error
 
 
+def _lock(handle: int, path: Path) -> None:
+    # The system gives it back when the process ends, however it ends.
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise DataError(f"another process is writing to {path}: let it end first") from error
+
+
 def _replace(path: Path, data: Buffer) -> None:
-    partial = path.with_name(f".partial-{secrets.token_hex(8)}")
+    partial = path.with_name(f"{_PARTIAL}{secrets.token_hex(8)}")
     try:
         with partial.open("xb") as file:
             file.write(data)

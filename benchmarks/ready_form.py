@@ -1,0 +1,222 @@
+"""The ready form against the images it was made from: images a second read alone, and through a node.
+
+    python benchmarks/ready_form.py --data DIR [--model demo:efficientnet_lite0] [--samples 512]
+
+Makes ready forms of some images (pixels, and 16-bit floats), and asks a node in its own process for pixels (cut 1) and
+for features (the last cut) of each, with several requests in flight: JPEGs, pixels from memory maps, pixels by ordinary
+reads, 16-bit floats. The forms take turns, so that all meet the same machine. Checks that pixels are those of the JPEGs
+to the bit. Beside it, decoding at reduced scale against decoding in full, of the same images enlarged to 2048 pixels as
+cameras make them. Writes the same as JSON with --out FILE.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from frostline.client.http import HttpTransport
+from frostline.config import NodeSettings
+from frostline.datasets import Dataset
+from frostline.datasets.ingest import ingest
+from frostline.engines.hardware import hardware_name
+from frostline.models import cut_network, freeze
+from frostline.models.artifact import digest_of, write_prefix
+from frostline.node.process import start_node
+from frostline.preprocess import Applied, Preprocess
+from frostline.preprocess.apply import decode_into
+from frostline.stores.folder import FolderStore
+from frostline.stores.mapped import MappedFolder
+from frostline.stores.objects import open_store
+from frostline.training.networks import load_model
+from frostline.wire.messages import FeatureRequest
+
+
+@dataclass(frozen=True)
+class Form:
+    data: Dataset
+    preprocess: Preprocess
+
+
+def main():
+    wanted = arguments()
+    images = Dataset(wanted.data)
+    images = images.take(np.arange(min(wanted.samples, len(images))))
+    pretrained = load_model(wanted.model, classes=10)
+    declared = pretrained.preprocess
+    network = cut_network(freeze(pretrained.model.eval(), "features"), declared.shape)
+    artifact = write_prefix(network.prefix)
+    digest, last = digest_of(artifact), network.cuts[-1].number
+    result = {
+        "hardware": hardware_name("cpu"),
+        "model": wanted.model,
+        "samples": len(images),
+        "load": os.getloadavg()[0],
+    }
+    print(f"{wanted.model}, {len(images)} images, {hardware_name('cpu')}, load {result['load']:.1f}")
+    with tempfile.TemporaryDirectory(dir=wanted.scratch) as scratch:
+        forms, result["ingest"] = made(images, declared, Path(scratch))
+        roots = tuple(dict.fromkeys(form.data.url for form in forms.values()))
+        settings = NodeSettings(memory_bytes=wanted.memory << 20)
+        with start_node(roots, settings) as node:
+            transport = HttpTransport(node.url)
+            transport.put_prefix(digest, artifact)
+            result["same_pixels"] = same_pixels(transport, forms, wanted)
+            measured = {name: {"alone": [], "cut_1": [], f"cut_{last}": [], "decode_ms": []} for name in forms}
+            for cut in (1, last):
+                asked(transport, forms["jpeg"], cut, digest, wanted)  # warm
+            for _ in range(wanted.rounds):
+                for name, form in forms.items():
+                    rates = measured[name]
+                    rates["alone"].append(len(images) / alone(form))
+                    before = decode_s(transport)
+                    rates["cut_1"].append(len(images) / asked(transport, form, 1, digest, wanted))
+                    rates["decode_ms"].append((decode_s(transport) - before) / len(images) * 1e3)
+                    rates[f"cut_{last}"].append(len(images) / asked(transport, form, last, digest, wanted))
+    result["forms"] = {name: {key: spread(values) for key, values in one.items()} for name, one in measured.items()}
+    print(f"{'form':<18}{'alone/s':>10}{'cut 1/s':>10}{f'cut {last}/s':>10}{'decode ms':>11}   (medians)")
+    for name, one in result["forms"].items():
+        figures = [one[key]["median"] for key in ("alone", "cut_1", f"cut_{last}", "decode_ms")]
+        print(f"{name:<18}{figures[0]:>10.0f}{figures[1]:>10.0f}{figures[2]:>10.1f}{figures[3]:>11.2f}")
+    result["reduced"] = reduced(images, declared, wanted.rounds)
+    if wanted.out is not None:
+        wanted.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def made(images, declared, scratch):
+    """The forms to compare, and what making the ready one took."""
+    figures = {}
+    for dtype in ("uint8", "fp16"):
+        done = ingest(images, scratch / dtype, Applied.to(declared, dtype), observe=lambda _: None)
+        figures[dtype] = {"images_per_s": done.samples / done.seconds, "bytes": done.nbytes}
+        rate, each = done.samples / done.seconds, done.nbytes / done.samples / 1e3
+        print(f"ingest {dtype}: {rate:.0f} images/s, {each:.0f} kB each")
+    figures["jpeg"] = {"bytes": images.samples.encoded_bytes}
+    pixels, half = Dataset(scratch / "uint8"), Dataset(scratch / "fp16")
+    # The same objects under another root, where everybody may write to them, so that they are not mapped.
+    (scratch / "read").mkdir()
+    for path in (scratch / "uint8").rglob("*"):
+        if path.is_file():
+            copy = scratch / "read" / path.relative_to(scratch / "uint8")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    read = Dataset(scratch / "read")
+    forms = {
+        "jpeg": Form(images, declared),
+        "ready mapped": Form(pixels, pixels.rest_of(declared)),
+        "ready read": Form(read, read.rest_of(declared)),
+        "ready fp16": Form(half, half.rest_of(declared)),
+    }
+    return forms, figures
+
+
+def alone(form):
+    """Seconds to read and decode every sample in one thread, without a node."""
+    store = open_store(form.data.url)
+    if form.preprocess.stored is not None and isinstance(store, FolderStore):
+        store = MappedFolder(store)
+    samples, out = form.data.samples, np.empty(form.preprocess.shape, np.float32)
+    started = time.perf_counter()
+    for row in range(len(samples)):
+        encoded = store.read(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+        decode_into(form.preprocess, encoded, out, id=int(samples.ids[row]), view=None)
+    return time.perf_counter() - started
+
+
+def reduced(images, declared, rounds):
+    """Images a second of one thread, of large photographs decoded in full and at reduced scale."""
+    first, *rest = declared.steps
+    ways = {"full": declared, "reduced": Preprocess(steps=(replace(first, reduced=True), *rest))}
+    store, large = open_store(images.url), []
+    for row in range(min(32, len(images))):
+        encoded = store.read(images.samples.objects[row], 0, int(images.samples.lengths[row]))
+        photograph, sink = Image.open(BytesIO(encoded)).convert("RGB"), BytesIO()
+        scale = 2048 / max(photograph.size)
+        photograph.resize([round(scale * side) for side in photograph.size]).save(sink, "JPEG", quality=90)
+        large.append(sink.getvalue())
+    out, rates = np.empty(declared.shape, np.float32), {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, preprocess in ways.items():
+            started = time.perf_counter()
+            for encoded in large:
+                decode_into(preprocess, encoded, out, id=0, view=None)
+            rates[name].append(len(large) / (time.perf_counter() - started))
+    found = {name: spread(values) for name, values in rates.items()}
+    print(f"2048 pixels: full {found['full']['median']:.0f}/s, reduced {found['reduced']['median']:.0f}/s, one thread")
+    return found
+
+
+def asked(transport, form, cut, digest, wanted):
+    """Seconds until the node has answered for every sample."""
+
+    def one(request):
+        return sum(len(batch) for batch in transport.features(request))
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(wanted.in_flight) as threads:
+        rows = sum(threads.map(one, requests(form, cut, digest, wanted.per_request)))
+    assert rows == len(form.data)
+    return time.perf_counter() - started
+
+
+def requests(form, cut, digest, size):
+    samples = form.data.samples
+    for start in range(0, len(samples), size):
+        yield FeatureRequest(
+            data=form.data.url,
+            samples=samples.take(np.arange(start, min(start + size, len(samples)))),
+            prefix=digest if cut > 1 else None,
+            cut=cut,
+            preprocess=form.preprocess.to_json(),
+        )
+
+
+def same_pixels(transport, forms, wanted):
+    """Whether pixels of the ready form are those of the JPEGs to the bit."""
+
+    def pixels(form):
+        return [
+            tensor.copy()
+            for request in requests(form, 1, None, wanted.per_request)
+            for batch in transport.features(request)
+            for tensor in batch.tensors
+        ]
+
+    expected = np.concatenate(pixels(forms["jpeg"]))
+    same = all(np.array_equal(expected, np.concatenate(pixels(forms[name]))) for name in ("ready mapped", "ready read"))
+    print(f"pixels of the ready form are those of the JPEGs to the bit: {same}")
+    return same
+
+
+def decode_s(transport):
+    return transport.node_statistics()["totals"]["decode_s"]
+
+
+def spread(values):
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--model", default="demo:efficientnet_lite0")
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--in-flight", type=int, default=4)
+    parser.add_argument("--per-request", type=int, default=64)
+    parser.add_argument("--memory", type=int, default=2048, help="MiB")
+    parser.add_argument("--scratch", type=Path, help="folder on the disk to measure")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
