@@ -84,6 +84,8 @@ class NodeSettings:
         batching: how rows that wait become device batches: ``fair`` fills runs up over requests and tenants and
             gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
         tenants: who may use the node; where there are none, everybody may, as one tenant.
+        trial_s: for trying engines on one prefix, once for this hardware; 0 tries none.
+        engines: names of those that may be tried; None for all that there are (``engines.catalog``).
     """
 
     memory_bytes: int = 2 * _GIB
@@ -94,6 +96,8 @@ class NodeSettings:
     max_requests: int = 64
     batching: str = "fair"
     tenants: tuple[TenantSettings, ...] = ()
+    trial_s: float = 600.0
+    engines: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _at_least("memory_bytes", self.memory_bytes, 64 * _MIB)
@@ -102,6 +106,7 @@ class NodeSettings:
         _at_least("decode_threads", self.decode_threads, 1)
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
+        _at_least("trial_s", self.trial_s, 0)
         _whole_eights("device_batch", self.device_batch)
         if self.batching not in BATCHING:
             raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")

@@ -25,6 +25,7 @@ FrostlineError
 │   ├── BadRequest            the request does not make sense
 │   ├── Unidentified          the node does not know who asks
 │   ├── UnknownPrefix         the node does not hold this prefix: upload it
+│   ├── EngineNotReady        the node has not made this engine ready: have it profiled
 │   ├── UnsafeArtifact        a prefix that is malformed, or names what is not allowed
 │   ├── EngineUnfit           this engine cannot run the prefix; the reference engine can
 │   └── OverBudget            it cannot fit the node's memory budget
@@ -43,6 +44,7 @@ __all__ = (
     "DataError",
     "DataNotFound",
     "EmptyDataset",
+    "EngineNotReady",
     "EngineUnfit",
     "FrostlineError",
     "FrozenInTrainMode",
@@ -170,6 +172,10 @@ class Unidentified(Refused):
 
 class UnknownPrefix(Refused):
     """The node does not hold this prefix: upload it and ask again."""
+
+
+class EngineNotReady(Refused):
+    """The node has not made this engine ready for the prefix and cut: have them profiled and ask again."""
 
 
 class UnsafeArtifact(Refused):

@@ -3,7 +3,10 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ("CodecCost", "CutCost", "Profile")
+__all__ = ("PRECISIONS", "CodecCost", "CutCost", "Profile", "Trial")
+
+PRECISIONS = ("fp32", "16-bit", "int8")
+"""Of an engine's numbers, the finest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,52 @@ class CodecCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One engine, tried on real samples up to one cut.
+
+    Attributes:
+        engine: its name.
+        precision: of its numbers, one of ``PRECISIONS``.
+        cut: number of the cut.
+        seconds: a sample, from the network's input to the cut, at the best of the batches and threads that were
+            tried; median over runs. 0 where it did not run.
+        spread_s: interquartile range of the same.
+        error: root-mean-square error of what crosses the cut against the reference, relative to the sample's own root
+            mean square, of the worst sample; 0 for the reference itself, and where it did not run.
+        rows: of a run at which it was fastest, a multiple of eight.
+        threads: with which it was.
+        weight_bytes: that it keeps between runs.
+        load_bytes: that making it ready takes at its peak, what it keeps among them.
+        fixed_bytes: of a run at its peak, whatever the batch.
+        bytes_per_sample: of a run at its peak, for each sample.
+        why_not: why it is not used, in words; None for the one that is.
+    """
+
+    engine: str
+    precision: str
+    cut: int
+    seconds: float = 0.0
+    spread_s: float = 0.0
+    error: float = 0.0
+    rows: int = 0
+    threads: int = 0
+    weight_bytes: int = 0
+    load_bytes: int = 0
+    fixed_bytes: int = 0
+    bytes_per_sample: int = 0
+    why_not: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, not {self.precision!r}")
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """None where it did not run."""
+        return 1 / self.seconds if self.seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One side's measurement of one prefix.
 
@@ -68,6 +117,8 @@ class Profile:
         read_s: to read one encoded sample from the store; 0 at a side that did not.
         cuts: cost at every cut, by number from 0.
         codecs: cost of the codecs that were measured; a pair of cut and codec that is not there was not measured.
+        trials: of every engine that there is, up to the frost line, and of the one in use up to the cuts that a plan
+            may want; none where only the reference was allowed.
     """
 
     hardware: str
@@ -79,6 +130,12 @@ class Profile:
     cores: tuple[int, ...] = ()
     device: str = "cpu"
     codecs: tuple[CodecCost, ...] = ()
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def engine_error(self) -> float:
+        """The largest error of the engine in use, over the cuts at which it was measured."""
+        return max((one.error for one in self.trials if one.engine == self.engine), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -93,5 +150,6 @@ class Profile:
                 "cores": tuple(int(core) for core in value["cores"]),
                 "cuts": tuple(CutCost(**cut) for cut in value["cuts"]),
                 "codecs": tuple(CodecCost(**codec) for codec in value["codecs"]),
+                "trials": tuple(Trial(**trial) for trial in value.get("trials", ())),
             }
         )

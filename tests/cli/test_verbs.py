@@ -128,7 +128,7 @@ def test_plan_shows_every_cut_and_why_and_keeps_what_it_measured(capsys, folder,
 
 
 def test_a_question_before_any_measurement_measures_once_and_says_so(capsys, folder):
-    question = ("plan", "--data", folder, *SMALL, "--accuracy", "fp16", "--cut", 1, "--json")
+    question = ("plan", "--data", folder, *SMALL, "--accuracy", "fp16", "--trials", 0, "--cut", 1, "--json")
     code, out, err = run(capsys, *question)
     assert code == 0, err
     assert "measuring once" in err
@@ -139,7 +139,7 @@ def test_a_question_before_any_measurement_measures_once_and_says_so(capsys, fol
 
 
 def test_a_lossy_codec_is_used_where_it_is_allowed_and_its_error_is_reported(capsys, folder, tmp_path):
-    ways = ("--cut", 2, "--codec", "int8", "--accuracy", "0.5")
+    ways = ("--cut", 2, "--codec", "int8", "--accuracy", "0.5", "--trials", 0)
     report = run_json(capsys, "train", "--data", folder, *SMALL, *ways, "--epochs", 1, "--out", tmp_path)
     assert report["accuracy"] == 0.5
     assert 0 < report["codec_error"] < 0.5

@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def node(folder):
-    with start_node((str(folder),), NodeSettings(memory_bytes=1 << 28, device_batch=8)) as process:
+    with start_node((str(folder),), NodeSettings(memory_bytes=1 << 28, device_batch=8, trial_s=0)) as process:
         yield process
 
 

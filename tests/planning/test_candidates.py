@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from frostline.core import Route
-from frostline.planning import Link, make_plan
+from frostline.core import REFERENCE, Route
+from frostline.planning import Link, explain, make_plan
 from frostline.planning.candidates import in_store, options, resources
+from frostline.profiles import Trial
 from support.situations import LOSSLESS, MB, codec, profile, situation, situations
 
 SECONDS = (0.0, 0.002, 0.01)
@@ -193,3 +194,44 @@ def test_every_cut_has_its_exact_codec_and_cut_0_is_always_possible(given_situat
 def test_within_one_process_the_link_costs_nothing():
     job = situation(link=Link(bytes_per_s=math.inf, round_trip_s=0.0), same_host=True)
     assert [one.candidate.link_s for one in options(job)] == [0.0, 0.0, 0.0]
+
+
+def with_engine(**changes):
+    trials = (
+        Trial(engine=REFERENCE, precision="fp32", cut=2, seconds=0.02, why_not="is slower"),
+        Trial(engine="halved", precision="16-bit", cut=2, seconds=0.008, error=0.004),
+    )
+    return profile(SECONDS, engine="halved", trials=trials, **changes)
+
+
+def test_engine_and_codec_together_stay_within_the_accuracy():
+    codecs = (codec(1, "fp16", 300_000, error=0.0061), codec(2, "fp16", 2_500, error=0.0061))
+    job = situation(store=with_engine(codecs=codecs), accuracy=0.01)
+    assert candidate(job, 1, "fp16").is_possible  # the pixels went through no engine
+    assert candidate(job, 2).is_possible
+    assert (
+        candidate(job, 2, "fp16").rejected
+        == "has an error of 0.0061 beside the engine's 0.004, and accuracy allows 0.01"
+    )
+    assert candidate(replace(job, accuracy=0.0102), 2, "fp16").is_possible
+
+
+def test_sides_with_other_engines_are_told_apart_on_one_machine_too():
+    job = situation(store=with_engine(), trainer=profile((0.0, 0.002, 0.03)), same_host=True)
+    assert candidate(job, 1).trainer_s == pytest.approx(0.028)
+    assert candidate(job, 2).store_s == pytest.approx(0.01)
+
+
+def test_a_head_trained_in_the_store_is_slowed_by_the_machine_and_not_by_the_engine():
+    job = situation(store=with_engine(), trainer=profile((0.0, 0.002, 0.022)), head_s=0.001)
+    assert in_store(job).candidate.store_s == pytest.approx(0.01 + 0.001)
+
+
+def test_a_plan_says_which_engine_runs_what_it_loses_and_why_no_other():
+    plan = make_plan(situation(store=with_engine(), accuracy=0.01))
+    assert plan.engine == "halved"
+    said = explain(plan)
+    assert "engine at the node: halved, 125 samples/s alone up to the frost line, error up to 0.004" in said
+    assert "not torch-eager: is slower" in said
+    assert plan.to_json()["trials"][1]["samples_per_s"] == 125
+    assert "engine" not in explain(make_plan(situation()))

@@ -22,6 +22,14 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 _NODE = (
     click.option("--memory", type=BYTES, default="2GiB", show_default=True, help="The node's memory budget."),
     click.option("--device", default="cpu", show_default=True, help="Where the node runs networks."),
+    click.option(
+        "--trials",
+        type=click.FloatRange(min=0),
+        default=600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="For trying engines on a network that is new to the node, where less than exact is allowed; 0 tries none.",
+    ),
 )
 _JOB = (
     click.option("--data", required=True, metavar="URL", help="Folder or s3:// prefix of images in class folders."),
@@ -50,7 +58,7 @@ _JOB = (
         default=EXACT,
         show_default=True,
         metavar="exact|fp16|int8|ERROR",
-        help="What codecs may lose: nothing, or at most a relative error such as 0.01.",
+        help="What engine and codecs may lose: nothing, or at most a relative error such as 0.01.",
     ),
     click.option(
         "--skip-allowance",
@@ -90,8 +98,8 @@ def node_options(verb: Verb) -> Verb:
     """What a node may use. The verb gets it whole, as ``node: NodeSettings``."""
 
     @wraps(verb)
-    def with_node(*, memory: int, device: str, **options: Any) -> int | None:
-        return verb(node=NodeSettings(memory_bytes=memory, device=device), **options)
+    def with_node(*, memory: int, device: str, trials: float, **options: Any) -> int | None:
+        return verb(node=NodeSettings(memory_bytes=memory, device=device, trial_s=trials), **options)
 
     return _with(_NODE, with_node)
 

@@ -4,7 +4,7 @@ import click
 
 from frostline.cli.show import print_table
 from frostline.core.amounts import in_bytes, in_percent, in_rate, in_seconds
-from frostline.planning import Plan, Situation, table
+from frostline.planning import Plan, Situation, engines, table
 from frostline.planning.following import mixture_in_words
 from frostline.training.answers import Answer, relative
 
@@ -27,6 +27,8 @@ def print_answer(answer: Answer, *, every: bool) -> None:
     click.echo(
         f"link: {in_bytes(link.bytes_per_s)}/s, round trip {in_seconds(link.round_trip_s)}; figures are per sample"
     )
+    for line in engines(plan):
+        click.echo(line)
     if answer.measured.fallback:
         click.echo(f"not cut as it stands: {answer.measured.fallback}")
     if answer.rules:

@@ -53,6 +53,7 @@ class Connection(http.client.HTTPConnection):
         """Connect, without waiting to fill packets: a request is one small piece after another."""
         plain = socket.create_connection((self.host, self.port), self._deadline_s)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(plain)
         self.sock = _CountedSocket(plain, self._meter)
         self._transfers.watch(self.sock)
         if self._is_broken:
@@ -63,6 +64,11 @@ class Connection(http.client.HTTPConnection):
         if self.sock is not None:
             self._transfers.forget(self.sock)
         super().close()
+
+    def wait_up_to(self, silence_s: float | None) -> None:
+        """Bear a longer silence, once it is connected; None for the connection's own deadline again."""
+        if self.sock is not None:
+            self.sock.settimeout(self._deadline_s if silence_s is None else max(silence_s, self._deadline_s))
 
     def reading(self, nbytes: int) -> AbstractContextManager[None]:
         """While a body of so many bytes is read from it."""
@@ -136,6 +142,14 @@ class Connections:
             self._process = os.getpid()
             self._idle = []
             self.transfers.forget_all()
+
+
+def _keep_alive(plain: socket.socket) -> None:
+    """Have the system ask a peer that is silent for long whether it is still there: one that vanished cannot say so."""
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # as Linux has them
+            plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class _CountedSocket(socket.socket):

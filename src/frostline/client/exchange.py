@@ -30,6 +30,7 @@ class Message:
         body: of the request.
         media_type: of the body.
         headers: beside those of HTTP itself. Never shown: one says who asks.
+        silence_s: how long its answer may let wait for itself; None for as long as the connection's own deadline.
     """
 
     method: str
@@ -37,6 +38,7 @@ class Message:
     body: bytes | None = None
     media_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    silence_s: float | None = None
 
 
 class Exchange:
@@ -134,6 +136,7 @@ class Exchange:
         headers = {**message.headers, **({} if message.body is None else {"Content-Type": message.media_type})}
         try:
             connection.request(message.method, message.path, message.body, headers)
+            connection.wait_up_to(message.silence_s)
             self._response = connection.getresponse()
         except BaseException:
             self._connection = None

@@ -12,7 +12,7 @@ from frostline.client.connections import Connections, address_of
 from frostline.client.exchange import Exchange, Message
 from frostline.client.transport import TransportStatistics
 from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch
+from frostline.core import EXACT, FeatureBatch
 from frostline.errors import FrostlineError, Unavailable
 from frostline.profiles import Profile
 from frostline.wire.framing import decode
@@ -23,6 +23,8 @@ __all__ = ("HttpAnswer", "HttpTransport")
 
 _OK = 200
 _CREATED = 201
+# Trying engines takes up to ten minutes where the prefix is new to the node's hardware, after others' trials.
+_TRIALS_S = 1800.0
 _BINARY = "application/octet-stream"
 # The node's part of the longest silence, so that its own sentence comes before the connection counts as broken.
 _ANSWER_WITHIN = 0.95
@@ -71,10 +73,10 @@ class HttpTransport:
             return
         self._exchange(self._message("PUT", path, body=artifact, media_type=_BINARY))
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = ()) -> Profile:
+    def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
         """See ``Transport``."""
-        wanted = ProfileRequest(features=request, codecs=tuple(codecs))
-        message = self._message("POST", "/v1/profiles", body=_json(wanted))
+        wanted = ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy)
+        message = self._message("POST", "/v1/profiles", body=_json(wanted), silence_s=_TRIALS_S)
         return _value(Profile.from_json, self._exchange_json(message), self._url)
 
     def features(self, request: FeatureRequest) -> "HttpAnswer":
@@ -216,5 +218,5 @@ def _json(request: FeatureRequest | ProfileRequest) -> bytes:
 def _value(from_json: Callable[[dict[str, Any]], T], value: Any, url: str) -> T:
     try:
         return from_json(value)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise FrostlineError(f"what answers at {url} is no node of this version: {type(error).__name__}") from error

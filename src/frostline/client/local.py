@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from frostline.client.transport import TransportStatistics
-from frostline.core import FeatureBatch
+from frostline.core import EXACT, FeatureBatch
 from frostline.errors import FrostlineError
 from frostline.node import Node
 from frostline.node.answers import Answer
@@ -43,10 +43,10 @@ class LocalTransport:
         with self._exchange():
             self._node.put_prefix(digest, artifact)
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = ()) -> Profile:
+    def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
         """See ``Transport``."""
         with self._exchange():
-            return self._node.profile(ProfileRequest(features=request, codecs=tuple(codecs)))
+            return self._node.profile(ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy))
 
     def features(self, request: FeatureRequest) -> "LocalAnswer":
         """See ``Transport``."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
 from frostline.client.transport import Transport, TransportStatistics
-from frostline.core import FeatureBatch
+from frostline.core import EXACT, REFERENCE, FeatureBatch
 from frostline.errors import Overloaded, Unavailable
 from frostline.profiles import Profile
 from frostline.wire.messages import FeatureRequest, Health
@@ -87,21 +87,13 @@ class SpreadTransport:
 
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """See ``Transport``; to every node that answers, one at least."""
-        failure: Unavailable | None = None
-        done = 0
-        for number in self._order():
-            try:
-                self._nodes[number].put_prefix(digest, artifact)
-                done += 1
-            except Unavailable as error:
-                failure = error
-                self.failed(number, error)
-        if failure is not None and not done:
-            raise failure
+        self._every(lambda node: node.put_prefix(digest, artifact))
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = ()) -> Profile:
-        """See ``Transport``; of the first node that answers."""
-        return self._first(lambda node: node.profile(request, codecs))
+    def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
+        """See ``Transport``; of the first node that answers. An engine is made ready at every one that does."""
+        if request.engine != REFERENCE:
+            return self._every(lambda node: node.profile(request, codecs, accuracy))[0]
+        return self._first(lambda node: node.profile(request, codecs, accuracy))
 
     def features(self, request: FeatureRequest) -> "SpreadAnswer":
         """See ``Transport``."""
@@ -156,6 +148,20 @@ class SpreadTransport:
     def _order(self) -> list[int]:
         with self._lock:
             return self._turns.order(self._clock())
+
+    def _every(self, call: Callable[[Transport], T]) -> list[T]:
+        """What every node says that answers, one at least."""
+        failure: Unavailable | None = None
+        found: list[T] = []
+        for number in self._order():
+            try:
+                found.append(call(self._nodes[number]))
+            except Unavailable as error:
+                failure = error
+                self.failed(number, error)
+        if failure is not None and not found:
+            raise failure
+        return found
 
     def _first(self, call: Callable[[Transport], T]) -> T:
         failure: Unavailable | None = None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from frostline.core import FeatureBatch
+from frostline.core import EXACT, FeatureBatch
 from frostline.profiles import Profile
 from frostline.wire.messages import FeatureRequest, Health
 
@@ -48,12 +48,15 @@ class Transport(Protocol):
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """Upload a prefix unless the node holds it already."""
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = ()) -> Profile:
+    def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
         """Have the node measure reading, decoding and every cut of the prefix on the request's samples.
 
         Args:
-            request: whose samples and prefix; its cut and codec are of no account.
+            request: whose samples and prefix; its codec is of no account. An engine that it names is made ready up
+                to its cut.
             codecs: names of the codecs to measure too, each at the cuts where it may be worth it.
+            accuracy: how far an engine's features may be from the reference's (``wire.messages.ProfileRequest``).
+                Trying engines may take minutes where this prefix was never tried on this hardware.
         """
 
     def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:

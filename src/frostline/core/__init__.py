@@ -2,11 +2,12 @@
 
 from frostline.core.features import FeatureBatch, Packed, Skipped
 from frostline.core.graph import Cut, Dim, Graph, Node, Ref, TensorSpec, Token
-from frostline.core.routes import EXACT, Route
+from frostline.core.routes import EXACT, REFERENCE, Route
 from frostline.core.samples import Samples, View
 
 __all__ = (
     "EXACT",
+    "REFERENCE",
     "Cut",
     "Dim",
     "FeatureBatch",

@@ -1,11 +1,14 @@
-"""A way that a sample may take from the store to the trainer."""
+"""A way that a sample may take from the store to the trainer, and the names of what changes nothing on it."""
 
 from dataclasses import dataclass
 
-__all__ = ("EXACT", "Route")
+__all__ = ("EXACT", "REFERENCE", "Route")
 
 EXACT = "exact"
 """The codec that leaves activations as they are."""
+
+REFERENCE = "torch-eager"
+"""The engine whose features are the user's own network's, bit for bit; every other one is measured against it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

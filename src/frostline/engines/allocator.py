@@ -1,9 +1,11 @@
 """Has the C library keep freed memory for the next batch, instead of giving it back and faulting it in again."""
 
 import ctypes
+import os
 import sys
+import threading
 
-__all__ = ("ENVIRONMENT", "keep_freed_memory")
+__all__ = ("ENVIRONMENT", "keep_freed_memory", "keeps_freed_memory")
 
 # mallopt(3) of glibc; the numbers are part of its binary interface (malloc.h).
 _M_TRIM_THRESHOLD = -1
@@ -20,6 +22,8 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(_NEVER),
 }
 """For a process of Frostline's own that runs networks: what it must know before its first thread."""
+
+_kept = threading.Event()
 
 
 def keep_freed_memory() -> bool:
@@ -41,4 +45,12 @@ def keep_freed_memory() -> bool:
         return False
     wanted = ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER))
     taken = [mallopt(name, value) for name, value in wanted]
+    if all(taken):
+        _kept.set()
     return all(taken)
+
+
+def keeps_freed_memory() -> bool:
+    """Whether this process does: it was made to, or told so when it was started."""
+    told = os.environ.get("MALLOC_MMAP_MAX_") == ENVIRONMENT["MALLOC_MMAP_MAX_"]
+    return _kept.is_set() or (told and sys.platform == "linux")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from frostline.core import Cut, Graph
+from frostline.core import REFERENCE, Cut, Graph
 from frostline.engines.faces import Engine
 from frostline.engines.onnx_engine import OnnxEngine, providers
 from frostline.engines.openvino_engine import OpenVinoEngine
@@ -19,14 +19,9 @@ from frostline.engines.torch_eager import TorchEngine
 from frostline.engines.torch_variants import TorchVariant
 from frostline.engines.vendors import is_installed
 from frostline.errors import EngineUnfit, nearest
+from frostline.profiles import PRECISIONS
 
-__all__ = ("OFFERS", "PRECISIONS", "REFERENCE", "Offer", "absence", "build")
-
-PRECISIONS = ("fp32", "16-bit", "int8")
-"""What engines compute in, most exact first."""
-
-REFERENCE = "torch-eager"
-"""The engine that every other is compared with."""
+__all__ = ("OFFERS", "Offer", "absence", "build")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +30,7 @@ class Offer:
 
     Attributes:
         name: as jobs, messages and reports have it.
-        precision: one of ``PRECISIONS``.
+        precision: one of ``profiles.PRECISIONS``.
         title: for people.
     """
 

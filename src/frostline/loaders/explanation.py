@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from frostline.core import EXACT, Cut, Route
+from frostline.core import EXACT, REFERENCE, Cut, Route
 from frostline.loaders.ledger import JobStatistics
 from frostline.planning import Plan, Situation, explain
 
@@ -92,7 +92,7 @@ class Explanation:
 
 
 def whereabouts(
-    shares: Mapping[Route, float], cuts: Sequence[Cut], *, near: str | None, has_head: bool
+    shares: Mapping[Route, float], cuts: Sequence[Cut], *, near: str | None, has_head: bool, engine: str = REFERENCE
 ) -> tuple[tuple[str, str], ...]:
     """Pairs of a part of the work and where it runs.
 
@@ -101,20 +101,26 @@ def whereabouts(
         cuts: of the job, by number; the last is the frost line.
         near: URL of the node; None for the one in this process.
         has_head: there is a model.
+        engine: that runs the frozen layers at the node.
     """
     node = "node in this process" if near is None else f"node at {near}"
     parts = [("reading", node)]
     for route, share in sorted(shares.items(), key=lambda one: -one[1]):
         of = "" if len(shares) == 1 else f" of {share:.0%} of the samples"
-        parts += [(f"{part}{of}", where) for part, where in _one_way(route, cuts, node)]
+        parts += [(f"{part}{of}", where) for part, where in _one_way(route, cuts, node, engine)]
     return (*parts, ("head", "trainer")) if has_head else tuple(parts)
 
 
-def _one_way(route: Route, cuts: Sequence[Cut], node: str) -> list[tuple[str, str]]:
+def _one_way(route: Route, cuts: Sequence[Cut], node: str, engine: str) -> list[tuple[str, str]]:
     cut, frost_line = cuts[route.cut], cuts[-1]
     parts = [("decoding", "trainer" if cut.number == 0 else node)]
     if cut.number > 1:
-        parts.append((f"frozen layers up to {cut.name} (cut {cut.number})", node))
+        parts.append(
+            (
+                f"frozen layers up to {cut.name} (cut {cut.number})",
+                node if engine == REFERENCE else f"{node}, by {engine}",
+            )
+        )
     if route.codec != EXACT:
         parts.append((f"packing as {route.codec}", node))
     if max(1, cut.number) < frost_line.number:

@@ -1,20 +1,23 @@
 """One request after another: ask the node for rows on their way and finish them here to the frost line."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
 from frostline.client.transport import Transport
-from frostline.core import FeatureBatch, Route, Samples, View
-from frostline.errors import UnknownPrefix
+from frostline.core import REFERENCE, FeatureBatch, Route, Samples, View
+from frostline.errors import EngineNotReady, UnknownPrefix
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.preprocess import Preprocess
 from frostline.wire.codecs import unpack
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Fetcher", "Shipment", "joined")
+
+# Samples on which an engine is tried that the node has not ready.
+_TRIED = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +39,7 @@ class Fetcher:
         shipment: the prefix; None where there is no model.
         trainer_side: computes the rest of the frozen part.
         tolerance: largest relative error that a lossy codec may make; None where the codec itself is the bound.
+        engine: that runs the prefix at the node.
         arrived: told of every batch that arrived: its way, and the batch as it came.
     """
 
@@ -45,6 +49,7 @@ class Fetcher:
     shipment: Shipment | None
     trainer_side: TrainerSide
     tolerance: float | None
+    engine: str
     arrived: Callable[[Route, FeatureBatch], None]
 
     def fetch(self, samples: Samples, route: Route, view: View | None) -> "Answer":
@@ -62,7 +67,13 @@ class Fetcher:
             view=view,
             codec=route.codec,
             tolerance=self.tolerance,
+            engine=self.engine if route.cut > 1 else REFERENCE,
         )
+
+    def prepare(self, request: FeatureRequest) -> None:
+        """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised."""
+        few = request.samples.take(np.arange(min(_TRIED, len(request.samples))))
+        self.transport.profile(replace(request, samples=few))
 
 
 class Answer:
@@ -103,18 +114,29 @@ class Answer:
         try:
             batch = next(self._batches)
         except UnknownPrefix:
-            batch = self._again()
+            batch = self._uploaded()
+        except EngineNotReady:
+            batch = self._prepared()
         self._begun = True
         self._fetcher.arrived(self._route, batch)
         return unpack(batch)
 
-    def _again(self) -> FeatureBatch:
+    def _uploaded(self) -> FeatureBatch:
         """The node lost the prefix, as after a restart: upload it and ask once more."""
         shipment = self._fetcher.shipment
         if shipment is None or self._begun:
             raise UnknownPrefix("the node asks for a prefix that this job does not have")
         self._begun = True
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)
+        self._batches = self._fetcher.transport.features(self._request)
+        try:
+            return next(self._batches)
+        except EngineNotReady:
+            return self._prepared()
+
+    def _prepared(self) -> FeatureBatch:
+        """The node has not made the engine ready, as for a cut that no plan wanted before: have it do so, ask again."""
+        self._fetcher.prepare(self._request)
         self._batches = self._fetcher.transport.features(self._request)
         return next(self._batches)
 

@@ -82,7 +82,13 @@ class Job:
     @property
     def where(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a part of the work and where it runs now."""
-        return whereabouts(self._pilot.shares, self._cuts, near=self._near, has_head=self._head is not None)
+        return whereabouts(
+            self._pilot.shares,
+            self._cuts,
+            near=self._near,
+            has_head=self._head is not None,
+            engine=self._fetcher.engine,
+        )
 
     @property
     def features_digest(self) -> str:

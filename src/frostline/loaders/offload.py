@@ -13,7 +13,7 @@ from frostline.client.local import LocalTransport
 from frostline.client.spread import SpreadTransport
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.core import EXACT, FeatureBatch, Route
+from frostline.core import EXACT, REFERENCE, FeatureBatch, Route
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event, Observer, PhaseStarted
@@ -35,6 +35,8 @@ __all__ = ("offload",)
 
 # Half of the distance between neighbouring 16-bit floats, relative.
 _FP16_ERROR = 2.0**-11
+_MEASURING = "measuring the cuts"
+_TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
 
 
 def offload(
@@ -67,8 +69,9 @@ def offload(
         codec: name of the codec to use with that cut.
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
             or a published one to compare with (``planning.POLICIES``), which chooses once.
-        accuracy: what codecs may lose: ``"exact"`` nothing; ``"fp16"`` or ``"int8"`` what those lose; a number the
-            largest relative root-mean-square error of a sample.
+        accuracy: what the node's engine and codecs may lose: ``"exact"`` nothing; ``"fp16"`` or ``"int8"`` what
+            computing and sending in those loses; a number the largest relative root-mean-square error of a sample,
+            both together. Anything but ``"exact"`` lets the node try its engines, which takes some minutes once.
         epochs: that the plan reckons with.
         frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
         settings: how to ask.
@@ -114,14 +117,14 @@ def offload(
         )
         situation, plan = None, None
         if network is not None:
-            observe(PhaseStarted(name="measuring the cuts"))
+            observe(PhaseStarted(name=_MEASURING if accuracy == EXACT else _TRYING))
             situation = replace(situate(scene), nodes=max(1, len(nodes)))
             plan = make_plan(situation, policy) if cut is None else fixed(situation, cut, codec)
         ledger = Ledger(observe, most_skipped=settings.most_skipped(len(data)))
         pilot = _pilot(scene, situation, plan, follows=settings.follow and policy == "best" and cut is None, cut=cut)
         return Job(
             data=data,
-            fetcher=_fetcher(scene, network, pilot, ledger),
+            fetcher=_fetcher(scene, network, pilot, ledger, situation),
             pilot=pilot,
             ledger=ledger,
             cuts=cuts,
@@ -210,7 +213,16 @@ def _pilot(scene: Scene, situation: Situation | None, plan: Plan | None, *, foll
     )
 
 
-def _fetcher(scene: Scene, network: CutNetwork | None, pilot: Pilot, ledger: Ledger) -> Fetcher:
+def _tolerance(accuracy: str | float, situation: Situation | None) -> float | None:
+    """What codecs may lose: all that the job allows but for what the node's engine may have lost before."""
+    if isinstance(accuracy, str):
+        return None
+    return accuracy if situation is None else max(0.0, accuracy - situation.store.engine_error)
+
+
+def _fetcher(
+    scene: Scene, network: CutNetwork | None, pilot: Pilot, ledger: Ledger, situation: Situation | None
+) -> Fetcher:
     def arrived(route: Route, batch: FeatureBatch) -> None:
         pilot.arrived(route, batch)
         ledger.arrived(route, batch)
@@ -228,6 +240,7 @@ def _fetcher(scene: Scene, network: CutNetwork | None, pilot: Pilot, ledger: Led
             device=scene.device,
             device_batch=scene.settings.device_batch,
         ),
-        tolerance=scene.accuracy if isinstance(scene.accuracy, float) else None,
+        tolerance=_tolerance(scene.accuracy, situation),
+        engine=REFERENCE if situation is None else situation.store.engine,
         arrived=arrived,
     )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, cache_folder
-from frostline.core import Cut, Samples, View
+from frostline.core import EXACT, REFERENCE, Cut, Samples, View
 from frostline.datasets import Dataset
 from frostline.engines.hardware import hardware_name, host_digest
 from frostline.errors import OverBudget
@@ -28,6 +28,8 @@ __all__ = ("Scene", "situate")
 
 # Samples that the node measures on: one device batch of real ones keeps it within a second or two.
 _PROFILED = 16
+# Where engines are tried, half of these calibrate those of 8 bits, and the error is judged on the other half.
+_TRIED = 32
 # What crosses to measure the link and this side counts as traffic: enough for a rate, and no more.
 _CROSSING_BYTES = 512 << 10
 _FEWEST, _MOST = 8, 256
@@ -48,7 +50,7 @@ class Scene:
         shipment: the same as it travels.
         device: where the trainer runs, in torch's words.
         settings: how the job asks.
-        accuracy: what codecs may lose.
+        accuracy: what codecs and engines may lose.
         epochs: that are planned for.
     """
 
@@ -78,8 +80,8 @@ class Scene:
 def situate(scene: Scene) -> Situation:
     """Measure both sides and the link on a few real samples.
 
-    Where both sides use the same cores one profile serves both. Else they are measured at the same time, as they
-    will work at the same time: neighbours on one machine slow each other.
+    Where both sides use the same cores and the same engine one profile serves both. Where they use other cores they
+    are measured at the same time, as they will work at the same time: neighbours on one machine slow each other.
 
     Raises:
         Refused: The node will not serve the data, or not run the network for another reason than its memory.
@@ -112,7 +114,8 @@ def situate(scene: Scene) -> Situation:
         ours = None if is_alike else apart.submit(profile_trainer)
         theirs, refused = _profile_node(scene)
         trainer = theirs if ours is None else ours.result()
-        trainer = profile_trainer() if trainer is None else trainer
+        # The trainer's own part is the reference's, whatever the node takes.
+        trainer = profile_trainer() if trainer is None or trainer.engine != REFERENCE else trainer
     return Situation(
         cuts=tuple(scene.cuts),
         encoded_bytes=mean_bytes,
@@ -134,9 +137,10 @@ def _is_alike(health: Health, device: str) -> bool:
 
 def _profile_node(scene: Scene) -> tuple[Profile | None, str | None]:
     """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
-    request = _request(scene, _some(scene, _PROFILED), cut=scene.cuts[-1].number)
+    samples = _some(scene, _PROFILED if scene.accuracy == EXACT else _TRIED)
+    request = _request(scene, samples, cut=scene.cuts[-1].number)
     try:
-        return scene.transport.profile(request, scene.codecs), None
+        return scene.transport.profile(request, scene.codecs, scene.accuracy), None
     except OverBudget as error:
         return None, str(error)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,10 +25,23 @@ from frostline.errors import ModelError, UnsafeArtifact
 from frostline.models.flow import changes, is_random, reads, uses_batch_statistics
 from frostline.models.frontiers import DTYPE_BYTES
 
-__all__ = ("Prefix", "digest_of", "read_prefix", "write_prefix")
+__all__ = ("Prefix", "digest_of", "read_prefix", "save_prefix", "write_prefix")
 
 _FORMAT = 2
 _KEY = "frostline.prefix"
+# How safetensors names dtypes (its format's description, "dtype").
+_SAFETENSORS = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
 _MOST_NODES = 50_000
 _MOST_DEPTH = 4
 _MOST_GRAPH_BYTES = 32 << 20
@@ -79,6 +92,24 @@ def write_prefix(prefix: Prefix) -> bytes:
     }
     # One key only: safetensors writes several in no fixed order, and the digest would change.
     return save_tensors(tensors, metadata={_KEY: text})
+
+
+def save_prefix(prefix: Prefix, file: IO[bytes]) -> None:
+    """Write the same prefix, tensor by tensor, so that it takes no memory beside the largest one.
+
+    ``read_prefix`` reads it; its bytes, and so its digest, may differ from those of ``write_prefix``.
+    """
+    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(_graph_to_json(prefix), allow_nan=False)}}
+    start = 0
+    for name, tensor in prefix.tensors.items():
+        kind = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(_flat(tensor).shape)}
+        header[name] = {**kind, "data_offsets": [start, start + tensor.nbytes]}
+        start += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in prefix.tensors.values():
+        flat = _flat(tensor).detach().cpu().contiguous().reshape(-1)
+        file.write(flat.view(torch.uint8).numpy().data)
 
 
 def read_prefix(body: bytes | memoryview) -> Prefix:

@@ -1,19 +1,27 @@
-"""The prefixes that a node holds: taken in once, shared by all requests, dropped when others need their place."""
+"""The prefixes that a node holds, and engines made for them: shared by all requests, dropped when others need room."""
 
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from frostline.batching import readable_bytes
-from frostline.core import Cut
+from frostline.core import REFERENCE, Cut
+from frostline.engines.faces import Engine
+from frostline.engines.footprint import Footprint
+from frostline.engines.runner import Arrays
 from frostline.engines.torch_eager import TorchEngine
-from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
+from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix
 from frostline.models.artifact import Prefix, digest_of, read_prefix
 from frostline.node.memory import Pool, Reservation
 from frostline.node.statistics import Counters
+from frostline.node.trials import Trials
+from frostline.profiles import Trial
 
 __all__ = ("Prefixes", "Resident")
 
@@ -21,26 +29,24 @@ _RETRY_AFTER_S = 1.0
 # What the prefix and its engine keep beside the weights: 2.7 kB (ViT-S/16) to 4.5 kB (EfficientNet-lite0) a node.
 _NODE_BYTES = 5000
 
+_Key = tuple[str, str, int]
 
-@dataclass(slots=True, kw_only=True, eq=False)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resident:
-    """A prefix that is ready to run.
+    """A prefix with what runs it.
 
     Attributes:
         prefix: as it was uploaded.
-        engine: runs it.
-        memory: gives back what its weights and its graph take.
-        users: requests that use it now; it stays while there are any.
-        owner: the tenant that uploaded it, whose quota it counts against.
-        nbytes: of its file.
+        reference: runs it up to every cut, as the user's own network does.
+        engine: runs it for the request that uses it; up to the request's own cut where it is not the reference.
+        rows: of a run, at most: those at which the engine is fastest.
     """
 
     prefix: Prefix
-    engine: TorchEngine
-    memory: ExitStack
-    users: int = field(default=0)
-    owner: str = ""
-    nbytes: int = 0
+    reference: TorchEngine
+    engine: Engine
+    rows: int
 
     def cut(self, number: int) -> Cut:
         """The cut of that number.
@@ -55,29 +61,33 @@ class Resident:
 
 
 class Prefixes:
-    """Prefixes by digest. Safe for threads.
+    """Prefixes by digest, and engines by digest, name and cut. Safe for threads.
 
     Args:
         memory: for their weights.
         device: where they run, in torch's words.
         most_rows: of a run.
+        trials: know the other engines, and make them.
         counters: told what happens.
     """
 
-    def __init__(self, memory: Pool, device: str, most_rows: int, counters: Counters) -> None:
+    def __init__(self, memory: Pool, device: str, most_rows: int, trials: Trials, counters: Counters) -> None:
         self._memory = memory
         self._device = device
         self._most_rows = most_rows
+        self._trials = trials
         self._counters = counters
         self._lock = threading.Lock()
-        self._held: OrderedDict[str, Resident] = OrderedDict()  # least recently used first
+        self._making = threading.Lock()
+        self._held: OrderedDict[_Key, _Held] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
-        return len(self._held)
+        with self._lock:
+            return sum(engine == REFERENCE for _, engine, _ in self._held)
 
     def __contains__(self, digest: str) -> bool:
         with self._lock:
-            return digest in self._held
+            return _prefix_key(digest) in self._held
 
     def owned_bytes(self, owner: str) -> int:
         """What a tenant uploaded and is held."""
@@ -106,42 +116,93 @@ class Prefixes:
         self._keep_quota(len(body), owner, most_bytes)
         with ExitStack() as memory:
             resident = self._resident(body, memory)
-            resident.owner, resident.nbytes = owner, len(body)
-            with self._lock:
-                if digest in self._held:  # another upload was faster
-                    return
-                resident.memory = memory.pop_all()
-                self._held[digest] = resident
+            held = _Held(resident=resident, memory=memory, owner=owner, nbytes=len(body))
+            if not self._keep(_prefix_key(digest), held):  # another upload was faster
+                return
         self._counters.add(uploads=1)
 
     @contextmanager
-    def used(self, digest: str) -> Iterator[Resident]:
-        """A prefix that stays while the context lasts.
+    def used(self, digest: str, engine: str = REFERENCE, cut: int = 0) -> Iterator[Resident]:
+        """A prefix that stays while the context lasts, with the engine that is to run it.
+
+        Args:
+            digest: of the prefix.
+            engine: its name.
+            cut: up to which the engine runs; of no account for the reference.
 
         Raises:
             UnknownPrefix: It is not held.
+            EngineNotReady: The engine was not tried on it up to that cut.
+            Overloaded: The engine does not fit beside what is in use now.
         """
-        with self._lock:
-            resident = self._held.get(digest)
-            if resident is None:
+        with ExitStack() as stack:
+            held = stack.enter_context(self._using(_prefix_key(digest)))
+            if held is None:
                 raise UnknownPrefix(f"this node does not hold the prefix {digest[:12]}: upload it and ask again")
-            self._held.move_to_end(digest)
-            resident.users += 1
+            if engine != REFERENCE:
+                held = self._with_engine(held, (digest, engine, held.cut(cut).number), stack)
+            yield held
+
+    def _with_engine(self, reference: Resident, key: _Key, stack: ExitStack) -> Resident:
+        """The engine, which is made where it is not held; ``stack`` lets go of it."""
+        held = stack.enter_context(self._using(key))
+        while held is None:
+            with self._making:
+                if key not in self._held:
+                    self._make(reference, key)
+            held = stack.enter_context(self._using(key))  # None where others took its place at once
+        return Resident(prefix=reference.prefix, reference=reference.reference, engine=held.engine, rows=held.rows)
+
+    def _make(self, reference: Resident, key: _Key) -> None:
+        digest, engine, cut = key
+        trial = self._trials.ready(digest, engine, cut)
+        if trial is None:
+            raise EngineNotReady(
+                f"{engine} is not ready for cut {cut} of the prefix {digest[:12]}: ask for a profile that names both, "
+                "and ask again"
+            )
+        with ExitStack() as memory:
+            room = memory.enter_context(self._room(trial.load_bytes))
+            made = _Measured(engine=self._trials.made(digest, reference.prefix, trial), trial=trial)
+            room.shrink(trial.weight_bytes)
+            rows = min(trial.rows, self._most_rows)
+            resident = Resident(prefix=reference.prefix, reference=reference.reference, engine=made, rows=rows)
+            owner = self._held[_prefix_key(digest)].owner  # which is in use, and so is held
+            self._keep(key, _Held(resident=resident, memory=memory, owner=owner, nbytes=trial.weight_bytes))
+
+    @contextmanager
+    def _using(self, key: _Key) -> "Iterator[Resident | None]":
+        """What is held under a key, which stays while the context lasts."""
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None:
+                self._held.move_to_end(key)
+                held.users += 1
         try:
-            yield resident
+            yield None if held is None else held.resident
         finally:
             with self._lock:
-                resident.users -= 1
+                if held is not None:
+                    held.users -= 1
+
+    def _keep(self, key: _Key, held: "_Held") -> bool:
+        """Hold it from now on, with its memory, unless something is held under the key."""
+        with self._lock:
+            if key in self._held:
+                return False
+            held.memory = held.memory.pop_all()
+            self._held[key] = held
+            return True
 
     def _resident(self, body: bytes, memory: ExitStack) -> Resident:
         memory.enter_context(self._room(len(body)))
         prefix = read_prefix(body)
         memory.enter_context(self._room(len(prefix.graph.nodes) * _NODE_BYTES))
         engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, device=self._device, most_rows=self._most_rows)
-        return Resident(prefix=prefix, engine=engine, memory=memory)
+        return Resident(prefix=prefix, reference=engine, engine=engine, rows=self._most_rows)
 
     def _room(self, nbytes: int) -> Reservation:
-        """Memory for weights, for which prefixes that nobody uses are dropped, longest unused first."""
+        """Memory for weights, for which what nobody uses is dropped, longest unused first."""
         while True:
             memory = self._memory.take(nbytes)
             if memory is not None:
@@ -161,10 +222,58 @@ class Prefixes:
     def _evict(self, owner: str | None = None) -> bool:
         """Drop the one that was not used for longest, of an owner where one is named; False where there is none."""
         with self._lock:
-            unused = (digest for digest, one in self._held.items() if not one.users and owner in (None, one.owner))
-            digest = next(unused, None)
-            if digest is None:
+            unused = (key for key, one in self._held.items() if not one.users and owner in (None, one.owner))
+            key = next(unused, None)
+            if key is None:
                 return False
-            self._held.pop(digest).memory.close()
+            # Engines of a prefix are only used together with it, and without it they would keep its weights alive.
+            for other in [other for other in self._held if other[0] == key[0]] if key[1] == REFERENCE else [key]:
+                self._held.pop(other).memory.close()
         self._counters.add(evicted=1)
         return True
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Held:
+    """What is ready to run.
+
+    Attributes:
+        resident: itself.
+        memory: gives back what it takes.
+        owner: the tenant that uploaded the prefix, whose quota it counts against.
+        nbytes: of the prefix's file, or that the engine keeps.
+        users: requests that use it now; it stays while there are any.
+    """
+
+    resident: Resident
+    memory: ExitStack
+    owner: str
+    nbytes: int
+    users: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class _Measured:
+    """An engine with the memory that its trial took, whatever it says of itself."""
+
+    engine: Engine
+    trial: Trial
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.trial.weight_bytes
+
+    def footprint(self, cut: int) -> Footprint:
+        assert cut == self.trial.cut, "an engine is made for one cut"
+        return Footprint(fixed_bytes=self.trial.fixed_bytes, bytes_per_sample=self.trial.bytes_per_sample)
+
+    def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
+        return self.engine.run(inputs, cut)
+
+
+def _prefix_key(digest: str) -> _Key:
+    return digest, REFERENCE, 0

@@ -5,12 +5,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.core import Cut
+from frostline.engines.choice import Choice, interpolated
 from frostline.engines.codec_costs import codec_costs, codecs_at, worth_packing
 from frostline.node.leash import Leash
 from frostline.node.pipeline import Slab
@@ -21,7 +22,7 @@ from frostline.node.statistics import Counters
 from frostline.profiles import CodecCost, CutCost
 from frostline.wire.codecs import packing_memory
 
-__all__ = ("Bench", "Loaded", "Network", "Networks", "cut_costs", "load")
+__all__ = ("Bench", "Loaded", "Network", "Networks", "cut_costs", "load", "under_engine")
 
 _REPEATS = 3
 # More of those, which take milliseconds: a neighbour that has the core for a while is seen in few of them.
@@ -181,6 +182,37 @@ def cut_costs(loaded: Loaded, network: Network | None, resident: Resident | None
     return [_encoded(*rest), *costs]
 
 
+def under_engine(
+    costs: Sequence[CutCost], network: Network, cuts: Sequence[Cut], decode_s: float, choice: Choice
+) -> Sequence[CutCost]:
+    """The same costs where another engine than the reference runs the prefix.
+
+    Its seconds are known at the cuts at which it was tried, and lie between them as the reference's do; its memory up
+    to a cut is that up to the next one at which it was tried. What is left behind a cut is the trainer's, and stays.
+
+    Args:
+        costs: of the reference, from cut 0.
+        network: the reference's seconds.
+        cuts: of the prefix.
+        decode_s: of a sample.
+        choice: the engine, with its trials.
+    """
+    trials = {one.cut: one for one in choice.trials if one.engine == choice.engine}
+    reference_s = np.median(network.seconds, axis=0).tolist()
+    seconds = interpolated(reference_s, {cut - 1: one.seconds for cut, one in trials.items()})
+    changed = list(costs)
+    for cut, to_here_s in list(zip(cuts, seconds, strict=True))[1:]:
+        trial = trials[min(number for number in trials if number >= cut.number)]
+        changed[cut.number] = replace(
+            costs[cut.number],
+            seconds=decode_s + to_here_s,
+            spread_s=trial.spread_s,
+            fixed_bytes=trial.weight_bytes + int(trial.fixed_bytes * HEADROOM),
+            bytes_per_sample=int(trial.bytes_per_sample * HEADROOM) + cut.bytes_per_sample,
+        )
+    return changed
+
+
 def _encoded(rest_fixed_bytes: int, rest_bytes_per_sample: int) -> CutCost:
     return CutCost(
         number=0,
@@ -200,7 +232,7 @@ def _pixels(loaded: Loaded) -> CutCost:
 
 
 def _cost(cut: Cut, seconds: float, spread_s: float, resident: Resident) -> CutCost:
-    engine = resident.engine
+    engine = resident.reference
     here, rest = engine.footprint(cut.number), engine.rest_footprint(cut.number)
     return CutCost(
         number=cut.number,

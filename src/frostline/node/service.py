@@ -15,9 +15,9 @@ import numpy as np
 
 from frostline.batching import ROWS, batch_size, padded
 from frostline.config import NodeSettings
-from frostline.core import FeatureBatch
+from frostline.core import REFERENCE, FeatureBatch
+from frostline.engines.choice import Choice
 from frostline.engines.hardware import hardware_name, host_digest
-from frostline.engines.torch_eager import TorchEngine
 from frostline.errors import BadRequest
 from frostline.node.admission import Admission
 from frostline.node.answers import Answer, Ending
@@ -26,13 +26,14 @@ from frostline.node.leash import Leash
 from frostline.node.packing import Packing
 from frostline.node.pipeline import Kind, batches
 from frostline.node.prefixes import Prefixes, Resident
-from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, load
+from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, load, under_engine
 from frostline.node.requests import Stores, checked_preprocess
-from frostline.node.runs import PrefixRun
+from frostline.node.runs import HEADROOM, PrefixRun
 from frostline.node.samples import Decoding, SampleReader
 from frostline.node.sharing import READERS, Sharing
 from frostline.node.statistics import Counters, NodeStatistics
 from frostline.node.tenants import Account
+from frostline.node.trials import Room, trials_of
 from frostline.node.uploads import Upload
 from frostline.preprocess import Preprocess
 from frostline.profiles import CodecCost, CutCost, Profile
@@ -64,8 +65,10 @@ class Node:
         self._stores = Stores(roots)
         self._sharing = Sharing(settings)
         self._pools = self._sharing.pools
+        run_bytes = int(self._pools["device"].total_bytes / HEADROOM)
+        self._trials = trials_of(settings, Room(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes))
         self._prefixes = Prefixes(
-            self._pools["weights"], settings.device, settings.device_batch, self._sharing.counters
+            self._pools["weights"], settings.device, settings.device_batch, self._trials, self._sharing.counters
         )
         self._readers = ThreadPoolExecutor(max(READERS, settings.decode_threads), "frostline-read")
         self._networks = Networks()
@@ -179,6 +182,7 @@ class Node:
     def close(self) -> None:
         """End every answer and stop the threads. Calling it again does nothing."""
         self._sharing.gate.shut()
+        self._trials.close()
         with self._lock:
             answers = list(self._answers)
         for answer in answers:
@@ -202,10 +206,10 @@ class Node:
         lane = self._sharing.lane(account)
         if request.cut == 0:
             return Encoded(request.samples, reader, lane, _ENCODED_ROWS)
-        resident = self._resident(request, preprocess, held) if request.cut > 1 else None
+        resident = self._resident(request, preprocess, held, request.engine) if request.cut > 1 else None
         run = PrefixRun(resident, request.cut, self._sharing.device, leash, account) if resident else None
         packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
-        most = self._settings.device_batch
+        most = self._settings.device_batch if resident is None else resident.rows
         fewest = most if self._settings.batching == "fixed" else ROWS
         return Decoded(
             request.samples, reader, preprocess.shape, lane, packing, most_rows=most, run=run, fewest_rows=fewest
@@ -219,11 +223,13 @@ class Node:
         store = self._stores.store(request.data, account.settings.roots, mapped=mapped)
         return SampleReader(store, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
-    def _resident(self, request: FeatureRequest, preprocess: Preprocess, held: ExitStack) -> Resident | None:
-        """The request's prefix, which stays until ``held`` is closed."""
+    def _resident(
+        self, request: FeatureRequest, preprocess: Preprocess, held: ExitStack, engine: str = REFERENCE
+    ) -> Resident | None:
+        """The request's prefix with an engine, which stay until ``held`` is closed."""
         if request.prefix is None:
             return None
-        resident = held.enter_context(self._prefixes.used(request.prefix))
+        resident = held.enter_context(self._prefixes.used(request.prefix, engine, request.cut))
         if preprocess.shape != tuple(resident.prefix.input_shape):
             raise BadRequest(
                 f"preprocess gives samples of shape {list(preprocess.shape)}, "
@@ -244,14 +250,21 @@ class Node:
         nbytes = 2 * _FLOAT * math.prod(shape)
         bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         nbytes += 0 if bench is None else bench.nbytes
-        held.enter_context(self._sharing.lane(account).reserve(nbytes, leash.is_cut))
+        room = held.enter_context(self._sharing.lane(account).reserve(nbytes, leash.is_cut))
         slab = np.zeros(shape, np.float32)
         loaded = load(reader, slab, rows, self._readers, leash, counters)
         network = None if bench is None else bench.network(slab)
         if network is not None:
             self._networks.put(key, network)
         codecs = [] if network is None else [one for one in network.codecs.values() if one.codec in wanted.codecs]
-        return self._profile_of(loaded, cut_costs(loaded, network, resident), codecs)
+        costs = cut_costs(loaded, network, resident)
+        if network is None or resident is None:
+            return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
+        room.shrink(slab.nbytes)  # trials may take minutes, elsewhere
+        choice = self._trials.wanted(wanted, resident.prefix, slab[:rows])
+        if choice.engine != REFERENCE:
+            costs = under_engine(costs, network, resident.prefix.cuts, loaded.decode_s, choice)
+        return self._profile_of(loaded, costs, codecs, choice)
 
     def _bench(
         self, wanted: ProfileRequest, run: PrefixRun, resident: Resident, loaded_bytes: int, known: Network | None
@@ -267,17 +280,21 @@ class Node:
             room_bytes=min(room_bytes // 2, room_bytes - loaded_bytes),
         )
 
-    def _profile_of(self, loaded: Loaded, cuts: Sequence[CutCost], codecs: Sequence[CodecCost]) -> Profile:
+    def _profile_of(
+        self, loaded: Loaded, cuts: Sequence[CutCost], codecs: Sequence[CodecCost], choice: Choice
+    ) -> Profile:
+        rows = [one.rows for one in choice.trials if one.engine == choice.engine != REFERENCE]
         return Profile(
             hardware=hardware_name(self._settings.device),
             host=host_digest(),
             cores=_cores(),
-            engine=TorchEngine.name,
+            engine=choice.engine,
             device=self._settings.device.partition(":")[0],
-            device_batch=len(loaded.slab),
+            device_batch=max(rows, default=len(loaded.slab)),
             read_s=loaded.read_s,
             cuts=tuple(cuts),
             codecs=tuple(codecs),
+            trials=choice.trials,
         )
 
     def _profiled_rows(self, request: FeatureRequest, run: PrefixRun | None) -> int:

@@ -6,7 +6,7 @@ from frostline.planning.plan import Plan, Share
 from frostline.planning.policies import POLICIES
 from frostline.planning.situation import Link, Situation
 from frostline.planning.whatif import vary
-from frostline.planning.words import Table, explain, table
+from frostline.planning.words import Table, engines, explain, table
 
 __all__ = (
     "POLICIES",
@@ -16,6 +16,7 @@ __all__ = (
     "Share",
     "Situation",
     "Table",
+    "engines",
     "explain",
     "fixed",
     "make_plan",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from frostline.core import EXACT, Cut, Route
+from frostline.core import EXACT, REFERENCE, Cut, Route
 from frostline.core.amounts import in_bytes
 from frostline.planning.situation import Situation
 from frostline.profiles import CodecCost, CutCost, Profile
@@ -109,10 +109,11 @@ def resources(situation: Situation) -> tuple[str, ...]:
 def sides(situation: Situation) -> tuple[Profile, Profile]:
     """The profiles of the store side and of the trainer.
 
-    On one machine with equal hardware one profile serves both, so that noise between two measurements of the same
-    work decides nothing.
+    On one machine with equal hardware and engine one profile serves both, so that noise between two measurements of
+    the same work decides nothing.
     """
-    is_alike = situation.same_host and situation.store.hardware == situation.trainer.hardware
+    store, trainer = situation.store, situation.trainer
+    is_alike = situation.same_host and (store.hardware, store.engine) == (trainer.hardware, trainer.engine)
     return situation.store, situation.store if is_alike else situation.trainer
 
 
@@ -128,7 +129,10 @@ def in_store(situation: Situation) -> Option:
     The head's seconds there are those at the trainer, times how much longer the node takes for the frozen layers.
     """
     job, line = _Job.of(situation), situation.frost_line
-    ours_s, theirs_s = job.store.costs[line.number].seconds, job.trainer.costs[line.number].seconds
+    # The head is trained by torch, whatever engine runs the frozen layers.
+    trials = [one for one in situation.store.trials if (one.engine, one.cut) == (REFERENCE, line.number)]
+    ours_s = trials[0].seconds + job.store.decode_s if trials else job.store.costs[line.number].seconds
+    theirs_s = job.trainer.costs[line.number].seconds
     slowness = ours_s / theirs_s if ours_s > 0 and theirs_s > 0 else 1.0
     work = _on_store(line, None, job, extra_s=situation.head_s * slowness)
     seconds = job.per_resource(work)
@@ -212,7 +216,8 @@ def _option(cut: Cut, codec: str, encode: CodecCost | None, job: _Job) -> Option
     seconds = job.per_resource({**on_store, LINK: link_s, **on_trainer})
     device_batch, memory_bytes = _memory(cut, job)
     error = 0.0 if encode is None else encode.error
-    rejected = _forbidden(cut, memory_bytes, job.situation) or _inaccurate(codec, error, job.situation.accuracy)
+    lost = job.situation.store.engine_error if cut.number > 1 else 0.0
+    rejected = _forbidden(cut, memory_bytes, job.situation) or _inaccurate(codec, error, lost, job.situation.accuracy)
     candidate = Candidate(
         route=Route(cut.number, codec),
         name=cut.name,
@@ -288,12 +293,22 @@ def _forbidden(cut: Cut, memory_bytes: int, situation: Situation) -> str | None:
     )
 
 
-def _inaccurate(codec: str, error: float, accuracy: str | float) -> str | None:
-    """Why the job's ``accuracy`` does not allow a codec; None where it does. An unknown error is not allowed."""
+def _inaccurate(codec: str, error: float, lost: float, accuracy: str | float) -> str | None:
+    """Why the job's ``accuracy`` does not allow a codec; None where it does. An unknown error is not allowed.
+
+    Args:
+        codec: its name.
+        error: that it makes.
+        lost: by the engine, before.
+        accuracy: of the job, for both together.
+    """
     precision = codec.partition("+")[0]
     if precision not in _LOSSY:
         return None
     if isinstance(accuracy, str):
         allowed = precision in _ALLOWED[accuracy]
         return None if allowed else f"is lossy (error {error:.2g}), and accuracy is {accuracy!r}"
-    return None if error <= accuracy else f"has an error of {error:.2g}, and accuracy allows {accuracy:.2g}"
+    if error + lost <= accuracy:
+        return None
+    beside = f" beside the engine's {lost:.2g}" if lost else ""
+    return f"has an error of {error:.2g}{beside}, and accuracy allows {accuracy:.2g}"

@@ -189,6 +189,8 @@ def _plan(
         link=situation.link,
         epochs=situation.epochs,
         later_samples_per_s=_later(situation),
+        engine=situation.store.engine,
+        trials=situation.store.trials,
     )
     return replace(plan, reason=f"{plan.reason}{over_epochs(plan)}")
 

@@ -4,9 +4,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from frostline.core import Route
+from frostline.core import REFERENCE, Route
 from frostline.planning.candidates import Candidate
 from frostline.planning.situation import Link
+from frostline.profiles import Trial
 
 __all__ = ("Plan", "Share")
 
@@ -38,6 +39,8 @@ class Plan:
         epochs: that the job takes.
         later_samples_per_s: in the epochs after the first, whose features come from the trainer's cache, so that the
             head alone bounds them; None where there are none.
+        engine: that runs the frozen layers at the node.
+        trials: of the node's engines, with why the others are not used.
     """
 
     policy: str
@@ -50,6 +53,8 @@ class Plan:
     link: Link
     epochs: int = 1
     later_samples_per_s: float | None = None
+    engine: str = REFERENCE
+    trials: tuple[Trial, ...] = ()
 
     @property
     def route(self) -> Route:
@@ -91,6 +96,8 @@ class Plan:
             "bottleneck": self.bottleneck,
             "prices": dict(self.prices),
             "link": self.link.to_json(),
+            "engine": self.engine,
+            "trials": [{**asdict(one), "samples_per_s": one.samples_per_s} for one in self.trials],
             "candidates": [_plain(one) for one in self.candidates],
         }
 

@@ -9,7 +9,19 @@ from frostline.core.amounts import in_bytes, in_rate, in_seconds
 from frostline.planning.candidates import LINK, Candidate
 from frostline.planning.plan import Plan
 
-__all__ = ("Table", "against", "bounds", "explain", "in_the_store", "mixed", "named", "over_epochs", "single", "table")
+__all__ = (
+    "Table",
+    "against",
+    "bounds",
+    "engines",
+    "explain",
+    "in_the_store",
+    "mixed",
+    "named",
+    "over_epochs",
+    "single",
+    "table",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +47,21 @@ def explain(plan: Plan) -> str:
         for row in rows
     ]
     link = f"link: {in_bytes(plan.link.bytes_per_s)}/s, round trip {in_seconds(plan.link.round_trip_s)}"
-    return "\n".join([f"{plan.reason}.", link, "", *lines])
+    return "\n".join([f"{plan.reason}.", link, *engines(plan), "", *lines])
+
+
+def engines(plan: Plan) -> list[str]:
+    """Which engine the node takes, what it loses, and why it takes no other; nothing where none was tried."""
+    if not plan.trials:
+        return []
+    line = max(one.cut for one in plan.trials)
+    used = [one for one in plan.trials if one.engine == plan.engine]
+    rate = next((one.samples_per_s for one in used if one.cut == line), None)
+    error = max((one.error for one in used), default=0.0)
+    lost = f", error up to {error:.2g}" if error else ""
+    first = f"engine at the node: {plan.engine}, {in_rate(rate or 0.0)} samples/s alone up to the frost line{lost}"
+    others = {one.engine: one.why_not for one in plan.trials if one.why_not is not None}
+    return [first, *(f"  not {engine}: {why_not}" for engine, why_not in others.items())]
 
 
 def table(plan: Plan, *, every: bool = False) -> Table:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.client.transport import Transport, TransportStatistics
-from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.core import EXACT, FeatureBatch, Samples, Skipped
 from frostline.errors import BadRequest, NodeUnreachable, Refused, StoreError, Unavailable
 from frostline.profiles import Profile
 from frostline.wire.codecs import pack
@@ -118,7 +118,12 @@ class ScriptedTransport(Transport):
         self._node.check_up()
         self.prefixes.setdefault(digest, artifact)
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = ()) -> Profile:
+    def profile(
+        self,
+        request: FeatureRequest,
+        codecs: Sequence[str] = (),
+        accuracy: str | float = EXACT,  # noqa: ARG002
+    ) -> Profile:
         """What was given, with those of its codecs that are asked for."""
         self._node.check_up()
         if self._profile is None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from frostline.config import cache_folder
+from frostline.config import NodeSettings, cache_folder
 from frostline.planning import Situation
 from frostline.stores.urls import normalise_url
 from frostline.training.answers import Measured
@@ -47,7 +47,7 @@ def asked_of(job: JobSettings) -> dict[str, Any]:
         "accuracy": job.accuracy,
         "seed": job.seed,
         # A node of one's own is as large and as fast as it is told to be.
-        "node": {"memory_bytes": job.node.memory_bytes, "device": job.node.device} if job.near is None else None,
+        "node": _own_node(job.node) if job.near is None else None,
     }
 
 
@@ -79,6 +79,10 @@ def find(job: JobSettings) -> Measured | None:
         return Measured(asked=asked, at=kept["measured"], situation=situation, fallback=kept["fallback"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def _own_node(node: NodeSettings) -> dict[str, Any]:
+    return {"memory_bytes": node.memory_bytes, "device": node.device, "tries": node.trial_s > 0}
 
 
 def _place(asked: Mapping[str, Any]) -> Path:

@@ -1,14 +1,16 @@
 """The messages between trainer and node as values, and their JSON."""
 
 import math
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from frostline.core import EXACT, Samples, View
+from frostline.core import EXACT, REFERENCE, Samples, View
 from frostline.errors import BadRequest, SettingError
 from frostline.wire.codecs import CODECS, Codec
+from frostline.wire.codecs.names import offered_precisions
 
 __all__ = ("FeatureRequest", "Health", "ProfileRequest")
 
@@ -27,6 +29,7 @@ class FeatureRequest:
         codec: how the activations are packed (``wire.codecs``); ``exact`` at cut 0.
         tolerance: the largest relative error that a lossy codec may make in a batch, which is packed without loss
             where it would make more; None takes any.
+        engine: what runs the prefix; of no account without one.
     """
 
     data: str
@@ -37,8 +40,11 @@ class FeatureRequest:
     view: View | None = None
     codec: str = EXACT
     tolerance: float | None = None
+    engine: str = REFERENCE
 
     def __post_init__(self) -> None:
+        if not _ENGINE.fullmatch(self.engine):
+            raise BadRequest("engine must be a name in small letters, digits and dashes")
         try:
             Codec.parse(self.codec)
         except SettingError as error:
@@ -64,6 +70,7 @@ class FeatureRequest:
             "view": None if self.view is None else asdict(self.view),
             "codec": self.codec,
             "tolerance": self.tolerance,
+            "engine": self.engine,
         }
 
     @classmethod
@@ -82,29 +89,38 @@ class FeatureRequest:
             view=None if view is None else _view(_object(view, "view")),
             codec=_text(body.get("codec", EXACT), "codec"),
             tolerance=None if tolerance is None else _number(tolerance, "tolerance"),
+            engine=_text(body.get("engine", REFERENCE), "engine"),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfileRequest:
-    """Have reading, decoding, every cut and some codecs measured.
+    """Have reading, decoding, every cut and some codecs measured, by the fastest engine that is exact enough.
 
     Attributes:
-        features: whose samples and prefix; its cut and codec are of no account.
+        features: whose samples and prefix; its codec is of no account. Where it names an engine beside the
+            reference, that one is made ready up to its cut.
         codecs: names of the codecs to measure, each at the cuts where it may be worth it.
+        accuracy: how far an engine's features may be from the reference's: ``exact`` takes the reference itself and
+            tries no other; ``fp16``, ``int8`` or a relative error have all tried that they allow.
     """
 
     features: FeatureRequest
     codecs: tuple[str, ...] = ()
+    accuracy: str | float = EXACT
 
     def __post_init__(self) -> None:
+        try:
+            offered_precisions(self.accuracy)
+        except SettingError as error:
+            raise BadRequest(str(error)) from error
         unknown = [name for name in self.codecs if name not in CODECS]
         if unknown:
             raise BadRequest(f"codecs: there is no codec {unknown[0][:50]!r}")
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values, as the body of ``POST /v1/profiles``."""
-        return {**self.features.to_json(), "codecs": list(self.codecs)}
+        return {**self.features.to_json(), "codecs": list(self.codecs), "accuracy": self.accuracy}
 
     @classmethod
     def from_json(cls, value: object) -> "ProfileRequest":
@@ -113,7 +129,12 @@ class ProfileRequest:
         codecs = _list(body.get("codecs", []), "codecs")
         if len(codecs) > len(CODECS):
             raise BadRequest(f"codecs must be a list of up to {len(CODECS)} names")
-        return cls(features=FeatureRequest.from_json(body), codecs=tuple(_text(one, "codecs") for one in codecs))
+        accuracy = body.get("accuracy", EXACT)
+        return cls(
+            features=FeatureRequest.from_json(body),
+            codecs=tuple(_text(one, "codecs") for one in codecs),
+            accuracy=_text(accuracy, "accuracy") if isinstance(accuracy, str) else _number(accuracy, "accuracy"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +168,7 @@ class Health:
 
 
 _MOST_SAMPLES = 65_536
+_ENGINE = re.compile(r"[a-z0-9-]{1,40}")
 _LIMIT = 1 << 63
 
 

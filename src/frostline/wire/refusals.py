@@ -7,6 +7,7 @@ from typing import Any
 from frostline.errors import (
     AccessDenied,
     BadRequest,
+    EngineNotReady,
     EngineUnfit,
     FrostlineError,
     NodeUnreachable,
@@ -30,6 +31,7 @@ TRAVELLING: dict[type[FrostlineError], int] = {
     AccessDenied: 403,
     ObjectNotFound: 404,
     UnknownPrefix: 404,
+    EngineNotReady: 409,
     OverBudget: 413,
     EngineUnfit: 422,
     UnsafeArtifact: 422,

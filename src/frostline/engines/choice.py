@@ -1,0 +1,148 @@
+"""Decides which engine runs a prefix: the fastest whose features are as near to the reference's as the job allows."""
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from frostline.core import EXACT, REFERENCE
+from frostline.core.amounts import in_rate
+from frostline.profiles import PRECISIONS, Trial
+
+__all__ = ("Choice", "choose", "interpolated", "may_use", "worth_trying")
+
+# Two runs of one measurement differ by this share on a busy machine: a gain below it is none, and the reference stays.
+_NOISE = 0.05
+# The finest precision that a named accuracy asks for, by its place in PRECISIONS.
+_ALLOWED = {EXACT: -1, "fp16": PRECISIONS.index("16-bit"), "int8": PRECISIONS.index("int8")}
+# What a precision explains of an error; an engine that is further off computes something else. EfficientNet-lite0 and
+# ResNet-18 lie below a tenth of these.
+_EXPLAINED = {"fp32": 1e-3, "16-bit": 0.1, "int8": 0.5}
+# Each takes a conversion of seconds, and between them the reference's own seconds tell enough.
+_MOST_CUTS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The engine to use, and every trial with why its engine is not used.
+
+    Attributes:
+        engine: its name.
+        trials: as given, ``why_not`` filled in; None for the engine to use.
+    """
+
+    engine: str
+    trials: tuple[Trial, ...]
+
+
+def may_use(precision: str, accuracy: str | float) -> bool:
+    """Whether a job may use engines of a precision at all, so that they are worth trying.
+
+    Args:
+        precision: one of ``PRECISIONS``.
+        accuracy: ``exact``, ``fp16``, ``int8``, or the largest relative error.
+    """
+    return not isinstance(accuracy, str) or PRECISIONS.index(precision) <= _ALLOWED[accuracy]
+
+
+def choose(trials: Sequence[Trial], accuracy: str | float) -> Choice:
+    """Choose an engine by what was measured.
+
+    Speed is compared at the last cut that was tried. An engine must be exact enough at every cut at which it was
+    tried, and must beat the reference by more than the noise of a measurement.
+
+    Args:
+        trials: of every engine, the reference among them; several cuts of one engine may be there.
+        accuracy: ``exact``, ``fp16``, ``int8``, or the largest relative error.
+    """
+    why_not = _refusals(trials, accuracy)
+    last = max((one.cut for one in trials), default=0)
+    seconds = {one.engine: one.seconds for one in trials if one.cut == last and one.engine not in why_not}
+    reference_s = seconds.pop(REFERENCE, None)
+    fastest = min(seconds, key=seconds.__getitem__, default=REFERENCE)
+    if fastest != REFERENCE and reference_s is not None and seconds[fastest] > (1 - _NOISE) * reference_s:
+        fastest = REFERENCE
+    chosen_s = reference_s if fastest == REFERENCE else seconds[fastest]
+    judged = (replace(one, why_not=_why(one, fastest, chosen_s, why_not)) for one in trials)
+    return Choice(engine=fastest, trials=tuple(judged))
+
+
+def worth_trying(bytes_per_sample: Sequence[int]) -> tuple[int, ...]:
+    """The cuts at which a plan may stop: those that ship fewer bytes than every one before them.
+
+    Of equals the first is one of them: it takes the least work. The frost line always is one. Where there are many,
+    those that save the most against the one before are kept.
+
+    Args:
+        bytes_per_sample: of the cuts inside the network, in order.
+
+    Returns:
+        Their places, in order.
+    """
+    last, least, saved = len(bytes_per_sample) - 1, math.inf, {}
+    for place, nbytes in enumerate(bytes_per_sample[:-1]):
+        if nbytes < least:
+            saved[place] = 0.0 if math.isinf(least) else least / max(1, nbytes)
+            least = nbytes
+    kept = sorted(saved, key=lambda place: (-saved[place], place))[: _MOST_CUTS - 1]
+    return (*sorted(kept), last) if last >= 0 else ()
+
+
+def interpolated(reference_s: Sequence[float], measured: Mapping[int, float]) -> tuple[float, ...]:
+    """Seconds of an engine at every cut, from those at some: between them they lie as the reference's do.
+
+    Args:
+        reference_s: the reference's seconds a sample at every cut, in order, the network's input first.
+        measured: the engine's at some of them, by their place, the last cut among them.
+    """
+    corners = [(0.0, 0.0)]
+    for place in sorted(measured):
+        # Measured with noise, a later cut may seem cheaper than an earlier one.
+        corners.append((max(reference_s[place], corners[-1][0]), max(measured[place], corners[-1][1])))
+    theirs, ours = zip(*corners, strict=True)
+    return tuple(measured.get(place, _between(here_s, theirs, ours)) for place, here_s in enumerate(reference_s))
+
+
+def _between(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """The line through corners, whose ``xs`` do not fall."""
+    behind = bisect.bisect_left(xs, x)
+    if behind == 0:
+        return ys[0]
+    if behind == len(xs):
+        return ys[-1]
+    low, high = behind - 1, behind
+    return ys[low] + (x - xs[low]) / (xs[high] - xs[low]) * (ys[high] - ys[low])
+
+
+def _refusals(trials: Sequence[Trial], accuracy: str | float) -> dict[str, str]:
+    """Why engines may not be used, by name; the first reason of each."""
+    found: dict[str, str] = {}
+    for one in trials:
+        why = one.why_not if one.samples_per_s is None else _inexact(one, accuracy)
+        if why is not None and one.engine != REFERENCE:
+            found.setdefault(one.engine, why)
+    return found
+
+
+def _inexact(one: Trial, accuracy: str | float) -> str | None:
+    if one.engine == REFERENCE:
+        return None
+    if isinstance(accuracy, str) and not may_use(one.precision, accuracy):
+        return f"computes in {one.precision}, and accuracy is {accuracy!r}"
+    limit = _EXPLAINED[one.precision] if isinstance(accuracy, str) else accuracy
+    if one.error <= limit:
+        return None
+    said = f"has an error of {one.error:.2g} at cut {one.cut}"
+    if isinstance(accuracy, str):
+        return f"{said}, more than {one.precision} explains"
+    return f"{said}, and accuracy allows {accuracy:.2g}"
+
+
+def _why(one: Trial, chosen: str, chosen_s: float | None, why_not: dict[str, str]) -> str | None:
+    if one.engine == chosen:
+        return None
+    if one.engine in why_not:
+        return why_not[one.engine]
+    if chosen_s is None or one.seconds <= 0:
+        return "is not faster"
+    return f"is slower: {in_rate(one.samples_per_s or 0)} samples/s, and {chosen} gives {in_rate(1 / chosen_s)}"

@@ -1,0 +1,215 @@
+"""Tries one engine on real samples: how fast it is, how far from the reference, and what memory it takes."""
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from frostline.core import Cut, Graph
+from frostline.engines.catalog import OFFERS, build
+from frostline.engines.faces import Engine
+from frostline.engines.process_memory import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
+from frostline.errors import EngineUnfit, UnsafeArtifact
+from frostline.profiles import Trial
+from frostline.wire.codecs import relative_error
+
+__all__ = ("Arrays", "Subject", "features", "try_engine")
+
+Arrays = tuple[npt.NDArray[np.generic], ...]
+
+# Rows at which memory is seen first; every batch is a multiple of it.
+_FEWEST_ROWS = 8
+# Enough runs that a neighbour who has a core for a while is seen in few of them, and no more seconds than this on one
+# setting: a trial of nine engines should not take a user's patience.
+_RUNS = 5
+_RUNS_S = 4.0
+# A larger batch or fewer threads must gain as much: two runs of one measurement differ by that.
+_NOISE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Subject:
+    """What engines are tried on.
+
+    Attributes:
+        graph: the frozen part.
+        cuts: every place where it may stop, cut 1 first.
+        tensors: its weights by name.
+        pixels: real samples, ``float32[n, ...]``, at least two; every second one is kept apart for the error, so that
+            engines that are calibrated are not judged on what they were calibrated with.
+        device: in torch's words.
+        rows: batches to try, in order, multiples of eight.
+        threads: numbers of threads to try; the first is what the node would take.
+        folder: for converted files, of this prefix; one folder a cut is made in it.
+    """
+
+    graph: Graph
+    cuts: Sequence[Cut]
+    tensors: Mapping[str, torch.Tensor]
+    pixels: npt.NDArray[np.float32]
+    device: str
+    rows: tuple[int, ...]
+    threads: tuple[int, ...]
+    folder: Path
+
+    def __post_init__(self) -> None:
+        assert len(self.pixels) > 1, "one sample cannot both calibrate and judge"
+
+    @property
+    def judged(self) -> npt.NDArray[np.float32]:
+        """The samples on which errors are measured."""
+        return self.pixels[1::2]
+
+    def made(self, name: str, cut: int, threads: int) -> Engine:
+        """An engine that is ready to run up to a cut."""
+        return build(
+            name,
+            self.graph,
+            self.cuts,
+            self.tensors,
+            cut=cut,
+            device=self.device,
+            most_rows=max(self.rows),
+            threads=threads,
+            calibration=self.pixels[::2],
+            folder=self.folder / f"cut-{cut}",
+        )
+
+    def batch(self, rows: int) -> npt.NDArray[np.float32]:
+        """So many samples, repeated where there are too few."""
+        return np.resize(self.pixels, (rows, *self.pixels.shape[1:]))
+
+
+def try_engine(
+    subject: Subject,
+    name: str,
+    cut: int,
+    reference: Arrays | None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Trial:
+    """Make an engine ready up to a cut and measure it. The process is to do nothing else meanwhile.
+
+    Args:
+        subject: what to try it on.
+        name: of the engine.
+        cut: number of the cut.
+        reference: what the reference gives for ``subject.judged``; None where this is the reference.
+        clock: monotonic seconds.
+    """
+    trial = Trial(engine=name, precision=next(one.precision for one in OFFERS if one.name == name), cut=cut)
+    try:
+        return _tried(subject, trial, reference, clock)
+    except (EngineUnfit, UnsafeArtifact) as error:
+        return replace(trial, why_not=str(error))
+
+
+def features(engine: Engine, pixels: npt.NDArray[np.float32], cut: int) -> Arrays:
+    """What crosses a cut for some samples, run by eights."""
+    parts = [
+        engine.run(np.resize(pixels[start : start + _FEWEST_ROWS], (_FEWEST_ROWS, *pixels.shape[1:])), cut)
+        for start in range(0, len(pixels), _FEWEST_ROWS)
+    ]
+    return tuple(np.concatenate(columns)[: len(pixels)] for columns in zip(*parts, strict=True))
+
+
+def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float]) -> Trial:
+    name, cut = trial.engine, trial.cut
+    threads = subject.threads[0]
+    torch.set_num_threads(threads)
+    # The first is converted, and brings libraries into the process; the second is made as a node makes it.
+    _weighed(subject, trial, threads)
+    engine, trial = _weighed(subject, trial, threads)
+    error = 0.0 if reference is None else _error(features(engine, subject.judged, cut), reference)
+    if not np.isfinite(error):
+        return replace(trial, why_not="gives values that are not finite")
+    trial = replace(trial, error=error)
+    best = _fastest(subject, engine, trial, threads, clock)
+    for fewer in subject.threads[1:]:
+        del engine
+        torch.set_num_threads(fewer)
+        engine = subject.made(name, cut, fewer)
+        best = _faster(best, _fastest(subject, engine, trial, fewer, clock))
+    return best
+
+
+def _weighed(subject: Subject, trial: Trial, threads: int) -> tuple[Engine, Trial]:
+    """Make it and run it, with what memory that takes: as seen, and as the engine says where none can be seen."""
+    gc.collect()
+    give_back_freed()
+    is_seen = torch.device(subject.device).type == "cpu" and can_measure()
+    before = resident_bytes() if is_seen else 0
+    engine = subject.made(trial.engine, trial.cut, threads)
+    if not is_seen:
+        said = engine.footprint(trial.cut)
+        return engine, replace(
+            trial,
+            weight_bytes=engine.weight_bytes,
+            load_bytes=2 * engine.weight_bytes,
+            fixed_bytes=said.fixed_bytes,
+            bytes_per_sample=said.bytes_per_sample,
+        )
+    load_bytes = peak_bytes() - before
+    give_back_freed()
+    standing = resident_bytes()
+    few, many = _FEWEST_ROWS, max(subject.rows)
+    peaks = [_peak(subject, engine, trial.cut, rows) - standing for rows in (few, many)]
+    give_back_freed()
+    # Some engines keep the arena of their last run.
+    weight_bytes = max(engine.weight_bytes, resident_bytes() - before)
+    per_sample = max(0, -(-(peaks[1] - peaks[0]) // max(1, many - few)))
+    return engine, replace(
+        trial,
+        weight_bytes=weight_bytes,
+        load_bytes=max(load_bytes, weight_bytes),
+        fixed_bytes=max(0, peaks[0] - few * per_sample),
+        bytes_per_sample=per_sample,
+    )
+
+
+def _peak(subject: Subject, engine: Engine, cut: int, rows: int) -> int:
+    """The most memory during a run, its samples not counted."""
+    batch = subject.batch(rows)
+    look_anew()
+    engine.run(batch, cut)
+    return peak_bytes() - batch.nbytes
+
+
+def _error(tensors: Arrays, reference: Arrays) -> float:
+    if any(not np.isfinite(one).all() for one in tensors if one.dtype.kind == "f"):
+        return float("inf")
+    return max(relative_error(ours, theirs) for ours, theirs in zip(reference, tensors, strict=True))
+
+
+def _fastest(subject: Subject, engine: Engine, trial: Trial, threads: int, clock: Callable[[], float]) -> Trial:
+    """The trial at its best batch; a larger one must gain more than the noise."""
+    best: Trial | None = None
+    for rows in subject.rows:
+        seconds = _seconds(engine, subject.batch(rows), trial.cut, clock) / rows
+        low_s, middle_s, high_s = np.percentile(seconds, (25, 50, 75)).tolist()
+        here = replace(trial, rows=rows, threads=threads, seconds=middle_s, spread_s=high_s - low_s)
+        best = here if best is None else _faster(best, here)
+    assert best is not None, "there is a batch to try"
+    return best
+
+
+def _faster(best: Trial, other: Trial) -> Trial:
+    return other if other.seconds < (1 - _NOISE) * best.seconds else best
+
+
+def _seconds(
+    engine: Engine, batch: npt.NDArray[np.float32], cut: int, clock: Callable[[], float]
+) -> npt.NDArray[np.float64]:
+    """Seconds of some runs, after one to warm up."""
+    engine.run(batch, cut)
+    runs: list[float] = []
+    while len(runs) < _RUNS and (len(runs) < 2 or sum(runs) < _RUNS_S):
+        started = clock()
+        engine.run(batch, cut)
+        runs.append(clock() - started)
+    return np.array(runs)

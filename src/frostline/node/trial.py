@@ -1,0 +1,80 @@
+"""Tries one engine on one prefix, as a process of its own: data comes in as files, and trials go out as JSON."""
+
+import json
+import os
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from frostline.core import REFERENCE
+from frostline.engines.process_memory import limit_memory
+from frostline.engines.trials import Arrays, Subject, features, try_engine
+from frostline.models.artifact import read_prefix
+
+__all__ = ("main",)
+
+
+def main(argument: str) -> int:
+    """Try an engine as described by a JSON object.
+
+    Its fields: ``folder`` with ``prefix.safetensors`` and ``pixels.npy``, where the reference's features go or are,
+    and where trials are written, a line each, to ``trials.jsonl``; ``engine``; ``cuts`` to try it at;
+    ``reference_cuts`` at which the reference is to be kept for others; ``device``, ``rows``, ``threads`` and
+    ``converted`` as in ``engines.trials.Subject``; ``most_bytes`` that it may take.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    wanted = json.loads(argument)
+    if wanted["device"] == "cpu":  # a driver of an accelerator maps far more than it uses
+        limit_memory(wanted["most_bytes"])
+    folder = Path(wanted["folder"])
+    subject = _subject(wanted, folder)
+    torch.set_num_threads(subject.threads[0])
+    _keep_reference(subject, wanted["reference_cuts"], folder)
+    with (folder / "trials.jsonl").open("w", encoding="utf-8") as out:
+        for cut in wanted["cuts"]:
+            reference = None if wanted["engine"] == REFERENCE else _reference(folder, cut)
+            out.write(json.dumps(asdict(try_engine(subject, wanted["engine"], cut, reference)), allow_nan=False) + "\n")
+            out.flush()
+    return 0
+
+
+def _subject(wanted: dict[str, Any], folder: Path) -> Subject:
+    prefix = read_prefix((folder / "prefix.safetensors").read_bytes())
+    return Subject(
+        graph=prefix.graph,
+        cuts=prefix.cuts,
+        tensors=prefix.tensors,
+        pixels=np.load(folder / "pixels.npy", allow_pickle=False),
+        device=wanted["device"],
+        rows=tuple(wanted["rows"]),
+        threads=tuple(wanted["threads"]),
+        folder=Path(wanted["converted"]),
+    )
+
+
+def _keep_reference(subject: Subject, cuts: list[int], folder: Path) -> None:
+    for cut in cuts:
+        tensors = features(subject.made(REFERENCE, cut, subject.threads[0]), subject.judged, cut)
+        for place, tensor in enumerate(tensors):
+            np.save(folder / f"reference-{cut}-{place}.npy", tensor)
+
+
+def _reference(folder: Path, cut: int) -> Arrays:
+    paths = sorted(folder.glob(f"reference-{cut}-*.npy"))
+    return tuple(np.load(path, allow_pickle=False) for path in paths)
+
+
+def _end_with_parent() -> None:
+    """Nobody waits for the trial once its parent has gone."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

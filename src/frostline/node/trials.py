@@ -1,0 +1,300 @@
+"""Finds the engine for a prefix: has those tried that a job may use, once on each hardware, and keeps the trials."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.config import NodeSettings, cache_folder
+from frostline.core import REFERENCE
+from frostline.core.amounts import in_bytes
+from frostline.engines.allocator import keeps_freed_memory
+from frostline.engines.catalog import OFFERS, Offer, absence, build
+from frostline.engines.choice import Choice, choose, may_use, worth_trying
+from frostline.engines.faces import Engine
+from frostline.engines.hardware import hardware_name
+from frostline.errors import BadRequest, EngineNotReady
+from frostline.models.artifact import Prefix
+from frostline.node.workshop import Children, Terms, Workshop
+from frostline.profiles import Trial
+from frostline.version import __version__
+from frostline.wire.messages import ProfileRequest
+
+__all__ = ("Room", "Trials", "trials_of")
+
+_ROWS = 8
+# Half of the samples calibrate and the other half judge; with fewer an error is chance.
+_FEWEST = 8
+# Threads that share a core add little or take from each other: where there are so many, half of them are tried too.
+_MANY_THREADS = 4
+# What an engine's speed, error or files may depend on.
+_PACKAGES = ("torch", "openvino", "onnxruntime", "nncf", "tensorrt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The node's memory for engines.
+
+    Attributes:
+        weights_bytes: for all that is resident.
+        run_bytes: for one run.
+    """
+
+    weights_bytes: int
+    run_bytes: int
+
+
+class Trials:
+    """What is known of engines on this hardware. Safe for threads; one prefix is tried at a time.
+
+    Args:
+        folder: where trials and converted files are kept, a folder a prefix; made when it is needed.
+        terms: how engines are tried.
+        room: that they must fit.
+        longest_s: for all trials of one request; 0 tries none, and the reference is used.
+        engines: names of those that may be tried; None for all.
+        most_bytes: that the folder may take; prefixes longest unused go first.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        terms: Terms,
+        room: Room,
+        *,
+        longest_s: float,
+        engines: Collection[str] | None = None,
+        most_bytes: int = 8 << 30,
+    ) -> None:
+        self._folder = folder
+        self._terms = terms
+        self._room = room
+        self._longest_s = longest_s
+        self._offers = tuple(one for one in OFFERS if engines is None or one.name in (REFERENCE, *engines))
+        self._most_bytes = most_bytes
+        self._children = Children()
+        self._turn = threading.Lock()
+        self._failed: dict[tuple[str, str, int], Trial] = {}
+
+    def wanted(self, request: ProfileRequest, prefix: Prefix, pixels: npt.NDArray[np.float32]) -> Choice:
+        """The engine for the job that asks for a profile; one that it names is made ready first.
+
+        Raises:
+            BadRequest: There is no such cut.
+            EngineNotReady: The engine that it names cannot be used there.
+            Unavailable: The node is stopping.
+        """
+        features = request.features
+        assert features.prefix is not None, "the prefix was found by its name"
+        if features.engine != REFERENCE:
+            if not 1 <= features.cut <= len(prefix.cuts):
+                raise BadRequest(f"cut must be from 1 to {len(prefix.cuts)} for this prefix, not {features.cut}")
+            trial = self.prepare(features.prefix, prefix, pixels, features.engine, features.cut)
+            if trial.why_not is not None:
+                raise EngineNotReady(f"{features.engine} cannot be used at cut {features.cut}: {trial.why_not}")
+        if len(pixels) < _FEWEST:
+            return Choice(engine=REFERENCE, trials=())
+        return self.choose(features.prefix, prefix, pixels, request.accuracy)
+
+    def choose(self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32], accuracy: str | float) -> Choice:
+        """The engine for a job: the fastest that is exact enough, tried up to the cuts that a plan may want.
+
+        Args:
+            digest: of the prefix.
+            prefix: to be run.
+            pixels: real samples.
+            accuracy: that the job allows.
+
+        Raises:
+            Unavailable: The node is stopping.
+        """
+        offers = [one for one in self._offers if one.name == REFERENCE or may_use(one.precision, accuracy)]
+        if len(offers) == 1 or len(prefix.cuts) == 1 or not self._longest_s:
+            return Choice(engine=REFERENCE, trials=())
+        cuts = _cuts(prefix)
+        with self._workshop(digest, prefix, pixels) as workshop:
+            trials = [one for offer in offers for one in self._tried(digest, offer, cuts[-1:], workshop)]
+            while True:
+                choice = choose(trials, accuracy)
+                missing = sorted(set(cuts) - {one.cut for one in trials if one.engine == choice.engine})
+                if choice.engine == REFERENCE or not missing:
+                    return choice
+                trials += self._tried(digest, _offer(choice.engine), missing, workshop)
+
+    def prepare(self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32], engine: str, cut: int) -> Trial:
+        """Have an engine ready for one cut; the trial says why it cannot be, where it cannot.
+
+        Raises:
+            BadRequest: There is no such engine.
+            Unavailable: The node is stopping.
+        """
+        offer = next((one for one in self._offers if one.name == engine), None)
+        if offer is None:
+            raise BadRequest(f"engine: this node has no engine {engine!r}")
+        if len(pixels) < _FEWEST:
+            pixels = np.resize(pixels, (_FEWEST, *pixels.shape[1:]))
+        with self._workshop(digest, prefix, pixels) as workshop:
+            return self._tried(digest, offer, [cut], workshop)[0]
+
+    def ready(self, digest: str, engine: str, cut: int) -> Trial | None:
+        """What was measured of an engine that can be made without a trial; None where there has to be one."""
+        offer = next((one for one in self._offers if one.name == engine), None)
+        if offer is None or absence(engine, self._terms.device) is not None:
+            return None
+        found = self._get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
+        return None if found is None or self._unfit(found) is not None else found
+
+    def made(self, digest: str, prefix: Prefix, trial: Trial) -> Engine:
+        """Make an engine from what its trial left."""
+        return build(
+            trial.engine,
+            prefix.graph,
+            prefix.cuts,
+            prefix.tensors,
+            cut=trial.cut,
+            device=self._terms.device,
+            most_rows=max(self._terms.rows),
+            threads=trial.threads,
+            folder=self._converted(digest) / f"cut-{trial.cut}",
+        )
+
+    def close(self) -> None:
+        """End what is being tried."""
+        self._children.close()
+
+    @contextmanager
+    def _workshop(self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32]) -> Iterator[Workshop]:
+        with Workshop(
+            prefix,
+            pixels,
+            self._terms,
+            converted=self._converted(digest),
+            children=self._children,
+            longest_s=self._longest_s,
+        ) as workshop:
+            yield workshop
+
+    def _tried(self, digest: str, offer: Offer, cuts: Sequence[int], workshop: Workshop) -> list[Trial]:
+        """What is known of an engine at some cuts, and what was missing of it."""
+        empty = [Trial(engine=offer.name, precision=offer.precision, cut=cut) for cut in cuts]
+        missing = absence(offer.name, self._terms.device)
+        if missing is not None:
+            return [replace(one, why_not=missing) for one in empty]
+        found = [self._known(digest, one) for one in empty]
+        if None in found:
+            with self._turn:
+                unknown = [one for one in empty if self._known(digest, one) is None]
+                for trial in workshop.tried(unknown) if unknown else []:
+                    self._put(digest, trial)
+            found = [self._known(digest, one) for one in empty]
+        return [self._judged(one) for one in found if one is not None]
+
+    def _known(self, digest: str, one: Trial) -> Trial | None:
+        return self._get(digest, one) or self._failed.get((digest, one.engine, one.cut))
+
+    def _judged(self, one: Trial) -> Trial:
+        """As if it had not run, where the node has no room for it; the reference's memory is not the trial's to say."""
+        why_not = self._unfit(one) if one.engine != REFERENCE else None
+        return one if why_not is None else replace(one, seconds=0.0, why_not=why_not)
+
+    def _unfit(self, one: Trial) -> str | None:
+        run_bytes, room = one.fixed_bytes + _ROWS * one.bytes_per_sample, self._room
+        if one.load_bytes > room.weights_bytes:
+            needs = f"{in_bytes(one.load_bytes)} to be made ready, and the node has {in_bytes(room.weights_bytes)}"
+        elif run_bytes > room.run_bytes:
+            needs = f"{in_bytes(run_bytes)} for {_ROWS} samples, and the node has {in_bytes(room.run_bytes)}"
+        else:
+            return None
+        return f"needs {needs} for that: start it with more --memory"
+
+    def _get(self, digest: str, one: Trial) -> Trial | None:
+        path = self._place(digest, one)
+        try:
+            found = Trial(**json.loads(path.read_bytes())["trial"])
+            os.utime(path.parent)  # used now
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found
+
+    def _put(self, digest: str, one: Trial) -> None:
+        """Keep a trial; one that failed only as long as the node lives, since it may have been the moment's fault."""
+        if one.samples_per_s is None:
+            self._failed[digest, one.engine, one.cut] = one
+            return
+        path = self._place(digest, one)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+            json.dump({"trial": asdict(one), "circumstances": self._circumstances()}, file, indent=1)
+        Path(file.name).replace(path)
+        self._prune(path.parent)
+
+    def _prune(self, spared: Path) -> None:
+        """Drop prefixes, longest unused first, while the folder holds more than it may."""
+        folders = sorted(self._folder.iterdir(), key=lambda one: one.stat().st_mtime)
+        sizes = {one: sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in folders}
+        total = sum(sizes.values())
+        for folder in folders:
+            if total > self._most_bytes and folder != spared:
+                shutil.rmtree(folder, ignore_errors=True)
+                total -= sizes[folder]
+
+    def _converted(self, digest: str) -> Path:
+        return self._folder / digest
+
+    def _place(self, digest: str, one: Trial) -> Path:
+        named = json.dumps({**self._circumstances(), "engine": one.engine, "cut": one.cut}, sort_keys=True)
+        return self._folder / digest / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json"
+
+    def _circumstances(self) -> dict[str, object]:
+        """What a trial holds for, beside the prefix."""
+        terms = self._terms
+        return {
+            "frostline": __version__,
+            "hardware": hardware_name(terms.device),
+            "device": terms.device,
+            "rows": terms.rows,
+            "threads": terms.threads,
+            "keeps_freed": terms.keeps_freed,
+            "packages": {name: _version(name) for name in _PACKAGES},
+        }
+
+
+def trials_of(settings: NodeSettings, room: Room) -> Trials:
+    """The trials of a node of these settings, kept in the user's cache folder."""
+    threads = settings.compute_threads
+    terms = Terms(
+        device=settings.device,
+        rows=tuple(dict.fromkeys((_ROWS, settings.device_batch))),
+        threads=(threads, threads // 2) if threads >= _MANY_THREADS else (threads,),
+        keeps_freed=keeps_freed_memory(),
+        most_bytes=settings.memory_bytes,
+    )
+    folder = cache_folder() / "engines"
+    return Trials(folder, terms, room, longest_s=settings.trial_s, engines=settings.engines)
+
+
+def _cuts(prefix: Prefix) -> list[int]:
+    """Numbers of the cuts that a plan may want, the frost line last; the pixels need no engine."""
+    inner = prefix.cuts[1:]
+    return [inner[place].number for place in worth_trying([cut.bytes_per_sample for cut in inner])]
+
+
+def _offer(name: str) -> Offer:
+    return next(one for one in OFFERS if one.name == name)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,239 @@
+"""Runs trials of engines in child processes, one after another, bounded in time and memory."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import REFERENCE
+from frostline.core.amounts import in_bytes, in_seconds
+from frostline.engines.allocator import ENVIRONMENT
+from frostline.errors import Unavailable
+from frostline.models.artifact import Prefix, save_prefix
+from frostline.profiles import Trial
+
+__all__ = ("Children", "Terms", "Workshop")
+
+# The longest that one engine may take, its conversion with calibration and some seconds of runs at eight cuts.
+_LONGEST_S = 240.0
+_LAST_WORDS = 2000
+_MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How engines are tried, which is how the node would run them.
+
+    Attributes:
+        device: in torch's words.
+        rows: batches to try.
+        threads: numbers of threads to try, the node's own first.
+        keeps_freed: whether the node's process keeps the memory that it frees.
+        most_bytes: that one trial may take.
+    """
+
+    device: str
+    rows: tuple[int, ...]
+    threads: tuple[int, ...]
+    keeps_freed: bool
+    most_bytes: int
+
+
+class Children:
+    """The trial that runs now, so that it can be ended from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def run(self, argument: str, environment: Mapping[str, str], stderr: Path, longest_s: float) -> int | None:
+        """Run one to its end, and give its status; None where it took too long.
+
+        Raises:
+            Unavailable: The node is stopping.
+        """
+        with stderr.open("wb") as words, self._started(argument, environment, words.fileno()) as child:
+            try:
+                child.wait(longest_s)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                _end(child)
+        if self._is_closed:
+            raise Unavailable("the node is stopping")
+        return child.returncode
+
+    def close(self) -> None:
+        """End it, and start no other."""
+        with self._lock:
+            self._is_closed = True
+            if self._child is not None:
+                _end(self._child)
+
+    def _started(self, argument: str, environment: Mapping[str, str], words: int) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("the node is stopping")
+            # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal,
+            # and compilers that it starts end with it.
+            self._child = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+                [sys.executable, "-P", "-m", "frostline.node.trial", argument],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                env={**environment, **os.environ},
+                start_new_session=True,
+            )
+            return self._child
+
+
+class Workshop:
+    """Tries engines on one prefix. A context manager, whose files go with it.
+
+    Args:
+        prefix: to be run.
+        pixels: real samples, ``float32[n, ...]``.
+        terms: how.
+        converted: the folder that keeps converted files of this prefix.
+        children: runs the processes.
+        longest_s: for all trials together, from the first on.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        prefix: Prefix,
+        pixels: npt.NDArray[np.float32],
+        terms: Terms,
+        *,
+        converted: Path,
+        children: Children,
+        longest_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._prefix = prefix
+        self._pixels = pixels
+        self._terms = terms
+        self._converted = converted
+        self._children = children
+        self._longest_s = longest_s
+        self._clock = clock
+        self._until: float | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._referenced: set[int] = set()
+        self._lacking: str | None = None  # why there is no reference
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def tried(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Try one engine at some cuts.
+
+        Args:
+            trials: what is to be filled in, of the one engine.
+        """
+        engine, cuts = trials[0].engine, [one.cut for one in trials]
+        found: dict[int, Trial] = {}
+        if engine == REFERENCE:
+            found, why_not = self._refer(cuts, cuts)
+        else:
+            _, why_not = self._refer([], [cut for cut in cuts if cut not in self._referenced])
+            if why_not is None:
+                found, why_not = self._run(engine, cuts, [])
+            else:
+                why_not = f"has nothing to be compared with: {REFERENCE} {why_not}"
+        return [found.get(one.cut) or _refused(one, why_not or "gave no answer") for one in trials]
+
+    def _refer(self, cuts: Sequence[int], missing: Sequence[int]) -> tuple[dict[int, Trial], str | None]:
+        """Try the reference, and keep its features at some cuts, to compare with; once it failed, it is left alone."""
+        found: dict[int, Trial] = {}
+        if self._lacking is None and (cuts or missing):
+            found, self._lacking = self._run(REFERENCE, cuts, missing)
+            self._referenced.update(missing)
+        return found, self._lacking
+
+    def _run(
+        self, engine: str, cuts: Sequence[int], reference_cuts: Sequence[int]
+    ) -> tuple[dict[int, Trial], str | None]:
+        """The trials that came about, by cut, and why others did not."""
+        if self._until is None:
+            self._until = self._clock() + self._longest_s
+        left_s = min(_LONGEST_S, self._until - self._clock())
+        if left_s <= 0:
+            return {}, "was not tried: the time for trials was up"
+        folder = self._opened()
+        words, out = folder / "stderr.txt", folder / "trials.jsonl"
+        out.unlink(missing_ok=True)
+        argument = self._argument(engine, cuts, reference_cuts, folder)
+        # As the node's own process was started; what it was told itself is passed on in any case.
+        environment = ENVIRONMENT if self._terms.keeps_freed else {}
+        status = self._children.run(argument, environment, words, left_s)
+        lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+        found = {one.cut: one for one in (Trial(**json.loads(line)) for line in lines)}
+        if status is None:
+            return found, f"took longer than {in_seconds(left_s)}"
+        return found, None if status == 0 else self._failure(status, words)
+
+    def _argument(self, engine: str, cuts: Sequence[int], reference_cuts: Sequence[int], folder: Path) -> str:
+        terms = self._terms
+        wanted = {
+            "folder": str(folder),
+            "engine": engine,
+            "cuts": list(cuts),
+            "reference_cuts": list(reference_cuts),
+            "device": terms.device,
+            "rows": terms.rows,
+            # Engines of torch run on the node's own threads.
+            "threads": terms.threads[:1] if engine.startswith("torch") else terms.threads,
+            "converted": str(self._converted),
+            "most_bytes": terms.most_bytes,
+        }
+        return json.dumps(wanted)
+
+    def _opened(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="frostline-trial-")
+            folder = Path(self._folder.name)
+            with (folder / "prefix.safetensors").open("wb") as file:
+                save_prefix(self._prefix, file)
+            np.save(folder / "pixels.npy", self._pixels)
+        return Path(self._folder.name)
+
+    def _failure(self, status: int, words: Path) -> str:
+        last = words.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
+        if any(word in last for word in _MEMORY):
+            return f"takes more than {in_bytes(self._terms.most_bytes)} to be made ready"
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"failed: {last.splitlines()[-1][:300]}" if last else f"failed with status {status}"
+
+
+def _refused(one: Trial, why_not: str) -> Trial:
+    return Trial(engine=one.engine, precision=one.precision, cut=one.cut, why_not=why_not)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End it and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

@@ -1,0 +1,168 @@
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from frostline.client.local import LocalTransport
+from frostline.config import NodeSettings
+from frostline.core import REFERENCE, Route
+from frostline.engines.choice import Choice
+from frostline.errors import BadRequest, EngineNotReady, UnknownPrefix
+from frostline.loaders.fetch import Fetcher, Shipment
+from frostline.loaders.trainer_side import TrainerSide
+from frostline.models.artifact import read_prefix, save_prefix
+from frostline.node import Node
+from frostline.node.profiling import Network, under_engine
+from frostline.node.trials import Room, Trials
+from frostline.node.workshop import Terms
+from frostline.profiles import CutCost, Trial
+from support.nodes import SIDE, artifact_of, is_idle, joined, make_images, preprocess, request, small_network
+
+OTHER = "torch-channels-last"
+NETWORK = small_network()
+DIGEST, ARTIFACT = artifact_of(NETWORK)
+PIXELS = np.random.default_rng(0).normal(size=(16, 3, SIDE, SIDE)).astype(np.float32)
+TERMS = Terms(device="cpu", rows=(8, 16), threads=(1,), keeps_freed=False, most_bytes=1 << 30)
+ROOM = Room(weights_bytes=1 << 30, run_bytes=1 << 30)
+LAST = NETWORK.cuts[-1].number
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="module")
+def chosen(folder):
+    """The one real trial that most of these tests look at; its children take some seconds."""
+    (folder / "unused").mkdir()
+    (folder / "unused" / "old.bin").write_bytes(bytes(100))
+    with closing(Trials(folder, TERMS, ROOM, longest_s=100, engines=(OTHER,), most_bytes=0)) as trials:
+        return trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16")
+
+
+def test_a_trial_says_how_fast_how_exact_and_how_large_an_engine_is(chosen):
+    found = {one.engine: one for one in chosen.trials if one.cut == LAST}
+    assert set(found) == {REFERENCE, OTHER}
+    for one in found.values():
+        assert one.samples_per_s > 0
+        assert one.rows in TERMS.rows
+        assert one.threads == 1
+        assert one.load_bytes >= one.weight_bytes > 0
+    assert found[REFERENCE].error == 0
+    assert found[OTHER].error < 1e-5
+    assert [one.engine for one in chosen.trials if one.why_not is None][:1] == [chosen.engine]
+
+
+def test_what_was_tried_on_this_hardware_is_not_tried_again(chosen, folder):
+    with closing(Trials(folder, TERMS, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
+        assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16") == chosen
+        assert trials.ready(DIGEST, OTHER, LAST) is not None
+        assert trials.ready(DIGEST, "no-such-engine", LAST) is None
+    other_batches = replace(TERMS, rows=(8,))
+    with closing(Trials(folder, other_batches, ROOM, longest_s=1, engines=(OTHER,))) as trials:
+        assert trials.ready(DIGEST, OTHER, LAST) is None
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "longest_s", "engines"), [("exact", 9, (OTHER,)), (0.1, 0, (OTHER,)), (0.1, 9, ())]
+)
+def test_nothing_is_tried_where_only_the_reference_may_be_used(tmp_path, accuracy, longest_s, engines):
+    with closing(Trials(tmp_path / "none", TERMS, ROOM, longest_s=longest_s, engines=engines)) as trials:
+        nothing = Choice(engine=REFERENCE, trials=())
+        assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, accuracy) == nothing
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest_s", "why"), [({}, 0.2, "took longer than"), ({"most_bytes": 1}, 60, "takes more than 1 B")]
+)
+def test_a_trial_that_takes_too_long_or_too_much_is_ended_and_says_so(tmp_path, changes, longest_s, why):
+    terms = replace(TERMS, **changes)
+    with closing(Trials(tmp_path, terms, ROOM, longest_s=longest_s, engines=(OTHER,))) as trials:
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1)
+    assert choice.engine == REFERENCE
+    assert any(why in (one.why_not or "") for one in choice.trials), choice.trials
+
+
+def test_an_engine_that_the_node_has_no_room_for_is_not_used(chosen, folder):
+    for room in (replace(ROOM, weights_bytes=1), replace(ROOM, run_bytes=-1)):
+        with closing(Trials(folder, TERMS, room, longest_s=1e-9, engines=(OTHER,))) as trials:
+            choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16")
+            assert choice.engine == REFERENCE
+            assert any("--memory" in (one.why_not or "") for one in choice.trials)
+            assert trials.ready(DIGEST, OTHER, LAST) is None
+
+
+def test_the_folder_stays_within_its_bytes_and_the_longest_unused_goes_first(chosen, folder):
+    assert [one.name for one in folder.iterdir()] == [DIGEST]
+
+
+def test_a_prefix_written_piece_by_piece_is_the_same(tmp_path):
+    path = tmp_path / "prefix.safetensors"
+    with path.open("wb") as file:
+        save_prefix(NETWORK.prefix, file)
+    again = read_prefix(path.read_bytes())
+    assert again.graph == read_prefix(ARTIFACT).graph
+    assert again.cuts == NETWORK.prefix.cuts
+    for name, tensor in NETWORK.prefix.tensors.items():
+        assert again.tensors[name].equal(tensor)
+        assert again.tensors[name].stride() == tensor.stride()
+
+
+def test_seconds_and_memory_are_those_of_the_engine_in_use():
+    cuts = NETWORK.prefix.cuts
+    seconds = np.arange(len(cuts), dtype=np.float64)[None]
+    costs = [
+        CutCost(number=number, seconds=float(number), spread_s=0.0, fixed_bytes=7, bytes_per_sample=7)
+        for number in range(len(cuts) + 1)
+    ]
+    trial = Trial(
+        engine=OTHER, precision="fp32", cut=LAST, seconds=(len(cuts) - 1) / 2, weight_bytes=1000, fixed_bytes=80,
+        bytes_per_sample=8,
+    )  # fmt: skip
+    changed = under_engine(costs, Network(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
+    assert list(changed[:2]) == costs[:2]
+    assert [one.seconds for one in changed[2:]] == pytest.approx([1 + (cut.number - 1) / 2 for cut in cuts[1:]])
+    assert changed[-1].fixed_bytes == 1100
+    assert changed[-1].bytes_per_sample == 10 + cuts[-1].bytes_per_sample
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images = make_images(tmp_path / "images")
+    with Node(NodeSettings(memory_bytes=256 << 20, device_batch=8, engines=(OTHER,)), (images.as_uri(),)) as node:
+        yield node, images
+
+
+def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same_features(node):
+    node, images = node
+    transport = LocalTransport(node)
+    asked = request(images, LAST, DIGEST, engine=OTHER)
+    with pytest.raises(UnknownPrefix):
+        list(transport.features(asked))
+    transport.put_prefix(DIGEST, ARTIFACT)
+    with pytest.raises(EngineNotReady, match="ask for a profile"):
+        list(transport.features(asked))
+    with pytest.raises(BadRequest, match="no engine 'no-such-engine'"):
+        transport.profile(request(images, LAST, DIGEST, engine="no-such-engine"))
+    fetcher = Fetcher(
+        transport=transport,
+        url=images.as_uri(),
+        preprocess=preprocess(),
+        shipment=Shipment(digest=DIGEST, artifact=ARTIFACT),
+        trainer_side=TrainerSide(cuts=NETWORK.cuts),
+        tolerance=None,
+        engine=OTHER,
+        arrived=lambda route, batch: None,
+    )
+    first = joined(fetcher.fetch(asked.samples, Route(LAST), None))[1][0]
+    ids, tensors, *_ = joined(transport.features(asked))
+    wanted_ids, wanted, *_ = joined(transport.features(request(images, LAST, DIGEST)))
+    assert ids == wanted_ids
+    np.testing.assert_allclose(tensors[0], wanted[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(first, tensors[0])
+    assert fetcher.request(asked.samples, Route(1), None).engine == REFERENCE
+    assert is_idle(node)
