@@ -7,7 +7,7 @@ from frostline.version import __version__
 
 if TYPE_CHECKING:
     from frostline import preprocess
-    from frostline.config import LoaderSettings, NodeSettings
+    from frostline.config import LoaderSettings, NodeSettings, TenantSettings
     from frostline.datasets import Dataset
     from frostline.loaders import Batch, Job, Loader, offload
     from frostline.models import Head, freeze
@@ -20,6 +20,7 @@ __all__ = (
     "Loader",
     "LoaderSettings",
     "NodeSettings",
+    "TenantSettings",
     "__version__",
     "freeze",
     "offload",
@@ -35,6 +36,7 @@ _ROOMS = {
     "Loader": "frostline.loaders",
     "LoaderSettings": "frostline.config",
     "NodeSettings": "frostline.config",
+    "TenantSettings": "frostline.config",
     "freeze": "frostline.models",
     "offload": "frostline.loaders",
 }

@@ -84,6 +84,46 @@ def test_memory_goes_to_the_tenant_that_stands_lowest_with_what_it_has_in_work()
     assert set(granted) == {0, 1, 2, 3, 4}
 
 
+PIECES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100), st.floats(0.01, 3.0)), min_size=1, max_size=30)
+
+
+@given(PIECES, st.randoms(use_true_random=False))
+def test_between_tenants_too_memory_is_never_exceeded_and_everybody_gets_some(pieces, chance):
+    shares = FairShares({"a": 3.0})
+    budget = Budget(100, shares)
+    most = {"a": 60, "b": 100, "c": 30}
+    claims = [Claim(tenant=tenant, device_s=cost, most_bytes=most[tenant]) for tenant, _, cost in pieces]
+    asked = {budget.ask(nbytes, claim): (nbytes, claim) for (_, nbytes, _), claim in zip(pieces, claims, strict=True)}
+    while asked:
+        held = {number: one for number, one in asked.items() if budget.is_granted(number)}
+        assert sum(nbytes for nbytes, _ in held.values()) == budget.reserved_bytes <= 100
+        for tenant, allowed in most.items():
+            mine = [nbytes for nbytes, claim in held.values() if claim.tenant == tenant]
+            assert sum(mine) == budget.held_bytes(tenant)
+            assert sum(mine) <= allowed or len(mine) == 1
+        done = chance.choice(sorted(held))  # there is one: nobody waits for nothing
+        _, claim = asked.pop(done)
+        shares.charge(claim.tenant, claim.device_s)
+        budget.release(done)
+    assert budget.reserved_bytes == 0
+
+
+@given(st.integers(1, 100), st.integers(1, 100), st.floats(0.1, 3.0))
+def test_a_large_piece_is_let_in_however_many_small_ones_others_keep_asking_for(large, small, cost):
+    shares = FairShares()
+    budget = Budget(100, shares)
+    busy = Claim(tenant="busy", device_s=cost)
+    held = [budget.ask(small, busy) for _ in range(-(-100 // small))]
+    patient = budget.ask(large, Claim(tenant="patient", device_s=cost))
+    for count in range(2 * len(held) + 2):
+        if budget.is_granted(patient):
+            return
+        budget.ask(small, busy)
+        shares.charge("busy", cost)
+        budget.release(held[count % len(held)])
+    assert budget.is_granted(patient)
+
+
 class BudgetMachine(RuleBasedStateMachine):
     reservations = Bundle("reservations")
 

@@ -198,6 +198,7 @@ def test_extract_writes_a_row_for_each_sample(capsys, folder, tmp_path):
         (("train", "--data", "{folder}", *SMALL, "--weights", "{other}"), "does not fit the network"),
         (("train", "--data", "{folder}", "--model", "support.networks:Small", "--until", "fc"), "nothing to train"),
         (("serve", "--data-root", "{folder}", "--listen", "7070"), "HOST:PORT"),
+        (("serve", "--data-root", "{folder}", "--tenants", "{folder}/none.toml"), "none.toml"),
         (("train", "--data", "{folder}"), "Missing option"),
     ],
 )

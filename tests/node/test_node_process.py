@@ -1,17 +1,19 @@
 """A node as a process: it comes up or says why not, and never outlives whoever started it."""
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 from contextlib import closing, suppress
+from dataclasses import replace
 
 import pytest
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unavailable
+from frostline.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unavailable, Unidentified
 from frostline.node.process import start_node
 from frostline.node.server import listen
 from support.nodes import make_images, request, until
@@ -46,6 +48,15 @@ def test_it_serves_at_its_address(node, images):
         assert transport.health().roots == (images.as_uri(),)
         assert sum(len(batch) for batch in transport.features(request(images, 0))) == 40
     assert not node.restart_if_dead()
+
+
+def test_it_knows_the_tenants_that_it_is_given(images):
+    known = TenantSettings(name="ann", token_sha256=hashlib.sha256(b"secret").hexdigest(), roots=(images.as_uri(),))
+    with start_node((images.parent.as_uri(),), replace(SMALL, tenants=(known,))) as node:
+        with transport_to(node) as transport, pytest.raises(Unidentified):
+            transport.health()
+        with closing(HttpTransport(node.url, LoaderSettings(deadline_s=30, token="secret"))) as transport:
+            assert transport.health().roots == (images.as_uri(),)
 
 
 def test_a_port_in_use_gets_a_sentence(images):

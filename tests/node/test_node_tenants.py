@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings, TenantSettings
-from frostline.errors import Overloaded, SettingError, Unidentified
+from frostline.errors import OverBudget, Overloaded, SettingError, Unidentified
 from frostline.node import Node
 from frostline.node.app import make_app
 from frostline.node.statistics import Counters
@@ -157,6 +157,34 @@ def test_work_beyond_a_tenants_part_of_the_memory_waits_and_that_of_others_goes_
         assert len(got[0]) == 20
         node.admit(0, ann).close()
         assert is_idle(node)
+
+
+def test_a_tenants_prefixes_make_room_for_its_own_and_for_nobody_elses(images):
+    first, second, third, foreign = (artifact_of(small_network(width=width)) for width in (100, 101, 102, 103))
+    quota = len(second[1]) + len(third[1])
+    with node_for(images, tenant("ann", weight_bytes=quota), tenant("bob", weight_bytes=1000)) as node:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+
+        def upload(artifact, account):
+            digest, body = artifact
+            with node.upload(len(body), account) as upload:
+                upload.begin()
+                upload.write(body)
+                upload.finish(digest)
+
+        with pytest.raises(OverBudget, match="bob"):
+            upload(foreign, bob)
+        node.put_prefix(*foreign)
+        upload(first, ann)
+        upload(second, ann)
+        assert node.statistics().tenants["ann"].weight_bytes <= quota
+        upload(third, ann)
+        assert [node.holds_prefix(digest) for digest, _ in (foreign, first, second, third)] == [True, False, True, True]
+        using = [node.features(request(images, 2, digest), node.admit(0, ann)) for digest, _ in (second, third)]
+        with pytest.raises(Overloaded, match="ann"):
+            upload(first, ann)
+        for answer in using:
+            answer.close()
 
 
 def test_a_place_is_kept_for_every_tenant_that_has_none_in_work(images):
