@@ -2,19 +2,31 @@
 
 import hashlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.config import BATCHING, LoaderSettings, NodeSettings, TenantSettings
 from frostline.errors import OverBudget, Overloaded, SettingError, Unidentified
 from frostline.node import Node
 from frostline.node.app import make_app
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants, read_tenants
-from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
+from support.nodes import (
+    artifact_of,
+    is_idle,
+    joined,
+    make_images,
+    request,
+    served,
+    small_network,
+    until,
+    within_budget,
+)
 
 MEMORY = 96 << 20
 
@@ -217,6 +229,45 @@ def test_an_answer_that_is_not_ready_by_its_deadline_is_given_up(images):
         assert answer.status_code == 200
         until(lambda: is_idle(node))
         assert node.statistics().totals.expired == 1
+
+
+def test_rows_of_two_tenants_run_together_and_come_out_as_they_would_alone(images):
+    network = small_network()
+    digest, body = artifact_of(network)
+    message = request(images, network.cuts[-1].number, digest)
+    with node_for(images, tenant("ann"), tenant("bob")) as node:
+        node.put_prefix(digest, body)
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        alone = joined(node.features(message, node.admit(0, ann)))
+        with ThreadPoolExecutor(2) as threads:
+            with busy_device(node, images, digest, threading.Event(), threading.Event()):
+                asked = [
+                    threads.submit(lambda account=account: joined(node.features(message, node.admit(0, account))))
+                    for account in (ann, bob)
+                ]
+                until(lambda: node.statistics().waiting_for_device == 3)
+            for answer in asked:
+                ids, (features,), _, _ = answer.result(20)
+                assert ids == alone[0]
+                assert np.array_equal(features, alone[1][0])
+        assert node.statistics().totals.rows_merged == 6
+
+
+@pytest.mark.parametrize("batching", BATCHING)
+def test_every_rule_gives_the_same_features_within_the_budget(images, batching):
+    network = small_network()
+    digest, body = artifact_of(network)
+    message = request(images, network.cuts[-1].number, digest)
+    found = []
+    for rule in ("fair", batching):
+        with node_for(images, batching=rule) as node:
+            node.put_prefix(digest, body)
+            with ThreadPoolExecutor(4) as threads:
+                answers = list(threads.map(lambda _, node=node: joined(node.features(message)), range(8)))
+            found += [answer[1][0] for answer in answers]
+            assert within_budget(node)
+            assert is_idle(node)
+    assert all(np.allclose(one, found[0], rtol=1e-5, atol=1e-6) for one in found)
 
 
 @contextmanager

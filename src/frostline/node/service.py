@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from types import TracebackType
@@ -30,7 +29,7 @@ from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs
 from frostline.node.requests import Stores, checked_preprocess
 from frostline.node.runs import HEADROOM, PrefixRun
 from frostline.node.samples import Decoding, SampleReader
-from frostline.node.sharing import READERS, Sharing
+from frostline.node.sharing import Sharing
 from frostline.node.statistics import Counters, NodeStatistics
 from frostline.node.tenants import Account
 from frostline.node.trials import Room, trials_of
@@ -70,7 +69,6 @@ class Node:
         self._prefixes = Prefixes(
             self._pools["weights"], settings.device, settings.device_batch, self._trials, self._sharing.counters
         )
-        self._readers = ThreadPoolExecutor(max(READERS, settings.decode_threads), "frostline-read")
         self._networks = Networks()
         self._decoders = threading.Semaphore(settings.decode_threads)
         self._answers: set[Answer] = set()
@@ -103,6 +101,7 @@ class Node:
             uptime_s=time.monotonic() - self._started,
             requests_in_work=self._sharing.gate.inside,
             prefixes=len(self._prefixes),
+            waiting_for_device=self._sharing.device.waiting,
             memory={name: pool.statistics() for name, pool in self._pools.items()},
             totals=self._sharing.counters.totals(),
             tenants=self._sharing.statistics(asker, self._prefixes.owned_bytes),
@@ -187,7 +186,7 @@ class Node:
             answers = list(self._answers)
         for answer in answers:
             answer.close()
-        self._readers.shutdown()
+        self._sharing.readers.close()
         self._sharing.device.close()
 
     def __enter__(self) -> Self:
@@ -252,7 +251,7 @@ class Node:
         nbytes += 0 if bench is None else bench.nbytes
         room = held.enter_context(self._sharing.lane(account).reserve(nbytes, leash.is_cut))
         slab = np.zeros(shape, np.float32)
-        loaded = load(reader, slab, rows, self._readers, leash, counters)
+        loaded = load(reader, slab, rows, self._sharing.readers.lane(account.name), leash, counters)
         network = None if bench is None else bench.network(slab)
         if network is not None:
             self._networks.put(key, network)
@@ -309,9 +308,11 @@ class Node:
     ) -> Generator[FeatureBatch, None, None]:
         if isinstance(kind, Decoded) and kind.has_run:
             lane = self._sharing.lane(account, lambda: kind.device_s)
-            return batches(kind, lane, self._readers, leash)
+            return batches(kind, lane, self._sharing.readers.lane(account.name), leash)
         return self._sharing.charged(
-            batches(kind, self._sharing.lane(account), self._readers, leash), account, counters
+            batches(kind, self._sharing.lane(account), self._sharing.readers.lane(account.name), leash),
+            account,
+            counters,
         )
 
     def _counted(

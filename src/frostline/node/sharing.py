@@ -9,14 +9,15 @@ from frostline.core import FeatureBatch
 from frostline.node.admission import Gate
 from frostline.node.device import Device
 from frostline.node.memory import Lane, Pool, Shares
+from frostline.node.readers import Readers
 from frostline.node.statistics import Counters, TenantStatistics
 from frostline.node.tenants import Account, Tenants
 from frostline.node.turns import Turns
 
-__all__ = ("READERS", "Sharing")
+__all__ = ("Sharing",)
 
-READERS = 16
-"""Samples read at once: enough to hide a store some milliseconds away behind the decoding of others."""
+# Samples read at once: enough to hide a store some milliseconds away behind the decoding of others.
+_READERS = 16
 
 
 class Sharing:
@@ -30,6 +31,7 @@ class Sharing:
         tenants: who asks.
         pools: the memory.
         device: what runs prefixes.
+        readers: what reads samples.
         gate: lets requests in.
     """
 
@@ -48,6 +50,9 @@ class Sharing:
             turns=self._turns,
             counters=self.counters,
         )
+        threads = max(_READERS, settings.decode_threads)
+        # With several tenants, half of the threads are left to those whose stores are not slow.
+        self.readers = Readers(threads, threads if len(settings.tenants) <= 1 else max(1, threads // 2))
         self.gate = Gate(settings.max_requests, self.pools["messages"], self._work, self.tenants.accounts)
 
     def lane(self, account: Account, device_s: Callable[[], float] = float) -> Lane:
@@ -77,7 +82,7 @@ class Sharing:
         with closing(made):
             for batch in made:
                 done = counters.totals()
-                took_s = done.read_s / READERS + done.decode_s / self._threads
+                took_s = done.read_s / _READERS + done.decode_s / self._threads
                 self._turns.begin(account.name)
                 self._turns.charge(account.name, took_s - paid_s)
                 paid_s = took_s

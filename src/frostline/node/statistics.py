@@ -90,6 +90,7 @@ class NodeStatistics:
         uptime_s: since it started.
         requests_in_work: admitted and not yet answered whole.
         prefixes: resident.
+        waiting_for_device: batches and measurements that wait for the device, with those that it runs.
         memory: each share of the memory, by its name.
         totals: what it did so far.
         tenants: by name, those that the asker may see.
@@ -98,6 +99,7 @@ class NodeStatistics:
     uptime_s: float
     requests_in_work: int
     prefixes: int
+    waiting_for_device: int
     memory: dict[str, PoolStatistics]
     totals: Totals
     tenants: dict[str, TenantStatistics] = field(default_factory=dict)

@@ -1,0 +1,64 @@
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from frostline.node.readers import Readers
+
+
+def held(lane, count, go):
+    """Reads that do not end before they are told to."""
+    begun = [threading.Event() for _ in range(count)]
+    return [lane.submit(lambda one=one: (one.set(), go.wait(20))) for one in begun], begun
+
+
+def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
+    go = threading.Event()
+    readers = Readers(threads=4, most=2)
+    try:
+        slow, begun = held(readers.lane("slow"), 50, go)
+        assert begun[0].wait(20)
+        assert begun[1].wait(20)
+        quick = [readers.lane("quick").submit(lambda number=number: number) for number in range(50)]
+        assert [one.result(20) for one in quick] == list(range(50))
+        assert sum(one.is_set() for one in begun) == 2
+    finally:
+        go.set()
+        readers.close()
+    assert all(one.done() for one in slow)
+
+
+def test_tenants_take_turns_however_much_one_has_asked_for():
+    go, order = threading.Event(), []
+    readers = Readers(threads=1, most=1)
+    try:
+        (first,), _ = held(readers.lane("first"), 1, go)
+        made = [readers.lane(name).submit(order.append, name) for name in ["many"] * 5 + ["few", "few"]]
+        go.set()
+        wait([first, *made], 20)
+    finally:
+        readers.close()
+    assert order == ["many", "few", "many", "few", "many", "many", "many"]
+
+
+def test_what_is_cancelled_is_not_done_and_what_fails_tells_who_waits():
+    go, done = threading.Event(), []
+    readers = Readers(threads=1, most=1)
+    lane = readers.lane("one")
+    try:
+        (first,), begun = held(lane, 1, go)
+        assert begun[0].wait(20)
+        cancelled, failing, last = (
+            lane.submit(done.append, 1),
+            lane.submit(lambda: 1 / 0),
+            lane.submit(done.append, 2),
+        )
+        assert cancelled.cancel()
+        go.set()
+        with pytest.raises(ZeroDivisionError):
+            failing.result(20)
+        last.result(20)
+    finally:
+        readers.close()
+    assert first.done()
+    assert done == [2]
