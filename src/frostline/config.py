@@ -86,6 +86,9 @@ class NodeSettings:
         tenants: who may use the node; where there are none, everybody may, as one tenant.
         trial_s: for trying engines on one prefix, once for this hardware; 0 tries none.
         engines: names of those that may be tried; None for all that there are (``engines.catalog``).
+        cache_folder: where features are kept for later epochs, jobs and tenants; several nodes of one machine may
+            share it. None keeps none.
+        cache_bytes: most bytes on disk for them.
     """
 
     memory_bytes: int = 2 * _GIB
@@ -98,6 +101,8 @@ class NodeSettings:
     tenants: tuple[TenantSettings, ...] = ()
     trial_s: float = 600.0
     engines: tuple[str, ...] | None = None
+    cache_folder: str | None = None
+    cache_bytes: int = 10 * _GIB
 
     def __post_init__(self) -> None:
         _at_least("memory_bytes", self.memory_bytes, 64 * _MIB)
@@ -125,7 +130,12 @@ class LoaderSettings:
             resources that a mixture uses without work.
         samples_per_request: rows in one request; as many as a device batch, so that no run has rows to spare.
         window_bytes: most bytes asked for and not yet handed out; raise it for a long, fast link.
-        cache_bytes: features kept at the trainer between epochs; 0 keeps none.
+        cache_bytes: features kept at the trainer between epochs, in memory; 0 keeps none.
+        cache_folder: where they are kept on disk too, for later epochs and for later jobs, which then need no
+            network for them; jobs of one machine may share it. None keeps none on disk.
+        cache_disk_bytes: most bytes on disk for them.
+        views: random views of each sample that there are, so that they can be kept: epoch ``e`` has view
+            ``e mod views``. 0 computes another one each epoch.
         retry_for_s: how long a sample is asked for again while its node does not answer, before the job stops.
         deadline_s: longest silence on a connection before it counts as broken.
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
@@ -139,6 +149,9 @@ class LoaderSettings:
     samples_per_request: int = 32
     window_bytes: int = 256 * _MIB
     cache_bytes: int = 1 * _GIB
+    cache_folder: str | None = None
+    cache_disk_bytes: int = 10 * _GIB
+    views: int = 0
     retry_for_s: float = 60.0
     deadline_s: float = 120.0
     device_batch: int = 32
@@ -151,6 +164,7 @@ class LoaderSettings:
         _at_least("samples_per_request", self.samples_per_request, 1)
         _at_least("window_bytes", self.window_bytes, 1)
         _at_least("cache_bytes", self.cache_bytes, 0)
+        _at_least("views", self.views, 0)
         _at_least("retry_for_s", self.retry_for_s, 0)
         _at_least("deadline_s", self.deadline_s, 0.001)
         _whole_eights("device_batch", self.device_batch)

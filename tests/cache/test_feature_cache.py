@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline import cache as cache_module
-from frostline.cache import FeatureCache
+from frostline.cache import FeatureCache, Scope
+from frostline.cache import memory as cache_module
 
-SCOPE = ("ab", 3, "cd", "float32")
+SCOPE = Scope(
+    data="s3://a", prefix="ab", cut=3, preprocess="cd", engine="e", shapes=((3,), ()), dtypes=("float32", "int16")
+)
 ROW_BYTES = 3 * 4 + 2
 ids_lists = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 2**63 - 1)), max_size=30)
 

@@ -16,6 +16,7 @@ from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
 from frostline.node.server import Server, listen
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize
+from frostline.stores.folder import FolderStore
 from frostline.wire.messages import FeatureRequest
 
 SIDE = 32
@@ -43,15 +44,17 @@ def make_images(folder, count=20, size=(48, 40), broken=()):
     return folder
 
 
-def samples_of(folder):
+def samples_of(folder, *, with_versions=False):
     paths = sorted(Path(folder).iterdir())
     lengths = np.array([path.stat().st_size for path in paths], np.int64)
+    etags = {entry.object: entry.etag for entry in FolderStore(str(folder)).list()}
     return Samples(
         ids=np.arange(len(paths), dtype=np.int64) * 3 + 100,
         objects=[path.name for path in paths],
         offsets=np.zeros(len(paths), np.int64),
         lengths=lengths,
         labels=np.full(len(paths), -1, np.int64),
+        versions=[etags[path.name] for path in paths] if with_versions else (),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from frostline.cli.amounts import BYTES
 from frostline.cli.options import as_json, node_options
 from frostline.cli.show import print_json
 from frostline.config import BATCHING, NodeSettings
@@ -40,6 +41,8 @@ __all__ = ("serve",)
     help="Rule that forms device batches: fair, or hapi or fixed to compare with.",
 )
 @click.option("--max-requests", default=64, show_default=True, help="In work or waiting; one more gets 429.")
+@click.option("--cache", "cache_folder", metavar="DIR", help="Keep features here for later epochs, jobs and tenants.")
+@click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them.")
 @node_options
 @as_json
 def serve(
@@ -48,6 +51,8 @@ def serve(
     tenants: Path | None,
     batching: str,
     max_requests: int,
+    cache_folder: str | None,
+    cache_size: int,
     node: NodeSettings,
     as_json: bool,
 ) -> None:
@@ -66,6 +71,7 @@ def serve(
     host, port = _address(listen)
     known = () if tenants is None else read_tenants(tenants)
     node = replace(node, batching=batching, max_requests=max_requests, tenants=known)
+    node = replace(node, cache_folder=cache_folder, cache_bytes=cache_size)
     torch.set_num_threads(node.compute_threads)
     listening = take_port(host, port)
     with closing(listening), Node(node, roots) as running:

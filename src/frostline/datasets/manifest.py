@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -120,10 +120,11 @@ def _ready(store: ObjectStore, entries: dict[str, Entry]) -> Manifest:
         raise DataError(f"{lost[0]} of the ready form at {store.url} is gone or cut off: run frostline ingest again")
     etags = {name: entries[name].etag for name in table.sizes}
     content = "\0".join((table.digest, *(f"{name}\0{etag}" for name, etag in etags.items())))
+    versions = tuple(etags[name] for name in table.samples.objects)
     return Manifest(
-        samples=table.samples,
+        samples=replace(table.samples, versions=versions),
         names=table.names,
-        etags=tuple(etags[name] for name in table.samples.objects),
+        etags=versions,
         classes=table.classes,
         digest=hashlib.sha256(content.encode()).hexdigest(),
         place=f"{store.url}/{TABLE}",
@@ -205,14 +206,15 @@ def _parsed(data: bytes | memoryview, digest: str) -> pa.Table | None:
 
 
 def _manifest(table: pa.Table, listing: Listing, place: str, *, found: bool) -> Manifest:
+    etags = tuple(table["etag"].to_pylist())
     samples = Samples(
         ids=_numbers(table, "id"),
         objects=table["object"].to_pylist(),
         offsets=_numbers(table, "offset"),
         lengths=_numbers(table, "length"),
         labels=_numbers(table, "label"),
+        versions=etags,
     )
-    etags = tuple(table["etag"].to_pylist())
     return Manifest(
         samples=samples,
         names=tuple(samples.objects),

@@ -1,17 +1,19 @@
 """What a request does with its samples: ship them encoded, ship their pixels, or run a prefix on them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretches_of_bytes
+from frostline.cache.rows import Tensors
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import OverBudget
+from frostline.node.cached import Kept
 from frostline.node.memory import Lane
 from frostline.node.packing import Packing
-from frostline.node.pipeline import Made, Slab
+from frostline.node.pipeline import Made, Slab, Work
 from frostline.node.runs import PrefixRun
 from frostline.node.samples import SampleReader
 
@@ -55,8 +57,9 @@ class Encoded:
         """Nothing is done with them before they are sent."""
         return self.nbytes(rows)
 
-    def slab(self, rows: range) -> None:
-        """They stay encoded."""
+    def begin(self, rows: range) -> Work:
+        """They stay encoded, and none is kept."""
+        return Work(rows=rows, wanted=rows)
 
     def sample(self, row: int, out: Slab | None) -> Made:  # noqa: ARG002
         """Read one."""
@@ -65,10 +68,10 @@ class Encoded:
             return self._reader.skipped(row, f"too large for the node: {size}; start it with more --memory")
         return self._reader.encoded(row)
 
-    def finish(self, rows: range, made: Sequence[Made], slab: Slab | None) -> FeatureBatch:  # noqa: ARG002
+    def finish(self, work: Work, made: Sequence[Made]) -> FeatureBatch:
         """The samples that could be read."""
         return FeatureBatch(
-            ids=self._samples.ids[rows.start : rows.stop][_kept(made)],
+            ids=self._samples.ids[work.rows.start : work.rows.stop][_kept(made)],
             encoded=tuple(one for one in made if isinstance(one, bytes | memoryview)),
             skipped=_skipped(made),
         )
@@ -86,6 +89,7 @@ class Decoded:
         most_rows: of a batch.
         run: what is done with the pixels; None ships them.
         fewest_rows: of a run of the prefix.
+        kept: what the node's cache holds of them, for a number of rows of a run; None without a cache.
 
     Raises:
         OverBudget: Not even so many samples fit, and not even eight at cut 1.
@@ -102,6 +106,7 @@ class Decoded:
         most_rows: int,
         run: PrefixRun | None = None,
         fewest_rows: int = ROWS,
+        kept: Callable[[int], Kept] | None = None,
     ) -> None:
         self._samples = samples
         self._reader = reader
@@ -115,6 +120,9 @@ class Decoded:
         # were skipped. And there is room for the answer as it is packed.
         self._row_bytes = self._answer_bytes + (pixels if run is None else pixels + self._answer_bytes)
         self._row_bytes += packed.bytes_per_sample
+        if kept is not None:
+            # What is found stands beside what is computed, and what is kept is copied once more on its way.
+            self._row_bytes += 2 * self._answer_bytes
         self._fixed_bytes = packed.fixed_bytes
         # With a prefix every run has the same rows, whatever is asked: kernels may round otherwise for others.
         wanted = len(samples) if run is None else most_rows
@@ -122,6 +130,7 @@ class Decoded:
         self._rows = batch_size(self._limits(memory, fewest), wanted=wanted, most=most_rows)
         if self._rows < fewest:
             self._refuse(memory, fewest)
+        self._kept = None if kept is None else kept(0 if run is None else self._rows)
 
     def stretches(self) -> Sequence[range]:
         """Batches of equal length."""
@@ -148,30 +157,52 @@ class Decoded:
             return self._run_rows(rows) * self._answer_bytes
         return batch.nbytes + (self._run_rows(rows) - len(rows)) * self._answer_bytes
 
-    def slab(self, rows: range) -> Slab:
-        """A row each, and zeros up to the rows of a run."""
-        slab = np.empty((self._run_rows(rows), *self._shape), np.float32)
-        slab[len(rows) :] = 0
-        return slab
+    def begin(self, rows: range) -> Work:
+        """Look what is kept. The rest gets a row each, and zeros up to the rows of a run."""
+        found = None if self._kept is None else self._kept.find(rows)
+        wanted = (
+            rows if found is None else [row for row, is_there in zip(rows, found.mask, strict=True) if not is_there]
+        )
+        if not wanted:
+            return Work(rows=rows, wanted=(), found=found)
+        slab = np.empty((len(wanted) if self._run is None else self._rows, *self._shape), np.float32)
+        slab[len(wanted) :] = 0
+        return Work(rows=rows, wanted=wanted, slab=slab, found=found)
 
     def sample(self, row: int, out: Slab | None) -> Made:
         """Read and decode one."""
         assert out is not None
         return self._reader.pixels_into(row, out)
 
-    def finish(self, rows: range, made: Sequence[Made], slab: Slab | None) -> FeatureBatch:
+    def finish(self, work: Work, made: Sequence[Made]) -> FeatureBatch:
         """Run the prefix when it is this batch's turn, leave out padding and skipped samples, and pack the rest."""
-        assert slab is not None
-        return self._packing(self._answer(rows, made, slab))
+        computed = () if work.slab is None else self._computed(work.slab, len(work.wanted))
+        if self._kept is not None and computed:
+            self._keep(self._kept, work.wanted, made, computed)
+        return self._packing(self._answer(work, made, computed))
 
-    def _answer(self, rows: range, made: Sequence[Made], slab: Slab) -> FeatureBatch:
-        tensors: Sequence[npt.NDArray[np.generic]] = [slab] if self._run is None else self._run(slab, len(rows))
-        ids = self._samples.ids[rows.start : rows.stop]
-        skipped = _skipped(made)
-        if not skipped:
-            return FeatureBatch(ids=ids, tensors=tuple(tensor[: len(ids)] for tensor in tensors))
-        kept = _kept(made)
-        return FeatureBatch(ids=ids[kept], tensors=tuple(tensor[kept] for tensor in tensors), skipped=skipped)
+    def _computed(self, slab: Slab, rows: int) -> Tensors:
+        tensors: Sequence[npt.NDArray[np.generic]] = [slab] if self._run is None else self._run(slab, rows)
+        return tuple(tensor[:rows] for tensor in tensors)
+
+    def _keep(self, kept: Kept, wanted: Sequence[int], made: Sequence[Made], computed: Tensors) -> None:
+        """Keep what is whole and of the version that the request names."""
+        places = [place for place in _kept(made) if self._reader.is_as_listed(wanted[place])]
+        if places:
+            some = computed if len(places) == len(wanted) else tuple(tensor[places] for tensor in computed)
+            kept.keep([wanted[place] for place in places], some)
+
+    def _answer(self, work: Work, made: Sequence[Made], computed: Tensors) -> FeatureBatch:
+        ids, tensors, lost = self._samples.ids[work.rows.start : work.rows.stop], computed, _lost(made)
+        if work.found is not None:
+            places, tensors = np.flatnonzero(~work.found.mask), work.found.tensors
+            for tensor, values in zip(tensors, computed, strict=bool(computed)):
+                tensor[places] = values
+            lost = places[lost]
+        if not len(lost):
+            return FeatureBatch(ids=ids, tensors=tensors)
+        there = np.delete(np.arange(len(ids)), lost)
+        return FeatureBatch(ids=ids[there], tensors=tuple(one[there] for one in tensors), skipped=_skipped(made))
 
     def _bytes(self, rows: int) -> int:
         return self._fixed_bytes + rows * self._row_bytes
@@ -196,6 +227,10 @@ class Decoded:
 
 def _kept(made: Sequence[Made]) -> list[int]:
     return [place for place, one in enumerate(made) if not isinstance(one, Skipped)]
+
+
+def _lost(made: Sequence[Made]) -> npt.NDArray[np.int64]:
+    return np.array([place for place, one in enumerate(made) if isinstance(one, Skipped)], np.int64)
 
 
 def _skipped(made: Sequence[Made]) -> tuple[Skipped, ...]:

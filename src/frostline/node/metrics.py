@@ -45,6 +45,17 @@ class _Statistics(Collector):
             for tenant, one in tenants.items():
                 gauge.add_metric([tenant], getattr(one, name))
             yield gauge
+        yield from self._cache()
+
+    def _cache(self) -> Iterator[Metric]:
+        cache = self._statistics.cache
+        for name, value in ({} if cache is None else asdict(cache)).items():
+            if name in ("hits", "misses"):
+                continue  # counted by the node itself
+            if name.endswith("bytes"):
+                yield GaugeMetricFamily(f"frostline_node_cache_{name}", f"{name} of the cache", value=value)
+            else:
+                yield CounterMetricFamily(f"frostline_node_cache_{name}", f"{name} of the cache", value=value)
 
     def _memory(self) -> Iterator[Metric]:
         for name in ("total_bytes", "reserved_bytes", "peak_bytes", "waiting"):

@@ -10,15 +10,33 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Skipped
+from frostline.node.cached import Found
 from frostline.node.leash import Leash
 from frostline.node.memory import Lane, Reservation
 from frostline.stores.faces import Buffer
 
-__all__ = ("Kind", "Made", "Slab", "batches")
+__all__ = ("Kind", "Made", "Slab", "Work", "batches")
 
 Slab = npt.NDArray[np.float32]
 Made = Skipped | Buffer | None
 """What became of a sample: it was skipped, it stays encoded, or it was decoded into its row of the slab."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """A batch that was begun.
+
+    Attributes:
+        rows: of the request.
+        wanted: those of them that must be read.
+        slab: where they are decoded to, a row each in that order; None where they stay encoded, or none is wanted.
+        found: what the node's cache held of the batch; None where there is none.
+    """
+
+    rows: range
+    wanted: Sequence[int]
+    slab: Slab | None = None
+    found: Found | None = None
 
 
 class Kind(Protocol):
@@ -33,14 +51,14 @@ class Kind(Protocol):
     def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:
         """What is left of that when the answer is made."""
 
-    def slab(self, rows: range) -> Slab | None:
-        """Where the samples are decoded to, a row each; None where they stay encoded."""
+    def begin(self, rows: range) -> Work:
+        """Make place for a batch, and say which of its samples must be read."""
 
     def sample(self, row: int, out: Slab | None) -> Made:
         """Read one sample. Called from several threads."""
 
-    def finish(self, rows: range, made: Sequence[Made], slab: Slab | None) -> FeatureBatch:
-        """The answer of a batch that was read."""
+    def finish(self, work: Work, made: Sequence[Made]) -> FeatureBatch:
+        """The answer of a batch; ``made`` tells what became of each sample that was wanted."""
 
 
 def batches(kind: Kind, memory: Lane, readers: Executor, leash: Leash) -> Generator[FeatureBatch, None, None]:
@@ -81,27 +99,28 @@ class _Loading:
 
     rows: range
     memory: Reservation
-    slab: Slab | None = None
+    work: Work | None = None
     samples: "Sequence[Future[Made]]" = ()
 
     def start(self, kind: Kind, readers: Executor, leash: Leash) -> None:
-        slab = self.slab = kind.slab(self.rows)
+        work = self.work = kind.begin(self.rows)
         samples: list[Future[Made]] = []
         self.samples = samples
-        for place, row in enumerate(self.rows):
-            out = None if slab is None else slab[place]
+        for place, row in enumerate(work.wanted):
+            out = None if work.slab is None else work.slab[place]
             samples.append(leash.submit(readers, kind.sample, row, out))
 
     def finish(self, kind: Kind) -> FeatureBatch:
         made = [sample.result() for sample in self.samples]
-        slab, self.slab, self.samples = self.slab, None, ()
-        batch = kind.finish(self.rows, made, slab)
-        del slab
+        work, self.work, self.samples = self.work, None, ()
+        assert work is not None
+        batch = kind.finish(work, made)
+        del work
         self.memory.shrink(kind.kept_bytes(self.rows, batch))
         return batch
 
     def abandon(self) -> None:
         """Wait until nothing writes into the slab any more, and give the memory back."""
         wait(self.samples)
-        self.slab, self.samples = None, ()
+        self.work, self.samples = None, ()
         self.memory.release()

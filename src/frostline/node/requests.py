@@ -8,7 +8,7 @@ import numpy as np
 from frostline.core import Samples
 from frostline.errors import BadRequest, SettingError
 from frostline.preprocess import Preprocess
-from frostline.stores.faces import Readable
+from frostline.stores.faces import Versioned
 from frostline.stores.folder import FolderStore
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import is_within, normalise_url, open_store
@@ -34,7 +34,7 @@ class Stores:
     def __init__(self, roots: tuple[str, ...]) -> None:
         self._roots = tuple(normalise_url(root) for root in roots)
         self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[str, bool], Readable] = OrderedDict()
+        self._open: OrderedDict[tuple[str, bool], Versioned] = OrderedDict()
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class Stores:
         """The canonical URLs of what somebody may read who is allowed those; None is all."""
         return self._roots if roots is None else tuple(normalise_url(root) for root in roots)
 
-    def store(self, data: str, allowed: tuple[str, ...] | None = None, *, mapped: bool = False) -> Readable:
+    def store(self, data: str, allowed: tuple[str, ...] | None = None, *, mapped: bool = False) -> Versioned:
         """The store of a data set.
 
         Args:
@@ -90,7 +90,7 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     return preprocess
 
 
-def _opened(url: str, *, mapped: bool) -> Readable:
+def _opened(url: str, *, mapped: bool) -> Versioned:
     store = open_store(url)
     return MappedFolder(store) if mapped and isinstance(store, FolderStore) else store
 

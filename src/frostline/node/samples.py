@@ -15,7 +15,7 @@ from frostline.node.memory import Pool
 from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_needed, scratch_bytes
-from frostline.stores.faces import Buffer, Readable
+from frostline.stores.faces import Buffer, Versioned
 
 __all__ = ("Decoding", "SampleReader")
 
@@ -54,7 +54,7 @@ class SampleReader:
 
     def __init__(
         self,
-        store: Readable,
+        store: Versioned,
         samples: Samples,
         preprocess: Preprocess,
         view: View | None,
@@ -71,6 +71,7 @@ class SampleReader:
         # Of a ready form the size is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
         self._guess = self._first_guess
+        self._changed: set[int] = set()
 
     def encoded(self, row: int) -> Buffer | Skipped:
         """The sample as it is stored; the caller has reserved its declared length."""
@@ -92,6 +93,10 @@ class SampleReader:
             out.fill(0)
             return self.skipped(row, str(error))
         return None
+
+    def is_as_listed(self, row: int) -> bool:
+        """Whether the object was, when it was read, in the version that the request names."""
+        return bool(self._samples.versions) and row not in self._changed
 
     def skipped(self, row: int, reason: str) -> Skipped:
         """A sample that is left out, and why."""
@@ -127,7 +132,10 @@ class SampleReader:
     def _read(self, row: int) -> Buffer:
         started = time.perf_counter()
         samples = self._samples
-        data = self._store.read(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+        place = int(samples.offsets[row]), int(samples.lengths[row])
+        data, version = self._store.read_version(samples.objects[row], *place)
+        if samples.versions and version != samples.versions[row]:
+            self._changed.add(row)
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
         return data
 

@@ -20,6 +20,7 @@ from frostline.engines.hardware import hardware_name, host_digest
 from frostline.errors import BadRequest
 from frostline.node.admission import Admission
 from frostline.node.answers import Answer, Ending
+from frostline.node.cached import NodeCache
 from frostline.node.kinds import Decoded, Encoded
 from frostline.node.leash import Leash
 from frostline.node.packing import Packing
@@ -70,6 +71,7 @@ class Node:
             self._pools["weights"], settings.device, settings.device_batch, self._trials, self._sharing.counters
         )
         self._networks = Networks()
+        self._cache = NodeCache(settings)
         self._decoders = threading.Semaphore(settings.decode_threads)
         self._answers: set[Answer] = set()
         self._lock = threading.Lock()
@@ -105,6 +107,7 @@ class Node:
             memory={name: pool.statistics() for name, pool in self._pools.items()},
             totals=self._sharing.counters.totals(),
             tenants=self._sharing.statistics(asker, self._prefixes.owned_bytes),
+            cache=self._cache.statistics(),
         )
 
     def holds_prefix(self, digest: str) -> bool:
@@ -188,6 +191,7 @@ class Node:
             answer.close()
         self._sharing.readers.close()
         self._sharing.device.close()
+        self._cache.close()
 
     def __enter__(self) -> Self:
         return self
@@ -210,8 +214,17 @@ class Node:
         packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
         most = self._settings.device_batch if resident is None else resident.rows
         fewest = most if self._settings.batching == "fixed" else ROWS
+        kept = self._cache.of(request, preprocess, None if run is None else run.crossing, counters)
         return Decoded(
-            request.samples, reader, preprocess.shape, lane, packing, most_rows=most, run=run, fewest_rows=fewest
+            request.samples,
+            reader,
+            preprocess.shape,
+            lane,
+            packing,
+            most_rows=most,
+            run=run,
+            fewest_rows=fewest,
+            kept=kept,
         )
 
     def _reader(

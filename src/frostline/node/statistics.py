@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from frostline.cache import DiskStatistics
 from frostline.node.memory import PoolStatistics
 
 __all__ = ("Counters", "NodeStatistics", "TenantStatistics", "Totals")
@@ -28,6 +29,8 @@ class Totals:
         decoded_again: samples read twice because their image was larger than expected.
         uploads: prefixes taken in.
         evicted: prefixes dropped for others; if it grows, give the node more memory.
+        cache_hits: samples whose features were found in the cache: neither read nor decoded nor computed.
+        cache_misses: samples that were asked for and not found there, where there is a cache.
         read_s: seconds in the store, summed over threads.
         decode_s: seconds of decoding, summed over threads.
         compute_s: seconds in which the device ran.
@@ -52,6 +55,8 @@ class Totals:
     decoded_again: int = 0
     uploads: int = 0
     evicted: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
     read_s: float = 0.0
     decode_s: float = 0.0
     compute_s: float = 0.0
@@ -94,6 +99,7 @@ class NodeStatistics:
         memory: each share of the memory, by its name.
         totals: what it did so far.
         tenants: by name, those that the asker may see.
+        cache: how its cache of features stands; None where it has none.
     """
 
     uptime_s: float
@@ -103,6 +109,7 @@ class NodeStatistics:
     memory: dict[str, PoolStatistics]
     totals: Totals
     tenants: dict[str, TenantStatistics] = field(default_factory=dict)
+    cache: DiskStatistics | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

@@ -66,6 +66,20 @@ class DriverStore:
             raise ObjectNotFound(f"{name} gave {len(data)} of {length} bytes: it has changed")
         return data
 
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """See ``Versioned.read_version``."""
+        name = check_name(object)
+        if length == 0:
+            return b"", ""
+        with self._driven(name) as client:
+            from obstore import get
+
+            found = get(client, self._prefix + name, options={"range": (offset, offset + length)})
+            data = memoryview(found.bytes())
+        if len(data) != length:
+            raise ObjectNotFound(f"{name} gave {len(data)} of {length} bytes: it has changed")
+        return data, found.meta["e_tag"] or ""
+
     def list(self) -> Iterator[Entry]:
         """See ``Listable.list``."""
         with self._driven("") as client:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-__all__ = ("Buffer", "Entry", "Listable", "ObjectStore", "Readable", "Writable")
+__all__ = ("Buffer", "Entry", "Listable", "ObjectStore", "Readable", "Versioned", "Writable")
 
 Buffer = bytes | memoryview
 
@@ -36,6 +36,16 @@ class Readable(Protocol):
         """
 
 
+class Versioned(Readable, Protocol):
+    """A store that tells the version of what it gives, at no further cost."""
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """The bytes as ``read`` gives them, and the ``Entry.etag`` that the object has now; empty where it has none.
+
+        Raises what ``read`` raises.
+        """
+
+
 class Listable(Protocol):
     """A store that names its objects."""
 
@@ -62,8 +72,8 @@ class Writable(Protocol):
         """
 
 
-class ObjectStore(Readable, Listable, Writable, Protocol):
-    """A store that can do all three."""
+class ObjectStore(Versioned, Listable, Writable, Protocol):
+    """A store that can do it all."""
 
     @property
     def url(self) -> str:

@@ -25,7 +25,7 @@ from frostline.errors import (
 from frostline.stores.faces import Buffer, Entry
 from frostline.stores.urls import check_name, normalise_url
 
-__all__ = ("FolderStore", "error_of_system")
+__all__ = ("FolderStore", "error_of_system", "etag")
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ESPIPE, errno.ENXIO}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -46,6 +46,10 @@ class FolderStore:
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
         """See ``Readable.read``."""
+        return self.read_version(object, offset, length)[0]
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """See ``Versioned.read_version``."""
         path = f"{self._path}/{check_name(object)}"
         with _translated(object):
             # Not blocking: a pipe of that name must not hold up the reader.
@@ -121,6 +125,11 @@ class FolderStore:
         return self._path / check_name(object)
 
 
+def etag(mtime_ns: int, size: int) -> str:
+    """What stands for a file's version, since file systems have none of their own."""
+    return f"{mtime_ns:x}-{size:x}"
+
+
 def error_of_system(error: OSError, name: str) -> FrostlineError:
     """What a failed call to the operating system means for the object of that name."""
     reason = os.strerror(error.errno) if error.errno else "unknown reason"
@@ -141,15 +150,16 @@ def _translated(name: str) -> Iterator[None]:
         raise error_of_system(error, name) from error
 
 
-def _read(handle: int, name: str, offset: int, length: int) -> bytes:
+def _read(handle: int, name: str, offset: int, length: int) -> tuple[bytes, str]:
     # Looked at first: a wrong length must not make Python set that much memory aside.
-    size = os.fstat(handle).st_size
+    status = os.fstat(handle)
+    size = status.st_size
     if offset + length > size:
         raise ObjectNotFound(f"{name} has {size} bytes and ends before byte {offset + length}: it has changed")
     data = os.pread(handle, length, offset)
     if len(data) != length:
         raise StoreUnavailable(f"{name} gave {len(data)} of {length} bytes")
-    return data
+    return data, etag(status.st_mtime_ns, size)
 
 
 def _walk(root: Path) -> Iterator[Entry]:
@@ -169,7 +179,7 @@ def _walk(root: Path) -> Iterator[Entry]:
                 elif entry.is_file():
                     with suppress(FileNotFoundError):  # gone since the folder was read
                         status = entry.stat()
-                        yield Entry(name, status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}")
+                        yield Entry(name, status.st_size, etag(status.st_mtime_ns, status.st_size))
 
 
 def _identity(folder: Path) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from frostline.errors import ObjectNotFound
 from frostline.stores.faces import Buffer
-from frostline.stores.folder import FolderStore, error_of_system
+from frostline.stores.folder import FolderStore, error_of_system, etag
 
 __all__ = ("MappedFolder",)
 
@@ -44,23 +44,29 @@ class MappedFolder:
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
         """See ``Readable.read``. Views of a map keep it alive, also when its object was replaced."""
+        return self.read_version(object, offset, length)[0]
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """See ``Versioned.read_version``."""
         path = self._folder.path_of(object)
         try:
             identity = _sealed_identity(path)
-            pages = None if identity is None else self._pages(object, path, identity)
+            mapped = None if identity is None else self._mapped_file(object, path, identity)
         except OSError as error:
             raise error_of_system(error, object) from error
-        if pages is None or not length:
-            return self._folder.read(object, offset, length)
+        if mapped is None or not length:
+            return self._folder.read_version(object, offset, length)
+        pages = mapped.pages
         if offset + length > len(pages):
             raise ObjectNotFound(
                 f"{object} has {len(pages)} bytes and ends before byte {offset + length}: it has changed"
             )
         start = offset - offset % mmap.PAGESIZE
         pages.madvise(mmap.MADV_WILLNEED, start, offset + length - start)
-        return memoryview(pages)[offset : offset + length]
+        _, _, size, mtime_ns = mapped.identity
+        return memoryview(pages)[offset : offset + length], etag(mtime_ns, size)
 
-    def _pages(self, object: str, path: Path, identity: Identity) -> mmap.mmap | None:
+    def _mapped_file(self, object: str, path: Path, identity: Identity) -> _Mapped | None:
         with self._lock:
             known = self._mapped.get(object)
             if known is None or known.identity != identity:
@@ -71,7 +77,7 @@ class MappedFolder:
             self._mapped.move_to_end(object)
             if len(self._mapped) > _MOST_MAPPED:
                 self._mapped.popitem(last=False)
-            return known.pages
+            return known
 
 
 def _sealed_identity(path: Path) -> Identity | None:

@@ -63,6 +63,7 @@ class FeatureRequest:
                 "objects": list(self.samples.objects),
                 "offsets": self.samples.offsets.tolist(),
                 "lengths": self.samples.lengths.tolist(),
+                **({"versions": list(self.samples.versions)} if self.samples.versions else {}),
             },
             "prefix": self.prefix,
             "cut": self.cut,
@@ -169,6 +170,7 @@ class Health:
 
 _MOST_SAMPLES = 65_536
 _ENGINE = re.compile(r"[a-z0-9-]{1,40}")
+_LONGEST_VERSION = 256
 _LIMIT = 1 << 63
 
 
@@ -187,6 +189,12 @@ def _text(value: object, field: str) -> str:
 def _integer(value: object, field: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LIMIT:
         raise BadRequest(f"{field} must be an integer from 0 to 2^63 - 1")
+    return value
+
+
+def _boolean(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise BadRequest(f"{field} must be true or false")
     return value
 
 
@@ -213,8 +221,21 @@ def _samples(body: dict[str, Any]) -> Samples:
         for name in ("ids", "offsets", "lengths")
     }
     objects = [_text(one, "samples.objects") for one in columns["objects"]]
-    return Samples(objects=objects, labels=np.full(len(objects), -1, np.int64), **numbers)
+    versions = [_version(one) for one in _list(body.get("versions", []), "samples.versions")]
+    if versions and len(versions) != len(objects):
+        raise BadRequest("the columns of samples have different lengths")
+    return Samples(objects=objects, labels=np.full(len(objects), -1, np.int64), versions=versions, **numbers)
+
+
+def _version(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_VERSION or "\0" in value:
+        raise BadRequest(f"samples.versions must be texts of up to {_LONGEST_VERSION} characters")
+    return value
 
 
 def _view(body: dict[str, Any]) -> View:
-    return View(seed=_integer(body.get("seed"), "view.seed"), epoch=_integer(body.get("epoch"), "view.epoch"))
+    return View(
+        seed=_integer(body.get("seed"), "view.seed"),
+        epoch=_integer(body.get("epoch"), "view.epoch"),
+        recurs=_boolean(body.get("recurs", False), "view.recurs"),
+    )

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("CacheScope", "CacheStatistics", "FeatureCache")
+from frostline.cache.keys import Scope
 
-CacheScope = tuple[str, int, str, str]
-"""What features depend on beside the sample: digest of the prefix (empty without one), number of the cut, digest of
-the preprocessing, dtype. Features of another scope are other numbers."""
+__all__ = ("CacheStatistics", "FeatureCache")
 
 Tensors = tuple[npt.NDArray[np.generic], ...]
 _Ids = npt.NDArray[np.int64]
@@ -59,7 +57,7 @@ class FeatureCache:
         budget_bytes: most bytes for slabs and index; 0 keeps nothing.
     """
 
-    def __init__(self, scope: CacheScope, budget_bytes: int) -> None:
+    def __init__(self, scope: Scope, budget_bytes: int) -> None:
         self.scope = scope
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()

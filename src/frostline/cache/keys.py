@@ -1,0 +1,64 @@
+"""Decides what names a feature: a digest of everything that its numbers depend on. Pure."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from frostline.core import Samples, View
+
+__all__ = ("Scope", "row_keys")
+
+# Part of every digest: raise it whenever the same inputs would give other numbers.
+_RULE = "frostline features 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What features depend on beside the sample. Features of another scope are other numbers.
+
+    Attributes:
+        data: canonical URL of the data set's root: what one may not read has another name.
+        prefix: digest of the prefix; empty where there is none.
+        cut: its number.
+        preprocess: digest of the preprocessing, which includes the decoder's version.
+        engine: what computes them, its version and its hardware, which decide their last bits.
+        batch_rows: of each of its runs, which decide them too; 0 where nothing runs.
+        shapes: of what crosses the cut, a sample.
+        dtypes: of the same.
+        view: which random view; None where no step is random.
+    """
+
+    data: str
+    prefix: str
+    cut: int
+    preprocess: str
+    engine: str
+    batch_rows: int = 0
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    view: View | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes."""
+        values = {**asdict(self), "rule": _RULE}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
+
+
+def row_keys(samples: Samples) -> list[bytes | None]:
+    """16 bytes for each sample, from its id, its place and the version of its object.
+
+    Random steps are seeded by the id, so it belongs to the name. A sample whose object's version nobody knows has no
+    name: its features could be those of other bytes.
+    """
+    if not samples.versions:
+        return [None] * len(samples)
+    ids, offsets, lengths = (column.tolist() for column in (samples.ids, samples.offsets, samples.lengths))
+    places = zip(ids, samples.objects, offsets, lengths, samples.versions, strict=True)
+    return [_row_key(place) if place[-1] else None for place in places]
+
+
+def _row_key(place: Sequence[object]) -> bytes:
+    # Neither a name nor a version holds a NUL, so that the parts cannot run into each other.
+    return hashlib.blake2b("\0".join(map(str, place)).encode(), digest_size=16).digest()

@@ -1,0 +1,99 @@
+"""Decides how a sample's features lie in one value with its checksum, and what is taken back out. Pure."""
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ("Bytes", "RowLayout", "Tensors", "fill", "opened", "sealed")
+
+Tensors = tuple[npt.NDArray[np.generic], ...]
+Bytes = bytes | memoryview
+
+_CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLayout:
+    """The tensors of one sample, one after another.
+
+    Attributes:
+        shapes: of each.
+        dtypes: of each.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shapes) != len(self.dtypes):
+            raise ValueError(f"{len(self.shapes)} shapes and {len(self.dtypes)} dtypes make no layout")
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> Self:
+        """That of ``[n, ...]`` arrays."""
+        return cls(
+            shapes=tuple(tensor.shape[1:] for tensor in tensors), dtypes=tuple(tensor.dtype.name for tensor in tensors)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Of a row."""
+        return sum(self._sizes)
+
+    def empty(self, rows: int) -> Tensors:
+        """Arrays for so many rows, not written yet."""
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return tuple(np.empty((rows, *shape), dtype) for shape, dtype in pairs)
+
+    def bodies(self, tensors: Tensors) -> Iterator[tuple[memoryview, ...]]:
+        """Each row's bytes, a piece for each tensor, viewed where the tensor lies in one piece."""
+        columns = [_as_bytes(tensor, size) for tensor, size in zip(tensors, self._sizes, strict=True)]
+        return zip(*columns, strict=True) if columns else iter(())
+
+    def views(self, tensors: Tensors) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of arrays that ``empty`` made, ``uint8[n, size]`` each, for ``fill``."""
+        return [
+            tensor.reshape(len(tensor), math.prod(tensor.shape[1:])).view(np.uint8) for tensor in tensors if len(tensor)
+        ]
+
+    @property
+    def _sizes(self) -> list[int]:
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in pairs]
+
+
+def fill(views: Sequence[npt.NDArray[np.uint8]], place: int, body: memoryview) -> None:
+    """Write a row's bytes to its place."""
+    start = 0
+    for view in views:
+        size = view.shape[1]
+        view[place] = np.frombuffer(body, np.uint8, size, start)
+        start += size
+
+
+def sealed(key: bytes, pieces: Sequence[Bytes]) -> bytes:
+    """A value that says whose it is and whether it is whole: the CRC-32 of key and pieces, and the pieces."""
+    checksum = zlib.crc32(key)
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+    return b"".join((checksum.to_bytes(_CHECKSUM_BYTES, "little"), *pieces))
+
+
+def opened(key: bytes, value: Bytes, nbytes: int) -> memoryview | None:
+    """The bytes that ``sealed`` put in for that key; None where they are others, or not so many."""
+    view = memoryview(value)
+    body = view[_CHECKSUM_BYTES:]
+    if len(body) != nbytes:
+        return None
+    return body if zlib.crc32(body, zlib.crc32(key)) == int.from_bytes(view[:_CHECKSUM_BYTES], "little") else None
+
+
+def _as_bytes(tensor: npt.NDArray[np.generic], size: int) -> Iterator[memoryview]:
+    whole = np.ascontiguousarray(tensor)
+    flat = whole.reshape(-1).view(np.uint8).data
+    return (flat[row * size : (row + 1) * size] for row in range(len(whole)))

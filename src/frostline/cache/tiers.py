@@ -1,0 +1,110 @@
+"""Finds a job's features by sample id: in memory first, on disk next."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.cache.disk import FeatureStore, Keys
+from frostline.cache.keys import Scope, row_keys
+from frostline.cache.memory import FeatureCache
+from frostline.cache.rows import RowLayout, Tensors
+from frostline.core import Samples
+
+__all__ = ("DiskCache", "RowNames", "TieredCache")
+
+_Ids = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
+
+
+class RowNames:
+    """Names of samples by their id.
+
+    Args:
+        samples: that may be asked for; those whose version nobody knows have no name.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self._order = np.argsort(samples.ids, kind="stable")
+        self._ids = samples.ids[self._order]
+        self._keys = row_keys(samples)
+
+    def of(self, ids: _Ids) -> Keys:
+        """The name of each, None where it has none."""
+        if not len(self._ids):
+            return [None] * len(ids)
+        places = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+        known = self._ids[places] == ids
+        rows: Sequence[int] = self._order[places].tolist()
+        return [self._keys[row] if is_known else None for row, is_known in zip(rows, known.tolist(), strict=True)]
+
+
+class DiskCache:
+    """Features on disk by sample id, for one scope. Safe for threads.
+
+    Args:
+        store: where they are kept.
+        scope: what they depend on.
+        names: of the samples; those without one are not kept.
+    """
+
+    def __init__(self, store: FeatureStore, scope: Scope, names: RowNames) -> None:
+        self._store = store
+        self._scope = scope.digest
+        self._layout = RowLayout(shapes=scope.shapes, dtypes=scope.dtypes)
+        self._names = names
+
+    def contains(self, ids: _Ids) -> _Mask:
+        """Which of them are kept; one that is may be gone, or found damaged, when it is read."""
+        return self._store.contains(self._scope, self._names.of(ids))
+
+    def get(self, ids: _Ids) -> tuple[_Mask, Tensors]:
+        """Which of them were found, and the tensors of those, in the ids' order."""
+        tensors = self._layout.empty(len(ids))
+        found = self._store.get_into(self._scope, self._names.of(ids), self._layout, tensors)
+        return found, tensors if found.all() else tuple(tensor[found] for tensor in tensors)
+
+    def put(self, ids: _Ids, tensors: Tensors) -> int:
+        """Keep rows as far as there is room, and say how many were added."""
+        return self._store.put(self._scope, self._names.of(ids), tensors)
+
+
+class TieredCache:
+    """A cache in memory with one on disk behind it. Safe for threads.
+
+    Args:
+        memory: takes what is put and what is found on disk, as far as it has room.
+        disk: takes what is put; None for memory alone.
+    """
+
+    def __init__(self, memory: FeatureCache, disk: DiskCache | None) -> None:
+        self.memory = memory
+        self._disk = disk
+
+    def contains(self, ids: _Ids) -> _Mask:
+        """Which of them are kept; one on disk may be gone, or found damaged, when it is read."""
+        found = self.memory.contains(ids)
+        if self._disk is not None and not found.all():
+            found[~found] = self._disk.contains(ids[~found])
+        return found
+
+    def get(self, ids: _Ids) -> tuple[_Mask, Tensors]:
+        """Which of them were found, and the tensors of those, in the ids' order, the caller's own."""
+        found, tensors = self.memory.get(ids)
+        if self._disk is None or found.all():
+            return found, tensors
+        rest = np.flatnonzero(~found)
+        on_disk, others = self._disk.get(ids[rest])
+        self.memory.put(ids[rest[on_disk]], others)
+        if not found.any():
+            return on_disk, others
+        there = np.concatenate([np.flatnonzero(found), rest[on_disk]])
+        order = np.argsort(there)
+        found[rest[on_disk]] = True
+        return found, tuple(np.concatenate(pair)[order] for pair in zip(tensors, others, strict=True))
+
+    def put(self, ids: _Ids, tensors: Tensors) -> None:
+        """Keep rows in both, as far as there is room."""
+        self.memory.put(ids, tensors)
+        if self._disk is not None:
+            self._disk.put(ids, tensors)

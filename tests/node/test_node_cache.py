@@ -1,0 +1,222 @@
+"""The node's cache: what it finds is not read, not decoded and not computed, and is the same to the last bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from frostline.client.http import HttpTransport
+from frostline.config import NodeSettings
+from frostline.core import View
+from frostline.errors import BadRequest
+from frostline.node import Node
+from frostline.node.metrics import metrics_text
+from frostline.preprocess import Preprocess, RandomHorizontalFlip
+from support.nodes import (
+    artifact_of,
+    is_idle,
+    joined,
+    make_images,
+    preprocess,
+    request,
+    samples_of,
+    served,
+    small_network,
+    within_budget,
+)
+
+COUNT = 20
+
+
+@pytest.fixture(scope="module")
+def network():
+    return small_network()
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", COUNT)
+
+
+def node_with_cache(tmp_path, *roots, memory_bytes=128 << 20):
+    roots = roots or (tmp_path / "images",)
+    settings = NodeSettings(
+        memory_bytes=memory_bytes, device_batch=8, cache_folder=str(tmp_path / "cache"), cache_bytes=32 << 20
+    )
+    return Node(settings, tuple(root.as_uri() for root in roots))
+
+
+def asked(node, images, network, cut=None, rows=None, **fields):
+    """The answer to a request for some rows, and what the node did for it."""
+    digest, body = artifact_of(network)
+    node.put_prefix(digest, body)
+    samples = fields.pop("samples", None) or samples_of(images, with_versions=True)
+    samples = samples if rows is None else samples.take(np.array(rows))
+    before = node.statistics().totals
+    cut = network.cuts[-1].number if cut is None else cut
+    answer = joined(node.features(request(images, cut, prefix=digest, samples=samples, **fields)))
+    after = node.statistics().totals
+    names = ("cache_hits", "cache_misses", "bytes_read", "read_s", "decode_s", "compute_s")
+    assert is_idle(node)
+    assert within_budget(node)
+    return answer, {name: getattr(after, name) - getattr(before, name) for name in names}
+
+
+def same(one, other):
+    (ids, tensors, _, skipped), (other_ids, other_tensors, _, other_skipped) = one, other
+    return (
+        ids == other_ids
+        and skipped == other_skipped
+        and all(np.array_equal(a, b) for a, b in zip(tensors, other_tensors, strict=True))
+    )
+
+
+NOTHING = {"cache_misses": 0, "bytes_read": 0, "read_s": 0, "decode_s": 0, "compute_s": 0}
+
+
+@pytest.mark.parametrize("cut", [1, 2, None])
+def test_what_was_asked_for_before_is_neither_read_nor_decoded_nor_computed_again(tmp_path, images, network, cut):
+    with node_with_cache(tmp_path) as node:
+        first, did = asked(node, images, network, cut)
+        assert did["cache_misses"] == COUNT
+        second, did = asked(node, images, network, cut)
+        assert did == {"cache_hits": COUNT, **NOTHING}
+    with node_with_cache(tmp_path) as node:  # and another node with its folder later
+        third, did = asked(node, images, network, cut)
+        assert did == {"cache_hits": COUNT, **NOTHING}
+    assert same(first, second)
+    assert same(first, third)
+    assert first[0] == samples_of(images).ids.tolist()
+
+
+def test_a_cache_changes_no_bit_whatever_part_of_a_request_it_holds(tmp_path, images, network):
+    with Node(NodeSettings(memory_bytes=128 << 20, device_batch=8), (images.as_uri(),)) as plain:
+        expected, _ = asked(plain, images, network)
+    with node_with_cache(tmp_path) as node:
+        asked(node, images, network, rows=[1, 2, 3, 9, 16, 17, 18])
+        found, did = asked(node, images, network)
+        assert (did["cache_hits"], did["cache_misses"]) == (7, 13)
+    assert same(found, expected)
+
+
+def test_every_codec_finds_the_same_features(tmp_path, images, network):
+    with node_with_cache(tmp_path) as node:
+        (_, (exact,), _, _), _ = asked(node, images, network)
+        digest, _ = artifact_of(network)
+        samples = samples_of(images, with_versions=True)
+        wanted = request(images, network.cuts[-1].number, prefix=digest, samples=samples, codec="fp16")
+        packed = np.concatenate([batch.packed[0].body for batch in node.features(wanted)])
+        assert node.statistics().totals.cache_hits == COUNT
+    assert np.array_equal(packed.reshape(exact.shape), exact.astype(np.float16))
+
+
+def test_broken_samples_are_reported_each_time_and_never_kept(tmp_path, network):
+    images = make_images(tmp_path / "images", COUNT, broken=(0, 3, 19))
+    with node_with_cache(tmp_path) as node:
+        first, _ = asked(node, images, network)
+        second, did = asked(node, images, network)
+        assert (did["cache_hits"], did["cache_misses"]) == (COUNT - 3, 3)
+        assert len(second[3]) == 3
+        third, _ = asked(node, images, network, rows=[0, 3])
+    assert same(first, second)
+    assert third[0] == []
+    assert len(third[3]) == 2
+
+
+def test_an_object_that_changed_is_computed_anew_once_it_is_listed_anew(tmp_path, images, network):
+    with node_with_cache(tmp_path) as node:
+        before, _ = asked(node, images, network)
+        make_images(tmp_path / "others", COUNT, size=(64, 64))
+        (images / "0005.jpg").write_bytes((tmp_path / "others" / "0007.jpg").read_bytes())
+        after, did = asked(node, images, network)
+        assert (did["cache_hits"], did["cache_misses"]) == (COUNT - 1, 1)
+    assert [np.array_equal(one, other) for one, other in zip(before[1][0], after[1][0], strict=True)].index(False) == 5
+
+
+def test_features_of_bytes_other_than_those_listed_are_never_kept(tmp_path, images, network):
+    stale = samples_of(images, with_versions=True)
+    data = (images / "0005.jpg").read_bytes()
+    (images / "0005.jpg").write_bytes(data[:-2] + b"\xff\xd9")  # as long as before, at another time
+    with node_with_cache(tmp_path) as node:
+        for _ in range(2):
+            answer, did = asked(node, images, network, samples=stale)
+            assert len(answer[0]) == COUNT
+        assert (did["cache_hits"], did["cache_misses"]) == (COUNT - 1, 1)
+
+
+def test_samples_without_a_version_are_not_kept(tmp_path, images, network):
+    with node_with_cache(tmp_path) as node:
+        for _ in range(2):
+            _, did = asked(node, images, network, samples=samples_of(images))
+            assert did["cache_hits"] == 0
+        assert node.statistics().cache.kept == 0
+
+
+def test_other_preprocessing_and_other_cuts_find_nothing(tmp_path, images, network):
+    other = preprocess()
+    other = Preprocess(steps=(*other.steps[:-1], replace(other.steps[-1], mean=(120.0,) * 3)))
+    with node_with_cache(tmp_path) as node:
+        asked(node, images, network)
+        assert asked(node, images, network, preprocess=other.to_json())[1]["cache_hits"] == 0
+        assert asked(node, images, network, cut=2)[1]["cache_hits"] == 0
+        assert asked(node, images, small_network(width=16))[1]["cache_hits"] == 0
+
+
+def test_only_random_views_that_come_again_are_kept(tmp_path, images, network):
+    steps = preprocess().steps
+    flips = Preprocess(steps=(*steps[:-1], RandomHorizontalFlip(0.5), steps[-1])).to_json()
+    with node_with_cache(tmp_path) as node:
+        fresh = View(seed=1, epoch=0)
+        first, _ = asked(node, images, network, preprocess=flips, view=fresh)
+        assert node.statistics().cache.kept == 0
+        again = replace(fresh, recurs=True)
+        second, _ = asked(node, images, network, preprocess=flips, view=again)
+        third, did = asked(node, images, network, preprocess=flips, view=again)
+        assert did == {"cache_hits": COUNT, **NOTHING}
+        other = replace(again, epoch=1)
+        fourth, did = asked(node, images, network, preprocess=flips, view=other)
+        assert did["cache_hits"] == 0
+    assert same(first, second)
+    assert same(first, third)
+    assert not same(first, fourth)
+
+
+def test_what_the_node_does_not_serve_is_refused_though_it_is_kept(tmp_path, images, network):
+    make_images(tmp_path / "elsewhere", 3)
+    with node_with_cache(tmp_path, images, tmp_path / "elsewhere") as node:
+        asked(node, images, network)
+    with node_with_cache(tmp_path, tmp_path / "elsewhere") as node, pytest.raises(BadRequest, match="does not serve"):
+        asked(node, images, network)
+
+
+def test_hits_stay_within_the_smallest_memory(tmp_path, images, network):
+    with node_with_cache(tmp_path, memory_bytes=64 << 20) as node:
+        first, _ = asked(node, images, network, cut=1)
+        second, did = asked(node, images, network, cut=1)
+        assert did["cache_hits"] == COUNT
+    assert same(first, second)
+
+
+def test_over_http_a_hit_is_what_it_is_within_the_process(tmp_path, images, network):
+    digest, _ = artifact_of(network)
+    with node_with_cache(tmp_path) as node:
+        expected, _ = asked(node, images, network)
+        with served(node) as url:
+            transport = HttpTransport(url)
+            samples = samples_of(images, with_versions=True)
+            wanted = request(images, network.cuts[-1].number, prefix=digest, samples=samples)
+            assert same(joined(transport.features(wanted)), expected)
+            assert transport.node_statistics()["totals"]["cache_hits"] == COUNT
+            assert transport.node_statistics()["cache"]["hits"] == COUNT
+            transport.close()
+
+
+def test_the_cache_shows_in_the_metrics(tmp_path, images, network):
+    with node_with_cache(tmp_path) as node:
+        asked(node, images, network)
+        asked(node, images, network)
+        text = metrics_text(node.statistics()).decode()
+    values = {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert values["frostline_node_cache_hits_total"] == COUNT
+    assert values["frostline_node_cache_budget_bytes"] == 32 << 20
