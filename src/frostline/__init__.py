@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from frostline import preprocess
     from frostline.config import LoaderSettings, NodeSettings, TenantSettings
     from frostline.datasets import Dataset
-    from frostline.loaders import Batch, Job, Loader, offload
+    from frostline.loaders import Batch, FeatureMixup, FeatureNoise, Job, Loader, offload
     from frostline.models import Head, freeze
 
 __all__ = (
     "Batch",
     "Dataset",
+    "FeatureMixup",
+    "FeatureNoise",
     "Head",
     "Job",
     "Loader",
@@ -31,6 +33,8 @@ __all__ = (
 _ROOMS = {
     "Batch": "frostline.loaders",
     "Dataset": "frostline.datasets",
+    "FeatureMixup": "frostline.loaders",
+    "FeatureNoise": "frostline.loaders",
     "Head": "frostline.models",
     "Job": "frostline.loaders",
     "Loader": "frostline.loaders",

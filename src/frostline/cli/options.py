@@ -61,6 +61,17 @@ _JOB = (
         help="What engine and codecs may lose: nothing, or at most a relative error such as 0.01.",
     ),
     click.option(
+        "--cache", "cache_folder", metavar="DIR", help="Keep features on disk here too: a later job fetches none again."
+    ),
+    click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them."),
+    click.option(
+        "--views",
+        default=0,
+        show_default=True,
+        metavar="V",
+        help="Random views of each sample that there are and are kept; 0: another one each epoch.",
+    ),
+    click.option(
         "--skip-allowance",
         default=0.01,
         show_default=True,
@@ -85,10 +96,21 @@ def job_options(verb: Verb) -> Verb:
     """
 
     @wraps(verb)
-    def with_job(*, skip_allowance: float, node: NodeSettings, near: Sequence[str], **options: Any) -> int | None:
+    def with_job(
+        *,
+        skip_allowance: float,
+        cache_folder: str | None,
+        cache_size: int,
+        views: int,
+        node: NodeSettings,
+        near: Sequence[str],
+        **options: Any,
+    ) -> int | None:
         options["near"], options["also_near"] = next(iter(near), None), tuple(near[1:])
         asked = {one.name: options.pop(one.name) for one in fields(JobSettings) if one.name in options}
-        loader = LoaderSettings(skip_allowance=skip_allowance)
+        loader = LoaderSettings(
+            skip_allowance=skip_allowance, cache_folder=cache_folder, cache_disk_bytes=cache_size, views=views
+        )
         return verb(job=JobSettings(**asked, loader=loader, node=node), **options)
 
     return _with(_JOB, node_options(with_job))

@@ -70,8 +70,14 @@ def serve(
 
     host, port = _address(listen)
     known = () if tenants is None else read_tenants(tenants)
-    node = replace(node, batching=batching, max_requests=max_requests, tenants=known)
-    node = replace(node, cache_folder=cache_folder, cache_bytes=cache_size)
+    node = replace(
+        node,
+        batching=batching,
+        max_requests=max_requests,
+        tenants=known,
+        cache_folder=cache_folder,
+        cache_bytes=cache_size,
+    )
     torch.set_num_threads(node.compute_threads)
     listening = take_port(host, port)
     with closing(listening), Node(node, roots) as running:

@@ -4,9 +4,22 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ("Batch",)
+__all__ = ("Batch", "Features", "Mixed")
 
 Features = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mixed:
+    """What was mixed into a batch's features.
+
+    Attributes:
+        labels: ``int64[batch]``, of the samples that were mixed in.
+        weights: ``float32[batch]``, of the batch's own samples; the others have the rest.
+    """
+
+    labels: torch.Tensor
+    weights: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -18,11 +31,13 @@ class Batch:
             preprocessed pixels ``float32[batch, C, H, W]`` where there is no model.
         labels: ``int64[batch]``, index into the data set's classes.
         ids: ``int64[batch]`` of the samples.
+        mixed: the other samples in the features, where they are mixtures (``FeatureMixup``); else None.
     """
 
     features: Features
     labels: torch.Tensor
     ids: torch.Tensor
+    mixed: Mixed | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -33,4 +48,8 @@ class Batch:
             features: Features = self.features.to(device, non_blocking=True)
         else:
             features = tuple(one.to(device, non_blocking=True) for one in self.features)
-        return Batch(features=features, labels=self.labels.to(device, non_blocking=True), ids=self.ids)
+        mixed = self.mixed
+        if mixed is not None:
+            mixed = Mixed(labels=mixed.labels.to(device), weights=mixed.weights.to(device))
+        labels = self.labels.to(device, non_blocking=True)
+        return Batch(features=features, labels=labels, ids=self.ids, mixed=mixed)

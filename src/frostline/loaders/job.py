@@ -8,14 +8,15 @@ from typing import Self
 
 from torch import nn
 
-from frostline.cache import FeatureCache
 from frostline.config import LoaderSettings
-from frostline.core import Cut, Route, View
+from frostline.core import Cut, Route
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
+from frostline.loaders.augment import Augment
 from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
+from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import JobStatistics, Ledger
 from frostline.loaders.loader import Loader, Source
 from frostline.loaders.pilot import Pilot
@@ -39,6 +40,7 @@ class Job:
         *,
         data: Dataset,
         fetcher: Fetcher,
+        keeper: Keeper,
         pilot: Pilot,
         ledger: Ledger,
         cuts: Sequence[Cut],
@@ -50,6 +52,7 @@ class Job:
     ) -> None:
         self._data = data
         self._fetcher = fetcher
+        self._keeper = keeper
         self._pilot = pilot
         self._ledger = ledger
         self._cuts = tuple(cuts)
@@ -59,7 +62,6 @@ class Job:
         self._settings = settings
         self._near = near
         self._close = close
-        self._caches: dict[str, FeatureCache] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -119,6 +121,7 @@ class Job:
         data: Dataset | None = None,
         preprocess: Preprocess | None = None,
         drop_last: bool = False,
+        augment: Augment | None = None,
     ) -> Loader:
         """The batches of one epoch.
 
@@ -131,6 +134,8 @@ class Job:
             preprocess: another one than the job's that gives the same shape, such as one without random steps for
                 the held-out samples.
             drop_last: leave out a last batch with fewer rows.
+            augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
+                or a function of your own. What is kept are the features as they were before.
 
         Raises:
             SettingError: a figure that makes no sense, or data from another place than the job's.
@@ -144,16 +149,25 @@ class Job:
         fetcher = self._fetcher
         if preprocess is not None:
             fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
-        view = View(seed=seed, epoch=epoch) if fetcher.preprocess.is_random else None
+        view = self._keeper.view(fetcher.preprocess, seed, epoch)
         source = Source(
             fetch=lambda samples, route: fetcher.fetch(samples, route, view),
             dealer=self._pilot,
-            cache=self._cache(fetcher.preprocess),
+            cache=self._keeper.cache(fetcher.preprocess, view),
             unreadable=self._ledger.unreadable,
             settings=self._settings,
             observe=self._observe,
         )
-        return Loader(source, data, batch_size=batch_size, shuffle=shuffle, seed=seed, epoch=epoch, drop_last=drop_last)
+        return Loader(
+            source,
+            data,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            epoch=epoch,
+            drop_last=drop_last,
+            augment=augment,
+        )
 
     def use(self, shares: Mapping[Route, float], *, follow: bool = False) -> None:
         """Let the samples that are not asked for yet take these ways, whatever the plan says; for comparisons.
@@ -209,17 +223,3 @@ class Job:
         changed = self._pilot.observe(event)
         if changed is not None:
             self._ledger(changed)
-
-    def _cache(self, preprocess: Preprocess) -> FeatureCache | None:
-        """Features are the same in every epoch unless the preprocessing is random."""
-        if preprocess.is_random or self._settings.cache_bytes == 0:
-            return None
-        if preprocess.digest not in self._caches:
-            shipment = self._fetcher.shipment
-            digest = "" if shipment is None else shipment.digest
-            # Ways with lossy codecs give other features: what is kept is what came, and the loop gets it again.
-            scope = (digest, self.frost_line.number, preprocess.digest, ",".join(self.frost_line.dtypes))
-            # What the caches may take together stays within the setting.
-            left = self._settings.cache_bytes - sum(one.statistics().bytes for one in self._caches.values())
-            self._caches[preprocess.digest] = FeatureCache(scope, max(0, left))
-        return self._caches[preprocess.digest]

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from frostline.cache import FeatureCache
+from frostline.cache import TieredCache
 from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch, Samples
+from frostline.core import FeatureBatch, Samples, View
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import BatchTaken, EpochFinished, EpochStarted, Observer
+from frostline.loaders.augment import Augment
 from frostline.loaders.batch import Batch
 from frostline.ordering import Order
 from frostline.prefetch.assemble import BatchAssembler, Columns, Part
@@ -42,7 +43,7 @@ class Source:
 
     fetch: Fetch
     dealer: Dealer
-    cache: FeatureCache | None
+    cache: TieredCache | None
     unreadable: Callable[[], npt.NDArray[np.int64]]
     settings: LoaderSettings
     observe: Observer
@@ -61,13 +62,23 @@ class Loader:
         seed: of the order, and of random preprocessing.
         epoch: the same for all ranks; each epoch has its own order.
         drop_last: leave out a last batch with fewer rows.
+        augment: changes each batch, by seed and epoch; None leaves it as it is.
 
     Raises:
         SettingError: a figure that makes no sense.
     """
 
     def __init__(
-        self, source: Source, data: Dataset, *, batch_size: int, shuffle: bool, seed: int, epoch: int, drop_last: bool
+        self,
+        source: Source,
+        data: Dataset,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        epoch: int,
+        drop_last: bool,
+        augment: Augment | None = None,
     ) -> None:
         if batch_size < 1:
             raise SettingError(f"batch_size must be at least 1, not {batch_size}")
@@ -77,6 +88,8 @@ class Loader:
         self._epoch = epoch
         self._batch_size = batch_size
         self._drop_last = drop_last
+        self._augment = augment
+        self._view = View(seed=seed, epoch=epoch)
 
     def __len__(self) -> int:
         """Batches in the epoch, if no further sample turns out to be unreadable."""
@@ -95,7 +108,8 @@ class Loader:
                 rows, cached = len(columns[0]), epoch.take_cached()
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchTaken(epoch=self._epoch, samples=rows, from_cache=cached, stall_s=waited))
-                yield _batch(columns)
+                batch = _batch(columns)
+                yield batch if self._augment is None else self._augment(batch, self._view)
                 waiting = time.perf_counter()
         finally:
             seconds = time.perf_counter() - started
@@ -124,7 +138,7 @@ class _Epoch:
 
     def batches(self, assembler: BatchAssembler) -> Iterator[Columns]:
         done = 0
-        for delivery in self._deliveries():
+        for delivery in self._deliveries(np.flatnonzero(~self._cached)):
             for start in range(done, delivery.stop, _CACHED_RUN):
                 yield from assembler.merge(*self._parts(start, min(start + _CACHED_RUN, delivery.stop), delivery))
             done = delivery.stop
@@ -135,18 +149,10 @@ class _Epoch:
         if last is not None:
             yield last
 
-    def _deliveries(self) -> Iterator[Delivery]:
+    def _deliveries(self, positions: npt.NDArray[np.int64]) -> Iterator[Delivery]:
         source = self._source
-        unreadable = np.isin(self._ids, source.unreadable())
-        window = Window(
-            stretches(
-                self._samples,
-                self._rows,
-                np.flatnonzero(~self._cached & ~unreadable),
-                source.dealer,
-            ),
-            source.settings,
-        )
+        readable = positions[~np.isin(self._ids[positions], source.unreadable())]
+        window = Window(stretches(self._samples, self._rows, readable, source.dealer), source.settings)
         if window.is_done:
             return
         threads = source.settings.requests_in_flight
@@ -160,16 +166,24 @@ class _Epoch:
         cached = start + np.flatnonzero(self._cached[start:stop])
         positions = np.zeros(0, np.int64) if delivery is None else delivery.positions
         inside = (positions >= start) & (positions < stop)
-        arrived = positions[inside]
-        present = np.sort(np.concatenate([cached, arrived]))
-        parts = []
-        if len(cached):
-            assert self._source.cache is not None
-            self._from_cache += len(cached)
-            parts.append(self._part(present, cached, self._source.cache.get(self._ids[cached])[1]))
-        if delivery is not None and len(arrived):
-            parts.append(self._part(present, arrived, tuple(one[inside] for one in delivery.batch.tensors)))
-        return parts
+        pieces = list(self._kept(cached)) if len(cached) else []
+        if delivery is not None and inside.any():
+            pieces.append((positions[inside], tuple(one[inside] for one in delivery.batch.tensors)))
+        present = np.sort(np.concatenate([places for places, _ in pieces])) if pieces else positions[:0]
+        return [self._part(present, places, tensors) for places, tensors in pieces]
+
+    def _kept(self, positions: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], Columns]]:
+        """Rows that the cache held when the epoch began; what is gone from the disk since is asked for now."""
+        cache = self._source.cache
+        assert cache is not None
+        found, tensors = cache.get(self._ids[positions])
+        self._from_cache += int(found.sum())
+        if found.any():
+            yield positions[found], tensors
+        for delivery in self._deliveries(positions[~found]):
+            if len(delivery.batch):
+                yield delivery.positions, delivery.batch.tensors
+                self._keep(delivery.batch)
 
     def _part(self, present: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], tensors: Columns) -> Part:
         labels = self._samples.labels[self._rows[positions]]

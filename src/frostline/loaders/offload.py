@@ -5,9 +5,12 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
+import torch
 from torch import nn
 
+from frostline.cache import FeatureStore, Scope
 from frostline.client.http import HttpTransport
 from frostline.client.local import LocalTransport
 from frostline.client.spread import SpreadTransport
@@ -19,6 +22,7 @@ from frostline.errors import SettingError
 from frostline.events import Event, Observer, PhaseStarted
 from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.job import Job
+from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
 from frostline.loaders.pilot import Clocks, Pilot
 from frostline.loaders.situate import Scene, situate
@@ -125,6 +129,7 @@ def offload(
         return Job(
             data=data,
             fetcher=_fetcher(scene, network, pilot, ledger, situation),
+            keeper=_keeper(scene, situation, stack),
             pilot=pilot,
             ledger=ledger,
             cuts=cuts,
@@ -195,6 +200,27 @@ def _ship(network: CutNetwork | None, transport: Transport, observe: Observer) -
     shipment = Shipment(digest=digest_of(artifact), artifact=artifact)
     transport.put_prefix(shipment.digest, shipment.artifact)
     return shipment
+
+
+def _keeper(scene: Scene, situation: Situation | None, stack: ExitStack) -> Keeper:
+    """What is kept of the job's features; ``stack`` closes the cache on disk."""
+    settings, frost_line = scene.settings, scene.cuts[-1]
+    engine = REFERENCE if situation is None else situation.store.engine
+    store = None
+    if settings.cache_folder is not None:
+        store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
+    scope = Scope(
+        data=scene.data.url,
+        prefix="" if scene.shipment is None else scene.shipment.digest,
+        cut=frost_line.number,
+        preprocess="",
+        # Ways with lossy codecs give other features: what is kept is what came, and the loop gets it again.
+        engine=f"{engine}, accuracy {scene.accuracy}, {torch.device(scene.device).type}, torch {torch.__version__}",
+        batch_rows=settings.device_batch,
+        shapes=frost_line.shapes,
+        dtypes=frost_line.dtypes,
+    )
+    return Keeper(scope, scene.data.samples, settings, store)
 
 
 def _pilot(scene: Scene, situation: Situation | None, plan: Plan | None, *, follows: bool, cut: int | None) -> Pilot:

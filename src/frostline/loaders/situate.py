@@ -166,4 +166,6 @@ def _some(scene: Scene, most: int) -> Samples:
 def _keeps_features(scene: Scene) -> bool:
     """Whether all features stay at the trainer after the first epoch."""
     nbytes = scene.cuts[-1].bytes_per_sample * len(scene.data)
-    return not scene.preprocess.is_random and nbytes <= scene.settings.cache_bytes
+    settings = scene.settings
+    room_bytes = settings.cache_bytes + (settings.cache_disk_bytes if settings.cache_folder is not None else 0)
+    return not scene.preprocess.is_random and nbytes <= room_bytes

@@ -1,0 +1,414 @@
+"""The cache of features: which embedded store keeps it, what it saves, and what is left of it after kill -9.
+
+    python benchmarks/feature_cache.py --data DIR [--parts stores,epochs,kills] [--kills 100] [--node-kills 100]
+
+``stores`` writes and reads rows of 5 kB and of 200 kB with Frostline's own cache (SQLite) and, where their packages are
+installed (pip install lmdb rocksdict), with LMDB and RocksDB used the same way: batches of 32, each value's CRC-32 kept
+and checked. Reads are from the page cache, which is what an epoch after the first one does. Rates are by seconds of
+processor time, all threads together, so that they hold on a busy machine too.
+
+``epochs`` runs a node with a cache and a trainer in two network namespaces with a shaped link between them, a core
+each: the first epoch computes, the second one comes from the node's cache, the third from the trainer's memory, and a
+second job's first one from the trainer's disk. Counts what the node read, decoded and computed each time. Needs root.
+
+``kills`` kills a process that writes to a cache again and again at random moments and reads everything back; and kills
+a node with a cache again and again while a job trains, whose losses must be those of an undisturbed run.
+
+Writes JSON with --out FILE.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+from links import STORE, STORE_ADDRESS, TRAINER, Inside, ShapedLink, received_bytes
+
+TESTS = Path(__file__).parents[1] / "tests"
+ROWS = 32
+PIXELS = 1
+
+
+def main():
+    wanted = arguments()
+    if wanted.inside:
+        {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
+        return
+    parts = {"stores": stores, "epochs": epochs, "kills": kills}
+    found = {name: parts[name](wanted) for name in wanted.parts.split(",")}
+    print(json.dumps(found, indent=1))
+    if wanted.out:
+        known = json.loads(wanted.out.read_text()) if wanted.out.exists() else {}
+        wanted.out.write_text(json.dumps({**known, **found}, indent=1) + "\n")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--parts", default="stores,epochs,kills")
+    parser.add_argument("--mbit", default="100,1000")
+    parser.add_argument("--samples", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=100, help="of a writer")
+    parser.add_argument("--node-kills", type=int, default=100, help="of a node while a job trains")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
+    parser.add_argument("--cache", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# stores
+
+
+class Ours:
+    name = "SQLite"
+
+    def __init__(self, folder, row_bytes):
+        from frostline.cache import FeatureStore, RowLayout
+
+        self._store = FeatureStore(Path(folder), 1 << 30)
+        self._layout = RowLayout(shapes=((row_bytes,),), dtypes=("uint8",))
+        self._scope = bytes(32)
+
+    def put(self, keys, rows):
+        assert self._store.put(self._scope, keys, (rows,)) == len(keys)
+
+    def get(self, keys, out):
+        assert self._store.get_into(self._scope, keys, self._layout, (out,)).all()
+
+    def close(self):
+        self._store.close()
+
+
+class Lmdb:
+    name = "LMDB"
+
+    def __init__(self, folder, row_bytes):
+        import lmdb
+
+        self._store = lmdb.open(folder, map_size=1 << 30, sync=False, metasync=False)
+
+    def put(self, keys, rows):
+        with self._store.begin(write=True) as writing:
+            writing.cursor().putmulti([(key, sealed(row)) for key, row in zip(keys, rows, strict=True)])
+
+    def get(self, keys, out):
+        with self._store.begin(buffers=True) as reading:
+            for place, (_, value) in enumerate(reading.cursor().getmulti(keys)):
+                out[place] = opened(value)
+
+    def close(self):
+        self._store.close()
+
+
+class RocksDb:
+    name = "RocksDB"
+
+    def __init__(self, folder, row_bytes):
+        from rocksdict import Options, Rdict
+
+        self._store = Rdict(folder, options=Options(raw_mode=True))
+
+    def put(self, keys, rows):
+        from rocksdict import WriteBatch
+
+        batch = WriteBatch(raw_mode=True)
+        for key, row in zip(keys, rows, strict=True):
+            batch.put(key, sealed(row))
+        self._store.write(batch)
+
+    def get(self, keys, out):
+        for place, value in enumerate(self._store[keys]):
+            out[place] = opened(value)
+
+    def close(self):
+        self._store.close()
+
+
+def sealed(row):
+    return zlib.crc32(row).to_bytes(4, "little") + row.tobytes()
+
+
+def opened(value):
+    import numpy as np
+
+    view = memoryview(value)
+    assert zlib.crc32(view[4:]) == int.from_bytes(view[:4], "little")
+    return np.frombuffer(view, np.uint8, offset=4)
+
+
+def stores(wanted):
+    import numpy as np
+
+    found = []
+    for row_bytes, count in ((5120, 16_384), (200_704, 1024)):
+        rows = np.random.default_rng(0).integers(0, 256, (count, row_bytes), np.uint8)
+        keys = [os.urandom(16) for _ in range(count)]
+        for kind in (Ours, Lmdb, RocksDb):
+            runs = [one_store(kind, keys, rows) for _ in range(wanted.rounds)]
+            if None in runs:
+                print(f"{kind.name}: its package is not installed")
+                continue
+            median = [statistics.median(column) for column in zip(*runs, strict=True)]
+            spread = [(min(column), max(column)) for column in zip(*runs, strict=True)]
+            one = {"store": kind.name, "row_bytes": row_bytes, "rows": count}
+            for figure, value, bounds in zip(
+                ("put_MB_per_cpu_s", "get_MB_per_cpu_s", "MB_on_disk"), median, spread, strict=True
+            ):
+                one[figure], one[f"{figure}_spread"] = round(value), [round(bound) for bound in bounds]
+            found.append(one)
+            print(one, flush=True)
+    return found
+
+
+def one_store(kind, keys, rows):
+    import numpy as np
+
+    order = np.random.default_rng(1).permutation(len(keys))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            store = kind(folder, rows.shape[1])
+        except ImportError:
+            return None
+        started = time.process_time()
+        for start in range(0, len(keys), ROWS):
+            store.put(keys[start : start + ROWS], rows[start : start + ROWS])
+        put_s = time.process_time() - started
+        out = np.empty((ROWS, rows.shape[1]), np.uint8)
+        started = time.process_time()
+        for start in range(0, len(keys), ROWS):
+            some = order[start : start + ROWS]
+            store.get([keys[place] for place in some], out)
+        get_s = time.process_time() - started
+        store.close()
+        on_disk = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+    return rows.nbytes / put_s / 1e6, rows.nbytes / get_s / 1e6, on_disk / 1e6
+
+
+# epochs
+
+
+def epochs(wanted):
+    found = []
+    with tempfile.TemporaryDirectory() as folder, ShapedLink() as link:
+        options = ["--data", wanted.data, "--samples", str(wanted.samples)]
+        inside = [*options, "--cache", f"{folder}/node", "--inside", "node"]
+        with Inside(STORE, 0, __file__, *inside) as node:
+            url = node.answer()["url"]
+            for mbit in (int(one) for one in wanted.mbit.split(",")):
+                link.rate(mbit)
+                for what, samples in (("features", wanted.samples), ("pixels", wanted.samples // 8)):
+                    kept = f"{folder}/{mbit}-{what}"
+                    options = ["--data", wanted.data, "--cache", kept, "--inside", "trainer"]
+                    for job in (1, 2):
+                        with Inside(TRAINER, 1, __file__, *options) as trainer:
+                            for one in trainer.ask(url=url, what=what, samples=samples, job=job):
+                                row = {"mbit": mbit, "what": what, "job": job, **one}
+                                row["share_of_link"] = round(row["bytes"] * 8 / row["seconds"] / mbit / 1e6, 3)
+                                found.append(row)
+                                print(row, flush=True)
+    return found
+
+
+def node_inside(wanted):
+    from frostline.config import NodeSettings
+    from frostline.node.process import start_node
+
+    settings = NodeSettings(cache_folder=wanted.cache, cache_bytes=4 << 30)
+    with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
+        print(json.dumps({"url": node.url}), flush=True)
+        sys.stdin.read()
+
+
+COUNTED = ("samples", "cache_hits", "bytes_read", "read_s", "decode_s", "compute_s")
+
+
+def trainer_inside(wanted):
+    import numpy as np
+
+    import frostline as fl
+    from frostline.config import LoaderSettings
+    from frostline.training.networks import load_model
+
+    question = json.loads(sys.stdin.readline())
+    network = load_model("demo:efficientnet_lite0", classes=6)
+    model = fl.freeze(network.model.eval(), until="features") if question["what"] == "features" else None
+    whole = fl.Dataset(wanted.data)
+    data = whole.take(np.arange(question["samples"]) % len(whole))
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = LoaderSettings(cache_folder=wanted.cache or scratch, requests_in_flight=8, follow=False)
+        alone = LoaderSettings(cache_bytes=0, requests_in_flight=8, follow=False)
+        answers = []
+        if question["job"] == 1:
+            with job_of(fl, model, data, network, question, alone) as job:  # keeps nothing at the trainer
+                answers += [epoch(job, "computed or found"), epoch(job, "the node's cache")]
+        with job_of(fl, model, data, network, question, settings) as job:
+            answers += [epoch(job, "first of a job with a cache"), epoch(job, "the trainer's memory")]
+    print(json.dumps(answers), flush=True)
+
+
+def job_of(fl, model, data, network, question, settings):
+    from frostline.core import Route
+
+    job = fl.offload(model, data, preprocess=network.preprocess, near=question["url"], settings=settings)
+    job.use({Route(PIXELS if model is None else job.frost_line.number): 1.0})
+    return job
+
+
+def epoch(job, source):
+    transport = job._fetcher.transport  # noqa: SLF001 (the figures of the node beside those of the job)
+    before, link, started = transport.node_statistics()["totals"], received_bytes(), time.perf_counter()
+    payload = 0
+    for batch in job.loader(64, shuffle=True, seed=0, epoch=0):
+        payload += batch.features.nbytes
+    seconds, received = time.perf_counter() - started, received_bytes() - link
+    after = transport.node_statistics()["totals"]
+    return {
+        "source": source,
+        "seconds": round(seconds, 3),
+        "payload_MB_per_s": round(payload / seconds / 1e6, 1),
+        "samples_per_s": round(len(job._data) / seconds),  # noqa: SLF001
+        "bytes": received,
+        "node": {name: round(after[name] - before[name], 2) for name in COUNTED},
+    }
+
+
+# kills
+
+
+def kills(wanted):
+    return {"writer": killed_writers(wanted), "node": killed_nodes(wanted)}
+
+
+def killed_writers(wanted):
+    """Each round: a writer is killed, the cache opens again, every row it reported is there, and none is wrong."""
+    sys.path.insert(0, str(TESTS))
+    from frostline.cache import FeatureStore
+    from support import stored
+
+    draw, done, budget = random.Random(wanted.seed), 0, 256 << 20
+    found = {"kills": 0, "rows_reported": 0, "rows_checked": 0, "lost": 0, "wrong": 0, "damaged": 0, "started_anew": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(wanted.kills):
+            with stored.writing(folder, budget, done) as writer:
+                stop = done
+                for _ in range(draw.randrange(1, 60)):
+                    stop = int(writer.stdout.readline())
+                for _ in range(draw.randrange(50_000)):  # wherever it is by then
+                    pass
+                writer.send_signal(signal.SIGKILL)
+                for line in writer.stdout:
+                    stop = int(line) if line.endswith("\n") else stop
+            with FeatureStore(Path(folder), budget) as store:
+                numbers = range(max(0, stop - 20_000), stop + 10 * stored.ROWS)
+                there = stored.checked(store, numbers)  # asserts that each row is right to the last bit
+                statistics_ = store.statistics()
+            found["kills"] += 1
+            found["rows_checked"] += len(there)
+            found["lost"] += len(set(range(numbers[0], stop)) - set(there))
+            found["damaged"] += statistics_.damaged
+            found["started_anew"] += statistics_.started_anew
+            done = stop
+        found["rows_reported"] = done
+    print(found, flush=True)
+    return found
+
+
+def killed_nodes(wanted):
+    """One job trains on while its node, which keeps features, is killed at random moments and started again."""
+    import frostline as fl
+    from frostline.config import NodeSettings
+    from frostline.events import RequestRetried
+    from frostline.node.process import start_node
+
+    draw = random.Random(wanted.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        cached = NodeSettings(cache_folder=folder, cache_bytes=1 << 30)
+        root = (str(Path(wanted.data).resolve()),)
+        data = fl.Dataset(wanted.data)
+        data = data.take(random_rows(len(data), 64))
+        found = {"kills": 0, "epochs": 0, "cache_hits": 0, "damaged": 0, "started_anew": 0}
+        with start_node(root, cached) as node:
+
+            def observe(event):
+                if isinstance(event, RequestRetried):
+                    node.restart_if_dead()
+
+            def batch_done():
+                if found["kills"] < wanted.node_kills and draw.random() < 0.5 and node.pid:
+                    os.kill(node.pid, signal.SIGKILL)
+                    found["kills"] += 1
+
+            disturbed, seen = losses(
+                fl, data, node.url, observe, batch_done, lambda: found["kills"] < wanted.node_kills
+            )
+            found.update(seen)
+    with start_node(root, NodeSettings()) as node:
+        count = iter(range(found["epochs"]))
+        undisturbed, _ = losses(
+            fl, data, node.url, lambda event: None, lambda: None, lambda: next(count, None) is not None
+        )
+    found |= {"steps": len(disturbed), "same_losses": disturbed == undisturbed}
+    print(found, flush=True)
+    return found
+
+
+def random_rows(size, count):
+    import numpy as np
+
+    return np.sort(np.random.default_rng(0).permutation(size)[:count])
+
+
+def losses(fl, data, url, observe, batch_done, goes_on):
+    """Epochs of a head on features that are asked for each time: the trainer keeps none."""
+    import torch
+
+    from frostline.config import LoaderSettings
+    from frostline.training.networks import load_model
+
+    torch.manual_seed(0)
+    network = load_model("demo:efficientnet_lite0", classes=len(data.classes))
+    model = fl.freeze(network.model, until="features")
+    settings = LoaderSettings(
+        cache_bytes=0, samples_per_request=32, requests_in_flight=1, window_bytes=200_000, follow=False, retry_for_s=300
+    )
+    found, number = [], 0
+    with fl.offload(model, data, preprocess=network.preprocess, near=url, settings=settings, observe=observe) as job:
+        job.use({fl_route(job.frost_line.number): 1.0})
+        optimizer = torch.optim.SGD((one for one in job.head.parameters() if one.requires_grad), 0.05)
+        while goes_on():
+            for batch in job.loader(32, shuffle=True, seed=0, epoch=number):
+                loss = torch.nn.functional.cross_entropy(job.head(batch.features), batch.labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                found.append(loss.item())
+                batch_done()
+            number += 1
+            print(f"epoch {number}", file=sys.stderr, flush=True)
+        node = job._fetcher.transport.node_statistics()  # noqa: SLF001
+    cache = node["cache"] or {"damaged": 0, "started_anew": 0}
+    return found, {
+        "epochs": number,
+        "cache_hits_of_last_node": node["totals"]["cache_hits"],
+        "damaged": cache["damaged"],
+        "started_anew": cache["started_anew"],
+    }
+
+
+def fl_route(cut):
+    from frostline.core import Route
+
+    return Route(cut)
+
+
+if __name__ == "__main__":
+    main()
