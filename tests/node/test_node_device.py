@@ -161,6 +161,7 @@ def test_a_request_whose_samples_fail_does_not_take_others_with_it(network):
         same(other.future.result(20), expected[1])
         with pytest.raises(UnsafeArtifact):
             bad.future.result(20)
+        assert made.counters.totals().runs == 4  # the broken one is paid for, and the one in which it stood is not
 
 
 def test_a_call_that_fails_tells_its_caller_alone(network):

@@ -102,9 +102,14 @@ class Device:
 
     def _do(self, run: "_Run") -> None:
         started = time.perf_counter()
-        outputs = run.compute(self.memory)
+        outputs = None
+        try:
+            outputs = run.compute(self.memory)
+        finally:
+            # A run that fails is paid for too, but not by those whose rows only stood beside the broken ones.
+            if outputs is not None or len(run.entries) == 1:
+                self._charge(run, time.perf_counter() - started)
         run.take(outputs)
-        self._charge(run, time.perf_counter() - started)
         # The outputs lie in the memory of the one whose turn it was, so that it is told last.
         for part, one in reversed(run.pairs):
             if one.left:
