@@ -1,5 +1,6 @@
 """The ready form: the same pixels with no decode, whole or not there, taken up again after a kill."""
 
+import copy
 import json
 import shutil
 import signal
@@ -13,10 +14,12 @@ import pytest
 
 import frostline as fl
 from frostline.cli import main
+from frostline.config import NodeSettings
 from frostline.datasets.ingest import ingest
 from frostline.datasets.ready import TABLE, part_name
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import SampleSkipped
+from frostline.node import Node
 from frostline.preprocess import (
     Applied,
     CenterCrop,
@@ -33,8 +36,11 @@ from frostline.preprocess.records import unpacked
 from frostline.stores.folder import FolderStore
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import open_store
-from support.images import image_folder
-from support.nodes import until
+from frostline.wire.messages import FeatureRequest
+from support import plain
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+from support.nodes import is_idle, joined, until, within_budget
 
 PLAIN = Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)
 SQUARE = Preprocess(steps=(Decode(), Resize(256), CenterCrop(256), PLAIN))
@@ -242,6 +248,39 @@ def test_objects_of_a_local_form_are_sealed_and_mapped(images, tmp_path):
     assert any(view)
     path.chmod(0o644)
     assert isinstance(store.read(name, offset, length), bytes)
+
+
+def test_a_form_in_a_bucket_gives_the_same_pixels(images, s3, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("forms")
+    source = fl.Dataset(images)
+    form = ready(source, "s3://forms/one", imagenet(32), object_bytes=20_000)
+    assert same(rows(form, imagenet(32)), rows(source, imagenet(32)))
+    again = ingest(source, "s3://forms/one", Applied.to(imagenet(32), "uint8"), object_bytes=20_000, observe=quiet)
+    assert again.made == 0
+
+
+def test_training_on_a_form_has_the_losses_of_a_plain_loop_on_the_images(images, tmp_path):
+    source, flipped = fl.Dataset(images), tiny_preprocess(flip=True)  # the flip is left to the job
+    form = ready(source, tmp_path, tiny_preprocess())
+    model = fl.freeze(Small(), "stem", input_shape=(3, 32, 32))
+    twin = copy.deepcopy(model)
+    with fl.offload(model, form, preprocess=flipped) as job:
+        ours = plain.through(job, batch_size=8, epochs=2)
+    assert ours == plain.losses(twin, images, source, flipped, batch_size=8, epochs=2)
+
+
+def test_a_node_stays_within_its_budget_on_forms_of_any_size(images, tmp_path):
+    large = Preprocess(steps=(Decode(), Resize(1024), CenterCrop(1024), CenterCrop(128), PLAIN))
+    form = ready(fl.Dataset(images), tmp_path, Preprocess(steps=(*large.steps[:3], PLAIN)))
+    rest = form.rest_of(large)
+    with Node(NodeSettings(memory_bytes=256 << 20), (form.url,)) as node:
+        asked = FeatureRequest(data=form.url, samples=form.samples, prefix=None, cut=1, preprocess=rest.to_json())
+        ids, *_ = joined(batch for batch in node.features(asked))
+        assert within_budget(node)
+        assert is_idle(node)
+    assert ids == form.samples.ids.tolist()
 
 
 def test_a_form_in_another_store_gives_the_same_pixels(images):

@@ -25,7 +25,9 @@ def index(data: str, as_json: bool) -> None:
     dataset = Dataset(data)
     found = dataset.statistics()
     if as_json:
-        print_json({"data": dataset.url, "digest": dataset.digest, **asdict(found), "per_class": dict(found.per_class)})
+        applied = None if dataset.applied is None else dataset.applied.to_json()
+        about = {"data": dataset.url, "digest": dataset.digest, "applied": applied}
+        print_json({**about, **asdict(found), "per_class": dict(found.per_class)})
         return
     rows = [(name, str(count)) for name, count in found.per_class]
     print_table(f"{dataset.url}: {found.samples} samples", ("class", "samples"), rows)
@@ -34,4 +36,6 @@ def index(data: str, as_json: bool) -> None:
         f"({in_bytes(found.min_bytes)} to {in_bytes(found.max_bytes)}); "
         + ", ".join(f"{count} {suffix}" for suffix, count in found.formats)
     )
+    if dataset.applied is not None:
+        click.echo(f"a ready form, made with {dataset.applied}")
     click.echo(f"manifest {'found' if found.manifest_found else 'built'}: {found.manifest}")
