@@ -6,7 +6,8 @@ Makes ready forms of some images (pixels, and 16-bit floats), and asks a node in
 for features (the last cut) of each, with several requests in flight: JPEGs, pixels from memory maps, pixels by ordinary
 reads, 16-bit floats. The forms take turns, so that all meet the same machine. Checks that pixels are those of the JPEGs
 to the bit. Beside it, decoding at reduced scale against decoding in full, of the same images enlarged to 2048 pixels as
-cameras make them. Writes the same as JSON with --out FILE.
+cameras make them. Processor time is given too, which neighbours on the machine change less than rates. Writes the same
+as JSON with --out FILE.
 """
 
 import argparse
@@ -70,22 +71,29 @@ def main():
             transport = HttpTransport(node.url)
             transport.put_prefix(digest, artifact)
             result["same_pixels"] = same_pixels(transport, forms, wanted)
-            measured = {name: {"alone": [], "cut_1": [], f"cut_{last}": [], "decode_ms": []} for name in forms}
+            keys = ("alone", "cut_1", f"cut_{last}", "alone_cpu_ms", "cut_1_cpu_ms", f"cut_{last}_cpu_ms")
+            measured = {name: {key: [] for key in keys} for name in forms}
             for cut in (1, last):
                 asked(transport, forms["jpeg"], cut, digest, wanted)  # warm
             for _ in range(wanted.rounds):
                 for name, form in forms.items():
                     rates = measured[name]
-                    rates["alone"].append(len(images) / alone(form))
-                    before = decode_s(transport)
-                    rates["cut_1"].append(len(images) / asked(transport, form, 1, digest, wanted))
-                    rates["decode_ms"].append((decode_s(transport) - before) / len(images) * 1e3)
-                    rates[f"cut_{last}"].append(len(images) / asked(transport, form, last, digest, wanted))
+                    seconds, cpu_s = alone(form)
+                    rates["alone"].append(len(images) / seconds)
+                    rates["alone_cpu_ms"].append(cpu_s / len(images) * 1e3)
+                    for cut in (1, last):
+                        before = cpu_of(node.pid)
+                        rates[f"cut_{cut}"].append(len(images) / asked(transport, form, cut, digest, wanted))
+                        rates[f"cut_{cut}_cpu_ms"].append((cpu_of(node.pid) - before) / len(images) * 1e3)
     result["forms"] = {name: {key: spread(values) for key, values in one.items()} for name, one in measured.items()}
-    print(f"{'form':<18}{'alone/s':>10}{'cut 1/s':>10}{f'cut {last}/s':>10}{'decode ms':>11}   (medians)")
+    print("median (best) images/s, and processor ms an image in the node; alone is one thread without a node")
     for name, one in result["forms"].items():
-        figures = [one[key]["median"] for key in ("alone", "cut_1", f"cut_{last}", "decode_ms")]
-        print(f"{name:<18}{figures[0]:>10.0f}{figures[1]:>10.0f}{figures[2]:>10.1f}{figures[3]:>11.2f}")
+        ways = [
+            f"{way.replace('_', ' ')} {one[way]['median']:.0f} ({one[way]['most']:.0f}), "
+            f"{one[f'{way}_cpu_ms']['median']:.2f} ms"
+            for way in ("alone", "cut_1", f"cut_{last}")
+        ]
+        print(f"{name:<14}" + "; ".join(ways))
     result["reduced"] = reduced(images, declared, wanted.rounds)
     if wanted.out is not None:
         wanted.out.write_text(json.dumps(result, indent=2) + "\n")
@@ -119,16 +127,16 @@ def made(images, declared, scratch):
 
 
 def alone(form):
-    """Seconds to read and decode every sample in one thread, without a node."""
+    """Seconds to read and decode every sample in one thread, without a node; and of its processor."""
     store = open_store(form.data.url)
     if form.preprocess.stored is not None and isinstance(store, FolderStore):
         store = MappedFolder(store)
     samples, out = form.data.samples, np.empty(form.preprocess.shape, np.float32)
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.thread_time()
     for row in range(len(samples)):
         encoded = store.read(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
         decode_into(form.preprocess, encoded, out, id=int(samples.ids[row]), view=None)
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.thread_time() - cpu
 
 
 def reduced(images, declared, rounds):
@@ -196,8 +204,10 @@ def same_pixels(transport, forms, wanted):
     return same
 
 
-def decode_s(transport):
-    return transport.node_statistics()["totals"]["decode_s"]
+def cpu_of(pid):
+    """Processor seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def spread(values):
