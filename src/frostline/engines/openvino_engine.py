@@ -91,6 +91,7 @@ def _convert(order: Order, place: Path) -> None:
 def _narrow(order: Order, place: Path) -> None:
     """Weights and activations of 8 bits, after training, by their ranges on real pixels."""
     ov, nncf = imported("openvino"), imported("nncf")
+    ranges = imported("nncf.quantization.range_estimator")
     pixels = order.pixels()
     with _converted(order) as whole, converting("NNCF"):
         narrow = nncf.quantize(
@@ -99,6 +100,11 @@ def _narrow(order: Order, place: Path) -> None:
             subset_size=len(pixels),
             target_device=nncf.TargetDevice.CPU,
             model_type=nncf.ModelType.TRANSFORMER if order.is_transformer else None,
+            # NNCF would take the mean of the samples' ranges, and clip those who stand out: the error of the worst
+            # sample counts here, and that of ResNet-18 falls from 16 % to 6 %.
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                activations_range_estimator_params=ranges.RangeEstimatorParametersSet.MINMAX
+            ),
         )
         ov.save_model(narrow, place / _FILE, compress_to_fp16=False)
 
