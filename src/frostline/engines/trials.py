@@ -119,35 +119,43 @@ def features(engine: Engine, pixels: npt.NDArray[np.float32], cut: int) -> Array
 
 
 def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float]) -> Trial:
-    name, cut = trial.engine, trial.cut
-    threads = subject.threads[0]
-    torch.set_num_threads(threads)
-    # The first is converted, and brings libraries into the process; the second is made as a node makes it.
-    _weighed(subject, trial, threads)
-    engine, trial = _weighed(subject, trial, threads)
-    error = 0.0 if reference is None else _error(features(engine, subject.judged, cut), reference)
+    # This one may be converted, and brings libraries into the process; it goes before memory is looked at.
+    error, best = _judged(subject, trial, reference, clock)
     if not np.isfinite(error):
         return replace(trial, why_not="gives values that are not finite")
-    trial = replace(trial, error=error)
-    best = _fastest(subject, engine, trial, threads, clock)
-    for fewer in subject.threads[1:]:
-        del engine
-        torch.set_num_threads(fewer)
-        engine = subject.made(name, cut, fewer)
-        best = _faster(best, _fastest(subject, engine, trial, fewer, clock))
-    return best
+    torch.set_num_threads(best.threads)
+    return _weighed(subject, replace(best, error=error))
 
 
-def _weighed(subject: Subject, trial: Trial, threads: int) -> tuple[Engine, Trial]:
-    """Make it and run it, with what memory that takes: as seen, and as the engine says where none can be seen."""
+def _judged(
+    subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float]
+) -> tuple[float, Trial]:
+    """The error, and the trial at the best batch and threads."""
+    error, best = 0.0, None
+    for threads in subject.threads:
+        torch.set_num_threads(threads)
+        engine = subject.made(trial.engine, trial.cut, threads)
+        if best is None and reference is not None:
+            error = _error(features(engine, subject.judged, trial.cut), reference)
+        here = _fastest(subject, engine, trial, threads, clock)
+        best = here if best is None else _faster(best, here)
+    assert best is not None, "there is a number of threads to try"
+    return error, best
+
+
+def _weighed(subject: Subject, trial: Trial) -> Trial:
+    """The trial with the memory that its engine takes, made as a node makes it and run at its batch.
+
+    Seen as growth of the process; where that cannot be seen, as the engine says.
+    """
     gc.collect()
     give_back_freed()
     is_seen = torch.device(subject.device).type == "cpu" and can_measure()
     before = resident_bytes() if is_seen else 0
-    engine = subject.made(trial.engine, trial.cut, threads)
+    engine = subject.made(trial.engine, trial.cut, trial.threads)
     if not is_seen:
         said = engine.footprint(trial.cut)
-        return engine, replace(
+        return replace(
             trial,
             weight_bytes=engine.weight_bytes,
             load_bytes=2 * engine.weight_bytes,
@@ -157,23 +165,24 @@ def _weighed(subject: Subject, trial: Trial, threads: int) -> tuple[Engine, Tria
     load_bytes = peak_bytes() - before
     give_back_freed()
     standing = resident_bytes()
-    few, many = _FEWEST_ROWS, max(subject.rows)
-    peaks = [_peak(subject, engine, trial.cut, rows) - standing for rows in (few, many)]
+    few, many = _peak(subject, engine, trial.cut, _FEWEST_ROWS), _peak(subject, engine, trial.cut, trial.rows)
     give_back_freed()
-    # Some engines keep the arena of their last run.
-    weight_bytes = max(engine.weight_bytes, resident_bytes() - before)
-    per_sample = max(0, -(-(peaks[1] - peaks[0]) // max(1, many - few)))
-    return engine, replace(
+    after = resident_bytes()
+    weight_bytes = max(engine.weight_bytes, after - before)
+    # Some engines keep the arena of their largest run, in which the next ones run: it is counted once, as theirs.
+    few, many = few - max(standing, after), many - max(standing, after)
+    per_sample = max(0, -(-(many - few) // max(1, trial.rows - _FEWEST_ROWS)))
+    return replace(
         trial,
         weight_bytes=weight_bytes,
         load_bytes=max(load_bytes, weight_bytes),
-        fixed_bytes=max(0, peaks[0] - few * per_sample),
-        bytes_per_sample=per_sample,
+        fixed_bytes=max(0, many - trial.rows * per_sample),
+        bytes_per_sample=per_sample if many > 0 else 0,
     )
 
 
 def _peak(subject: Subject, engine: Engine, cut: int, rows: int) -> int:
-    """The most memory during a run, its samples not counted."""
+    """The most memory of the process during a run, the samples not counted."""
     batch = subject.batch(rows)
     look_anew()
     engine.run(batch, cut)
