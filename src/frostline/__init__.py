@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from frostline.datasets import Dataset
     from frostline.loaders import Batch, FeatureMixup, FeatureNoise, Job, Loader, offload
     from frostline.models import Head, freeze
+    from frostline.wire.recipes import Recipe
 
 __all__ = (
     "Batch",
@@ -22,6 +23,7 @@ __all__ = (
     "Loader",
     "LoaderSettings",
     "NodeSettings",
+    "Recipe",
     "TenantSettings",
     "__version__",
     "freeze",
@@ -40,6 +42,7 @@ _ROOMS = {
     "Loader": "frostline.loaders",
     "LoaderSettings": "frostline.config",
     "NodeSettings": "frostline.config",
+    "Recipe": "frostline.wire.recipes",
     "TenantSettings": "frostline.config",
     "freeze": "frostline.models",
     "offload": "frostline.loaders",

@@ -89,6 +89,9 @@ class NodeSettings:
         cache_folder: where features are kept for later epochs, jobs and tenants; several nodes of one machine may
             share it. None keeps none.
         cache_bytes: most bytes on disk for them.
+        allow_training: train heads beside it, for policy ``all_in_store``.
+        training_memory_bytes: of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are torch's.
+        trainings: at once; one more is refused with 429.
     """
 
     memory_bytes: int = 2 * _GIB
@@ -103,6 +106,9 @@ class NodeSettings:
     engines: tuple[str, ...] | None = None
     cache_folder: str | None = None
     cache_bytes: int = 10 * _GIB
+    allow_training: bool = False
+    training_memory_bytes: int = 2 * _GIB
+    trainings: int = 1
 
     def __post_init__(self) -> None:
         _at_least("memory_bytes", self.memory_bytes, 64 * _MIB)
@@ -112,6 +118,8 @@ class NodeSettings:
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
         _at_least("trial_s", self.trial_s, 0)
+        _at_least("training_memory_bytes", self.training_memory_bytes, 512 * _MIB)
+        _at_least("trainings", self.trainings, 1)
         _whole_eights("device_batch", self.device_batch)
         if self.batching not in BATCHING:
             raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")

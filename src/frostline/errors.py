@@ -24,6 +24,8 @@ FrostlineError
 ├── Refused                   the node will not do this, however often it is asked
 │   ├── BadRequest            the request does not make sense
 │   ├── Unidentified          the node does not know who asks
+│   ├── NotAllowed            this node does not do that: its operator has to allow it
+│   ├── UnknownTraining       the node holds no such training, or nothing of it
 │   ├── UnknownPrefix         the node does not hold this prefix: upload it
 │   ├── EngineNotReady        the node has not made this engine ready: have it profiled
 │   ├── UnsafeArtifact        a prefix that is malformed, or names what is not allowed
@@ -50,6 +52,7 @@ __all__ = (
     "FrozenInTrainMode",
     "ModelError",
     "NodeUnreachable",
+    "NotAllowed",
     "NotTraceable",
     "NothingFrozen",
     "ObjectNotFound",
@@ -67,6 +70,7 @@ __all__ = (
     "UnknownLayer",
     "UnknownModel",
     "UnknownPrefix",
+    "UnknownTraining",
     "UnsafeArtifact",
     "UserError",
     "WeightsMismatch",
@@ -168,6 +172,14 @@ class BadRequest(Refused):
 
 class Unidentified(Refused):
     """The node does not know who asks: no token came, or one that it does not know."""
+
+
+class NotAllowed(Refused):
+    """This node does not do that; the message names the setting with which its operator allows it."""
+
+
+class UnknownTraining(Refused):
+    """The node holds no training of that name, or nothing that it left."""
 
 
 class UnknownPrefix(Refused):

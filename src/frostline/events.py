@@ -10,6 +10,7 @@ __all__ = (
     "Counted",
     "EpochFinished",
     "EpochStarted",
+    "EpochTrained",
     "Evaluated",
     "Event",
     "NodeRestarted",
@@ -135,6 +136,14 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTrained:
+    """All steps of an epoch were taken; ``loss`` is their mean."""
+
+    epoch: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """The held-out samples were scored after an epoch."""
 
@@ -156,6 +165,7 @@ Event = (
     | Counted
     | EpochFinished
     | EpochStarted
+    | EpochTrained
     | Evaluated
     | NodeRestarted
     | PhaseStarted

@@ -84,6 +84,24 @@ def test_a_run_is_the_same_for_the_same_seed(capsys, folder):
     assert runs[0]["losses"] == runs[1]["losses"]
 
 
+def test_a_run_in_the_store_is_that_of_any_other_policy(capsys, folder, tmp_path):
+    how = ("train", "--data", folder, *SMALL, "--epochs", 2, "--augment", "--batch-size", 6, "--val-share", 0.25)
+    here, there = (
+        run_json(capsys, *how, "--policy", policy, "--out", tmp_path / policy) for policy in ("freeze", "all_in_store")
+    )
+    alike = "losses epoch_losses val_losses val_accuracies samples epochs train_samples skipped baseline_wire_bytes"
+    assert {name: there[name] for name in alike.split()} == {name: here[name] for name in alike.split()}
+    assert there["ways"] == []  # no sample came to the trainer
+    assert there["stages"]["store: head"] > 0
+    assert there["plan"]["policy"] == "all_in_store"
+    [head] = [one["where"] for one in there["where"] if one["part"] == "head"]
+    assert head.startswith("beside the node at")
+    for file in ("model.safetensors", "head.safetensors"):
+        ours, theirs = (load_file(tmp_path / policy / file) for policy in ("all_in_store", "freeze"))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
 def test_weights_from_a_file_are_used(capsys, folder, tmp_path):
     torch.manual_seed(9)
     write_tensors(tmp_path / "w.safetensors", Small().state_dict())
@@ -189,7 +207,6 @@ def test_extract_writes_a_row_for_each_sample(capsys, folder, tmp_path):
         (("train", "--data", "{folder}", *SMALL, "--codec", "int8"), "needs the cut that it is for"),
         (("train", "--data", "{folder}", *SMALL, "--accuracy", "good"), "exact, fp16, int8 or a relative error"),
         (("train", "--data", "{folder}", *SMALL, "--policy", "magic"), "neurosurgeon"),
-        (("train", "--data", "{folder}", *SMALL, "--policy", "all_in_store"), "start the training there"),
         (("plan", "--data", "{folder}", *SMALL, "--bandwidth", "100"), "1Gbit, 100Mbit or 12MB"),
         (("plan", "--data", "{folder}", *SMALL, "--store-speed", "0"), "is no factor"),
         (("plan", "--data", "{folder}", *SMALL, "--nodes", "0"), "--nodes"),
@@ -258,9 +275,10 @@ def rest_of_json(process: subprocess.Popen) -> str:
     return text
 
 
-def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path):
+@pytest.mark.parametrize("policy", ["best", "all_in_store"])
+def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path, policy):
     out = tmp_path / "run"
-    arguments = ("train", "--data", folder, *SMALL, "--epochs", 100_000, "--out", out)
+    arguments = ("train", "--data", folder, *SMALL, "--policy", policy, "--epochs", 100_000, "--out", out)
     with start(*arguments, start_new_session=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -273,6 +291,9 @@ def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path):
     report = json.loads((out / "report.json").read_text())
     assert report["interrupted"]
     assert report["epochs"] >= 2
-    Small().load_state_dict(load_file(out / "model.safetensors"))
+    model = load_file(out / "model.safetensors")
+    assert int(model["body.1.num_batches_tracked"]) == len(report["losses"])
+    Small().load_state_dict(model)
     children = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     assert str(folder) not in children
+    assert "frostline.training.beside" not in children

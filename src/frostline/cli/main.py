@@ -13,13 +13,13 @@ from frostline.cli.ingest import ingest
 from frostline.cli.plan import plan
 from frostline.cli.serve import serve
 from frostline.cli.train import train
-from frostline.errors import AccessDenied, BadRequest, FrostlineError, OverBudget, UserError
+from frostline.errors import AccessDenied, BadRequest, FrostlineError, NotAllowed, OverBudget, UserError
 from frostline.version import __version__
 
 __all__ = ("run",)
 
 # What a node or a store refuses and its user can put right: too little --memory, other roots, wrong credentials.
-_USERS = (AccessDenied, BadRequest, OverBudget)
+_USERS = (AccessDenied, BadRequest, NotAllowed, OverBudget)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

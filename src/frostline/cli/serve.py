@@ -43,6 +43,14 @@ __all__ = ("serve",)
 @click.option("--max-requests", default=64, show_default=True, help="In work or waiting; one more gets 429.")
 @click.option("--cache", "cache_folder", metavar="DIR", help="Keep features here for later epochs, jobs and tenants.")
 @click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them.")
+@click.option("--allow-training", is_flag=True, help="Train heads beside the node, for policy all_in_store.")
+@click.option(
+    "--training-memory",
+    type=BYTES,
+    default="2GiB",
+    show_default=True,
+    help="Of the process that trains, beside --memory.",
+)
 @node_options
 @as_json
 def serve(
@@ -53,6 +61,8 @@ def serve(
     max_requests: int,
     cache_folder: str | None,
     cache_size: int,
+    allow_training: bool,
+    training_memory: int,
     node: NodeSettings,
     as_json: bool,
 ) -> None:
@@ -77,6 +87,8 @@ def serve(
         tenants=known,
         cache_folder=cache_folder,
         cache_bytes=cache_size,
+        allow_training=allow_training,
+        training_memory_bytes=training_memory,
     )
     torch.set_num_threads(node.compute_threads)
     listening = take_port(host, port)

@@ -8,7 +8,8 @@ import click
 from frostline.cli.options import as_json, job_options, policy_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.summary import finish
-from frostline.training.settings import OPTIMIZERS, JobSettings, TrainSettings
+from frostline.training.settings import JobSettings, TrainSettings
+from frostline.wire.recipes import OPTIMIZERS
 
 __all__ = ("train",)
 

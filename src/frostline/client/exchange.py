@@ -18,6 +18,7 @@ __all__ = ("Exchange", "Message")
 # What a connection that the node has closed meanwhile looks like before any byte of an answer has come.
 _STALE = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 _MOST_JSON = 64 << 20
+_MOST_LINE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +26,13 @@ class Message:
     """What is sent.
 
     Attributes:
-        method: of HTTP; all that a node takes may be sent twice.
+        method: of HTTP.
         path: after the node's address.
         body: of the request.
         media_type: of the body.
         headers: beside those of HTTP itself. Never shown: one says who asks.
         silence_s: how long its answer may let wait for itself; None for as long as the connection's own deadline.
+        may_repeat: sending it twice is as good as once: an idle connection, which may be closed, is tried first.
     """
 
     method: str
@@ -39,6 +41,7 @@ class Message:
     media_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     silence_s: float | None = None
+    may_repeat: bool = True
 
 
 class Exchange:
@@ -64,7 +67,7 @@ class Exchange:
             NodeUnreachable: No connection, or no answer.
         """
         with self._translated():
-            used = self._connections.take()
+            used = self._connections.take() if message.may_repeat else None
             if used is not None:
                 try:
                     return self._send(used, message)
@@ -87,6 +90,15 @@ class Exchange:
             except http.client.IncompleteRead as error:
                 filled += len(error.partial)
         return view[:filled]
+
+    def read_line(self) -> bytes:
+        """The next line of the answer, or nothing at its end.
+
+        Raises:
+            NodeUnreachable: The node fell silent.
+        """
+        with self._translated():
+            return self._answer.readline(_MOST_LINE)
 
     def read_all(self) -> bytes:
         """A short answer as a whole.

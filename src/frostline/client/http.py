@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from frostline.client.connections import Connections, address_of
 from frostline.client.exchange import Exchange, Message
+from frostline.client.training import HttpTraining
 from frostline.client.transport import TransportStatistics
 from frostline.config import LoaderSettings
 from frostline.core import EXACT, FeatureBatch
@@ -83,6 +84,10 @@ class HttpTransport:
         """See ``Transport``."""
         message = self._message("POST", "/v1/features", body=_json(request), headers=self._deadline)
         return HttpAnswer(Exchange(self._connections, self._url), message, self)
+
+    def train(self, prefix: str, assignment: bytes) -> HttpTraining:
+        """See ``TrainsBeside``."""
+        return HttpTraining(self._connections, self._url, prefix, assignment, self._identity)
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
 
 from frostline.core import EXACT, FeatureBatch
 from frostline.profiles import Profile
 from frostline.wire.messages import FeatureRequest, Health
 
-__all__ = ("Transport", "TransportStatistics")
+__all__ = ("BesideTraining", "TrainsBeside", "Transport", "TransportStatistics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +77,41 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close the connections. Calling it again does nothing."""
+
+
+class BesideTraining(Protocol):
+    """A training that runs on a node. A context manager: leaving it before its last event ends the training."""
+
+    def __enter__(self) -> Self:
+        """Follow it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of it, and of what it left on the node."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """What it tells, as plain values, until it has ended. An interrupted iteration goes on where it was."""
+
+    def stop(self) -> None:
+        """Ask it to end after the step that it is in; its last events still come."""
+
+    def tensors(self, nbytes: int, digest: str) -> bytes:
+        """The trained tensors, a safetensors file of that length and SHA-256, once it has ended."""
+
+
+@runtime_checkable
+class TrainsBeside(Protocol):
+    """A way to a node that trains heads beside it."""
+
+    def train(self, prefix: str, assignment: bytes) -> BesideTraining:
+        """Have a head trained; see ``loaders.assignment``.
+
+        Args:
+            prefix: digest of the frozen part, which the node holds.
+            assignment: what is to be trained, as a file.
+
+        Raises:
+            Refused: The node does not take it.
+            Unavailable: It is busy with another one, or cannot be reached.
+        """

@@ -15,7 +15,7 @@ from frostline.engines.operators import resolve_allowed
 from frostline.engines.runner import Runner
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("CutMemory", "Footprint", "dry_run", "version_of")
+__all__ = ("BROKEN", "CutMemory", "Footprint", "dry_run", "storage_key", "tensors_in", "version_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,7 @@ def dry_run(
 
 
 _BATCH = 8
-# What an operator of a hostile or broken graph may raise on shapes.
-_BROKEN = (
+BROKEN = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -87,6 +86,7 @@ _BROKEN = (
     TypeError,
     ValueError,
 )
+"""What an operator of a hostile or broken graph may raise."""
 
 
 def _line(rows: Sequence[int], peaks: Sequence[int]) -> Footprint:
@@ -110,13 +110,13 @@ class _Trail:
         self._rows = rows
         self._first = len(graph.inputs) + len(leaves)
         self._places = {name: place for place, name in enumerate(_names(graph))}
-        self._resting = {_key(leaf) for leaf in leaves}
+        self._resting = {storage_key(leaf) for leaf in leaves}
         self._holders: Counter[StorageWeakRef] = Counter()
         self._live = 0
         self._peaks: list[int] = []
         try:
             self._run(leaves)
-        except _BROKEN as error:
+        except BROKEN as error:
             why = str(error).partition("\n")[0] or type(error).__name__
             shapes = [[rows, *shape] for shape in cuts[0].shapes]
             raise UnsafeArtifact(f"the graph does not run on inputs of shape {shapes}: {why}") from error
@@ -152,15 +152,15 @@ class _Trail:
                 _check_declared(cut, place, made, self._rows)
 
     def _hold(self, value: Any) -> None:
-        for tensor in _tensors(value):
-            key = _key(tensor)
+        for tensor in tensors_in(value):
+            key = storage_key(tensor)
             if key not in self._resting:
                 self._live += 0 if self._holders[key] else tensor.untyped_storage().nbytes()
                 self._holders[key] += 1
 
     def _release(self, value: Any) -> None:
-        for tensor in _tensors(value):
-            key = _key(tensor)
+        for tensor in tensors_in(value):
+            key = storage_key(tensor)
             if key not in self._resting:
                 self._holders[key] -= 1
                 self._live -= 0 if self._holders[key] else tensor.untyped_storage().nbytes()
@@ -173,7 +173,7 @@ def _scratch(node: Node, values: Sequence[Any], places: dict[str, int]) -> int:
     oneDNN does not take unfolds its input.
     """
     read = [values[places[name]] for name in references(node.args)]
-    tensors = [tensor for value in read for tensor in _tensors(value)]
+    tensors = [tensor for value in read for tensor in tensors_in(value)]
     packet = node.op.split(".")[1] if "." in node.op else ""
     expanded = sum(one.numel() * one.itemsize for one in tensors if not all(one.stride()) and one.numel() > 1)
     if packet == "scaled_dot_product_attention" and len(tensors) >= 2:
@@ -182,7 +182,7 @@ def _scratch(node: Node, values: Sequence[Any], places: dict[str, int]) -> int:
         mask = sum(one.numel() for one in tensors[3:4])
         return expanded + (2 * scores + mask) * query.itemsize
     if packet in ("conv1d", "conv2d") and len(tensors) >= 2 and tensors[0].dtype != torch.float32:
-        made = _tensors(values[places[node.name]])[0]
+        made = tensors_in(values[places[node.name]])[0]
         return expanded + made.numel() // max(1, made.shape[1]) * tensors[1][0].numel() * made.itemsize
     return expanded
 
@@ -209,12 +209,13 @@ def _names(graph: Graph) -> list[str]:
     return [*graph.inputs, *(name for name, _ in graph.leaves), *(node.name for node in graph.nodes)]
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors of a value of a run: one, none, or those of a list."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for one in value for tensor in _tensors(one)] if isinstance(value, list | tuple) else []
+    return [tensor for one in value for tensor in tensors_in(one)] if isinstance(value, list | tuple) else []
 
 
-def _key(tensor: torch.Tensor) -> StorageWeakRef:
+def storage_key(tensor: torch.Tensor) -> StorageWeakRef:
     """Equal for tensors that share their storage."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

@@ -6,22 +6,28 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 from torch import nn
 
+from frostline.client.transport import TrainsBeside
 from frostline.config import LoaderSettings
-from frostline.core import Cut, Route
+from frostline.core import Cut, Route, TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
+from frostline.loaders.assignment import Assignment
 from frostline.loaders.augment import Augment
+from frostline.loaders.beside import Trained, train_beside
 from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import JobStatistics, Ledger
 from frostline.loaders.loader import Loader, Source
 from frostline.loaders.pilot import Pilot
+from frostline.models.portable import portable
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
+from frostline.wire.recipes import Recipe
 
 __all__ = ("Job",)
 
@@ -48,6 +54,7 @@ class Job:
         fallback: str | None,
         settings: LoaderSettings,
         near: str | None,
+        trains_in_store: bool = False,
         close: Callable[[], None],
     ) -> None:
         self._data = data
@@ -61,6 +68,7 @@ class Job:
         self.fallback = fallback
         self._settings = settings
         self._near = near
+        self._trains_in_store = trains_in_store
         self._close = close
 
     def __enter__(self) -> Self:
@@ -84,13 +92,16 @@ class Job:
     @property
     def where(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a part of the work and where it runs now."""
-        return whereabouts(
+        parts = whereabouts(
             self._pilot.shares,
             self._cuts,
             near=self._near,
             has_head=self._head is not None,
             engine=self._fetcher.engine,
         )
+        if not self._trains_in_store:
+            return parts
+        return tuple((part, f"beside the node at {self._near}" if part == "head" else at) for part, at in parts)
 
     @property
     def features_digest(self) -> str:
@@ -138,14 +149,15 @@ class Job:
                 or a function of your own. What is kept are the features as they were before.
 
         Raises:
-            SettingError: a figure that makes no sense, or data from another place than the job's.
+            SettingError: a figure that makes no sense, or data from another place than the job's; or the job's
+                policy trains on the node.
         """
-        data = self._data if data is None else data
-        if (data.url, data.listing) != (self._data.url, self._data.listing):
+        if self._trains_in_store:
             raise SettingError(
-                f"this job reads {self._data.url} as it was listed when the job was made, not {data.url} as it is "
-                "listed now; make another job for other data"
+                "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
+                "of your own"
             )
+        data = self._own(data)
         fetcher = self._fetcher
         if preprocess is not None:
             fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
@@ -168,6 +180,69 @@ class Job:
             drop_last=drop_last,
             augment=augment,
         )
+
+    def train(
+        self,
+        recipe: Recipe,
+        train: Dataset | None = None,
+        held_out: Dataset | None = None,
+        *,
+        plain_preprocess: Preprocess | None = None,
+    ) -> Trained:
+        """Train the head on the node, with cross-entropy over the data set's classes; its tensors come back into it.
+
+        The node must have been started with ``--allow-training``. What happens is told to the job's observer, as it
+        is when the head is trained here. On one machine the losses and the tensors are the same bits as here.
+
+        Args:
+            recipe: how.
+            train: the samples to train on; all of the job's data by default.
+            held_out: samples to score after each epoch.
+            plain_preprocess: of these, where the job's own is random.
+
+        Raises:
+            SettingError: The job has no node in a process of its own, no head, or other data.
+            ModelError: The head cannot travel; the sentence says what to do instead.
+            Refused: The node does not take it.
+            Unavailable: The node is busy with another training, or went away.
+            KeyboardInterrupt: Ctrl-C; what was learned by then has come back.
+        """
+        data = self._own(train)
+        samples = None if held_out is None else self._own(held_out).samples
+        shipment, transport = self._fetcher.shipment, self._fetcher.transport
+        if shipment is None or not isinstance(transport, TrainsBeside):
+            raise SettingError(
+                "training in the store needs a frozen part, and one node in a process of its own: give near=, and "
+                "start the node there with frostline serve --allow-training"
+            )
+        assignment = Assignment(
+            data=self._data.url,
+            train=data.samples,
+            held_out=data.samples.take(np.zeros(0, np.int64)) if samples is None else samples,
+            classes=len(self._data.classes),
+            prefix=shipment.digest,
+            engine=self._fetcher.engine,
+            cut=self.frost_line.number,
+            inputs=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
+            preprocess=self._fetcher.preprocess,
+            plain_preprocess=data.rest_of(plain_preprocess) if plain_preprocess else self._fetcher.preprocess,
+            head=portable(self.head),
+            recipe=recipe,
+            views=self._settings.views,
+            most_skipped=self._settings.most_skipped(len(self._data)),
+        )
+        self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
+        return train_beside(transport, assignment, self._observe)
+
+    def _own(self, data: Dataset | None) -> Dataset:
+        """A part of the job's data; all of it where none is named."""
+        data = self._data if data is None else data
+        if (data.url, data.listing) != (self._data.url, self._data.listing):
+            raise SettingError(
+                f"this job reads {self._data.url} as it was listed when the job was made, not {data.url} as it is "
+                "listed now; make another job for other data"
+            )
+        return data
 
     def use(self, shares: Mapping[Route, float], *, follow: bool = False) -> None:
         """Let the samples that are not asked for yet take these ways, whatever the plan says; for comparisons.

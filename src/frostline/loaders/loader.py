@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,6 @@ import torch
 from frostline.cache import TieredCache
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, View
-from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import BatchTaken, EpochFinished, EpochStarted, Observer
 from frostline.loaders.augment import Augment
@@ -22,7 +22,7 @@ from frostline.prefetch.driver import Fetch, Prefetcher
 from frostline.prefetch.stretches import Dealer, Delivery, stretches
 from frostline.prefetch.window import Window
 
-__all__ = ("Loader", "Source")
+__all__ = ("Listed", "Loader", "Source")
 
 # Cached rows are copied in runs of this many, so that an epoch from the cache needs no second copy of it all.
 _CACHED_RUN = 1024
@@ -49,6 +49,14 @@ class Source:
     observe: Observer
 
 
+class Listed(Protocol):
+    """What a loader needs of a data set."""
+
+    @property
+    def samples(self) -> Samples:
+        """Its samples, in the manifest's order."""
+
+
 class Loader:
     """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
 
@@ -71,7 +79,7 @@ class Loader:
     def __init__(
         self,
         source: Source,
-        data: Dataset,
+        data: Listed,
         *,
         batch_size: int,
         shuffle: bool,

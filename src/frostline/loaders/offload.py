@@ -31,7 +31,7 @@ from frostline.models import CutNetwork, cut_network
 from frostline.models.artifact import digest_of, write_prefix
 from frostline.models.cuts import pixel_cuts
 from frostline.node import Node
-from frostline.planning import POLICIES, Plan, Situation, fixed, make_plan
+from frostline.planning import ALL_IN_STORE, POLICIES, Plan, Situation, fixed, make_plan
 from frostline.preprocess import Preprocess, imagenet
 from frostline.wire.codecs.names import offered_precisions
 
@@ -72,7 +72,8 @@ def offload(
         cut: number of the cut to use; None lets the plan choose.
         codec: name of the codec to use with that cut.
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
-            or a published one to compare with (``planning.POLICIES``), which chooses once.
+            or a published one to compare with (``planning.POLICIES``), which chooses once. With ``all_in_store``
+            the head is trained on the node too: call ``train`` of the job.
         accuracy: what the node's engine and codecs may lose: ``"exact"`` nothing; ``"fp16"`` or ``"int8"`` what
             computing and sending in those loses; a number the largest relative root-mean-square error of a sample,
             both together. Anything but ``"exact"`` lets the node try its engines, which takes some minutes once.
@@ -137,6 +138,7 @@ def offload(
             fallback=None if network is None else network.fallback,
             settings=settings,
             near=", ".join(nodes) or None,
+            trains_in_store=policy == ALL_IN_STORE,
             close=stack.pop_all().close,
         )
 
@@ -148,11 +150,6 @@ def _ignore(_: Event) -> None:
 def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:
     if policy not in POLICIES:
         raise SettingError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
-    if policy == "all_in_store":
-        raise SettingError(
-            "policy all_in_store trains on the node's machine: start the training there, beside the data; "
-            "here it can be planned and compared with (frostline plan --policy all_in_store)"
-        )
     if cut is not None and policy != "best":
         raise SettingError(f"policy {policy} chooses the cut itself: give a cut or a policy, not both")
     if codec is not None and cut is None:

@@ -7,23 +7,32 @@ sizes are bounded, and the graph is checked by a dry run on shapes before any te
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from frostline.core import Cut, Graph, Node, Ref, TensorSpec, Token
-from frostline.core.graph import Argument
+from frostline.core import Cut, Graph, TensorSpec
 from frostline.engines.operators import ALLOWED
 from frostline.errors import ModelError, UnsafeArtifact
 from frostline.models.flow import changes, is_random, reads, uses_batch_statistics
 from frostline.models.frontiers import DTYPE_BYTES
+from frostline.models.graph_file import (
+    BROKEN,
+    flat,
+    flattened,
+    graph_from_json,
+    graph_to_json,
+    integer,
+    metadata,
+    orders_of,
+    restored,
+    text,
+)
 
 __all__ = ("Prefix", "digest_of", "read_prefix", "save_prefix", "write_prefix")
 
@@ -42,9 +51,6 @@ _SAFETENSORS = {
     torch.float32: "F32",
     torch.float64: "F64",
 }
-_MOST_NODES = 50_000
-_MOST_DEPTH = 4
-_MOST_GRAPH_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,12 +92,10 @@ def write_prefix(prefix: Prefix) -> bytes:
     strange = sorted({node.op for node in prefix.graph.nodes} - ALLOWED)
     if strange:
         raise ModelError(f"the frozen part uses {', '.join(strange)}, which a node does not run; freeze less of it")
-    text = json.dumps(_graph_to_json(prefix), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    tensors = {
-        name: _flat(tensor).detach().cpu().contiguous().clone() for name, tensor in sorted(prefix.tensors.items())
-    }
+    tensors, _ = flattened(prefix.tensors)
+    about = json.dumps(_to_json(prefix), sort_keys=True, separators=(",", ":"), allow_nan=False)
     # One key only: safetensors writes several in no fixed order, and the digest would change.
-    return save_tensors(tensors, metadata={_KEY: text})
+    return save_tensors(tensors, metadata={_KEY: about})
 
 
 def save_prefix(prefix: Prefix, file: IO[bytes]) -> None:
@@ -99,17 +103,17 @@ def save_prefix(prefix: Prefix, file: IO[bytes]) -> None:
 
     ``read_prefix`` reads it; its bytes, and so its digest, may differ from those of ``write_prefix``.
     """
-    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(_graph_to_json(prefix), allow_nan=False)}}
+    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(_to_json(prefix), allow_nan=False)}}
     start = 0
     for name, tensor in prefix.tensors.items():
-        kind = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(_flat(tensor).shape)}
+        kind = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(flat(tensor).shape)}
         header[name] = {**kind, "data_offsets": [start, start + tensor.nbytes]}
         start += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in prefix.tensors.values():
-        flat = _flat(tensor).detach().cpu().contiguous().reshape(-1)
-        file.write(flat.view(torch.uint8).numpy().data)
+        dense = flat(tensor).detach().cpu().contiguous().reshape(-1)
+        file.write(dense.view(torch.uint8).numpy().data)
 
 
 def read_prefix(body: bytes | memoryview) -> Prefix:
@@ -119,61 +123,30 @@ def read_prefix(body: bytes | memoryview) -> Prefix:
         UnsafeArtifact: It is no such file, or names or declares what is not allowed.
     """
     try:
-        graph = json.loads(_metadata(body)[_KEY])
+        graph = json.loads(metadata(body)[_KEY])
         tensors = load_tensors(bytes(body))
         prefix = _prefix(graph, tensors)
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        OverflowError,
-        RecursionError,
-        SafetensorError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except BROKEN as error:
         raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {error}") from error
     return prefix
-
-
-def _metadata(body: bytes | memoryview) -> dict[str, str]:
-    """The metadata of a safetensors file: eight bytes of length, then a JSON header."""
-    length = int.from_bytes(body[:8], "little")
-    if not 2 <= length <= min(_MOST_GRAPH_BYTES, len(body) - 8):
-        raise UnsafeArtifact("this is not a safetensors file, or its header is too large")
-    found: dict[str, str] = json.loads(bytes(body[8 : 8 + length]))["__metadata__"]
-    return found
 
 
 def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
     if value["format"] != _FORMAT:
         raise UnsafeArtifact(f"this prefix is of format {value['format']}; this node reads format {_FORMAT}")
-    if len(value["nodes"]) > _MOST_NODES:
-        raise UnsafeArtifact(f"a prefix has at most {_MOST_NODES} nodes")
-    nodes = tuple(_node(node) for node in value["nodes"])
-    strange = sorted({node.op for node in nodes} - ALLOWED)
-    if strange:
-        raise UnsafeArtifact(f"operator {strange[0]!r} is not allowed in a prefix")
-    graph = Graph(
-        inputs=tuple(_text(name) for name in value["inputs"]),
-        leaves=tuple((_text(name), _text(tensor)) for name, tensor in value["leaves"]),
-        nodes=nodes,
-        outputs=tuple(_argument(output, 0) for output in value["outputs"]),
-    )
+    graph = graph_from_json(value)
     data = _data(graph)
-    changing = [node.op for node in nodes if is_random(node) or uses_batch_statistics(node, data)]
+    changing = [node.op for node in graph.nodes if is_random(node) or uses_batch_statistics(node, data)]
     if changing:
         raise UnsafeArtifact(f"{changing[0]} depends on chance or on the batch, and a prefix may not")
-    cuts = tuple(_cut(cut, len(nodes)) for cut in value["cuts"])
+    cuts = tuple(_cut(cut, len(graph.nodes)) for cut in value["cuts"])
     if [cut.number for cut in cuts] != list(range(1, len(cuts) + 1)):
         raise UnsafeArtifact("a prefix has cuts numbered from 1")
     if not cuts or cuts[0].after != -1 or cuts[0].tensors != graph.inputs:
         raise UnsafeArtifact("the first cut of a prefix is its input")
     if any(one.after >= other.after for one, other in pairwise(cuts)):
         raise UnsafeArtifact("the cuts of a prefix stand in order, one behind a node at most")
-    orders = {_text(name): [_integer(dim) for dim in order] for name, order in value["orders"].items()}
-    turned = {name: _turned_back(tensors[name], order) for name, order in orders.items()}
-    return Prefix(graph=graph, cuts=cuts, tensors={**tensors, **turned})
+    return Prefix(graph=graph, cuts=cuts, tensors=restored(tensors, value["orders"]))
 
 
 def _data(graph: Graph) -> set[str]:
@@ -185,55 +158,9 @@ def _data(graph: Graph) -> set[str]:
     return found
 
 
-def _memory_order(tensor: torch.Tensor) -> list[int]:
-    """Its dimensions from the outermost in memory to the innermost; their own order where they do not lie dense."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
-    is_dense = tensor.permute(order).is_contiguous()
-    return order if is_dense else list(range(tensor.dim()))
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A channels-last weight in the order of its memory, in which it is written: kernels go by the order."""
-    return tensor.permute(_memory_order(tensor))
-
-
-def _turned_back(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
-    if sorted(order) != list(range(tensor.dim())):
-        raise UnsafeArtifact(f"a tensor of the prefix has {tensor.dim()} dimensions and not the order {order[:8]}")
-    return tensor.permute(sorted(range(tensor.dim()), key=order.__getitem__))
-
-
-def _graph_to_json(prefix: Prefix) -> dict[str, Any]:
-    graph = prefix.graph
-    orders = {name: _memory_order(tensor) for name, tensor in prefix.tensors.items()}
-    return {
-        "format": _FORMAT,
-        "orders": {name: order for name, order in orders.items() if order != sorted(order)},
-        "inputs": list(graph.inputs),
-        "leaves": [list(leaf) for leaf in graph.leaves],
-        "nodes": [_node_to_json(node) for node in graph.nodes],
-        "outputs": [_argument_to_json(output) for output in graph.outputs],
-        "cuts": [_cut_to_json(cut) for cut in prefix.cuts],
-    }
-
-
-def _node_to_json(node: Node) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "op": node.op,
-        "args": [_argument_to_json(argument) for argument in node.args],
-        "kwargs": {name: _argument_to_json(argument) for name, argument in node.kwargs},
-    }
-
-
-def _node(value: dict[str, Any]) -> Node:
-    return Node(
-        name=_text(value["name"]),
-        op=_text(value["op"]),
-        args=tuple(_argument(argument, 0) for argument in value["args"]),
-        kwargs=tuple((_text(name), _argument(argument, 0)) for name, argument in sorted(value["kwargs"].items())),
-    )
+def _to_json(prefix: Prefix) -> dict[str, Any]:
+    cuts = [_cut_to_json(cut) for cut in prefix.cuts]
+    return {"format": _FORMAT, "orders": orders_of(prefix.tensors), **graph_to_json(prefix.graph), "cuts": cuts}
 
 
 def _cut_to_json(cut: Cut) -> dict[str, Any]:
@@ -251,13 +178,13 @@ def _cut_to_json(cut: Cut) -> dict[str, Any]:
 
 def _cut(value: dict[str, Any], nodes: int) -> Cut:
     cut = Cut(
-        number=_integer(value["number"]),
-        name=_text(value["name"]),
-        after=_integer(value["after"]),
-        tensors=tuple(_text(name) for name in value["tensors"]),
-        shapes=tuple(tuple(_integer(size) for size in shape) for shape in value["shapes"]),
-        dtypes=tuple(_text(dtype) for dtype in value["dtypes"]),
-        bytes_per_sample=_integer(value["bytes_per_sample"]),
+        number=integer(value["number"]),
+        name=text(value["name"]),
+        after=integer(value["after"]),
+        tensors=tuple(text(name) for name in value["tensors"]),
+        shapes=tuple(tuple(integer(size) for size in shape) for shape in value["shapes"]),
+        dtypes=tuple(text(dtype) for dtype in value["dtypes"]),
+        bytes_per_sample=integer(value["bytes_per_sample"]),
         is_relu=bool(value["is_relu"]),
     )
     if any(size < 0 for shape in cut.shapes for size in shape) or not set(cut.dtypes) <= set(DTYPE_BYTES):
@@ -265,47 +192,3 @@ def _cut(value: dict[str, Any], nodes: int) -> Cut:
     if not -1 <= cut.after < nodes or not len(cut.tensors) == len(cut.shapes) == len(cut.dtypes) >= 1:
         raise UnsafeArtifact(f"cut {cut.number} does not make sense")
     return cut
-
-
-def _argument_to_json(argument: Argument) -> Any:
-    match argument:
-        case Ref():
-            return {"ref": argument.name}
-        case Token():
-            return {argument.kind: argument.value}
-        case tuple():
-            return [_argument_to_json(one) for one in argument]
-        case float() if not math.isfinite(argument):
-            return {"float": repr(argument)}
-        case _:
-            return argument
-
-
-def _argument(value: Any, depth: int) -> Argument:
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case list() if depth < _MOST_DEPTH:
-            return tuple(_argument(one, depth + 1) for one in value)
-        case {"ref": str(name)} if len(value) == 1:
-            return Ref(name)
-        case {"float": "inf" | "-inf" | "nan" as text} if len(value) == 1:
-            return float(text)
-        case {"dtype": str() as text} | {"layout": str() as text} | {"memory_format": str() as text} if len(value) == 1:
-            return Token(next(iter(value)), text)
-        case {"device": ""} if len(value) == 1:
-            return Token("device", "")
-        case _:
-            raise UnsafeArtifact(f"a prefix cannot hold the argument {str(value)[:80]!r}")
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > 1000:
-        raise UnsafeArtifact("a name in the prefix is no text")
-    return value
-
-
-def _integer(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -2 <= value < 1 << 40:
-        raise UnsafeArtifact("a number in the prefix is no integer, or out of bounds")
-    return value

@@ -12,7 +12,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 from frostline.core import Cut, Graph, TensorSpec
 from frostline.engines.apart import computing
 from frostline.engines.runner import Runner
-from frostline.errors import NotTraceable
+from frostline.errors import ModelError, NotTraceable
 from frostline.models.flow import prune
 from frostline.models.freeze import frozen_modules
 from frostline.models.frozen import FrozenPart
@@ -21,7 +21,7 @@ from frostline.models.layout import straightened
 from frostline.models.split import after, before, guard_inputs, is_same, moved
 from frostline.models.trace import Trace, device_of, trace
 
-__all__ = ("Head", "TracedHead", "WholeHead", "tensor_paths")
+__all__ = ("Head", "HeadGraph", "TracedHead", "WholeHead", "tensor_paths")
 
 _ROWS = 8
 
@@ -95,6 +95,21 @@ class WholeHead(Head):
             return self._model[0](*tensors)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeadGraph:
+    """What a traced head computes in one combination of modes.
+
+    Attributes:
+        graph: from the frost line to the network's one output.
+        places: which of the tensors that cross the frost line it takes, in the order of its inputs.
+        tensors: the network's own parameters, buffers and constants, by the names in ``graph.leaves``.
+    """
+
+    graph: Graph
+    places: tuple[int, ...]
+    tensors: Mapping[str, torch.Tensor]
+
+
 class TracedHead(Head):
     """A network's graph from the frost line on.
 
@@ -118,6 +133,24 @@ class TracedHead(Head):
     def prepare(self) -> None:
         """Trace for the present modes now, rather than at the first batch."""
         self._for_these_modes()
+
+    def graphs(self) -> tuple[HeadGraph, HeadGraph]:
+        """What the head computes in train mode and in eval mode; its modes stay as they are.
+
+        Raises:
+            ModelError: The network gives something else than one tensor.
+            NotTraceable: It cannot be traced in one of the modes.
+        """
+        modules = [*self.modules(), *self._modules_run.values()]
+        kept = [(module, module.training) for module in modules]
+        try:
+            self.train()
+            training = self._for_these_modes().described()
+            self.eval()
+            return training, self._for_these_modes().described()
+        finally:
+            for module, own in kept:
+                module.training = own
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         return self._for_these_modes().run(tensors)
@@ -174,13 +207,14 @@ def _modules_of(graph: Graph, model: nn.Module) -> dict[str, nn.Module]:
 class _Bound:
     """A graph with the network's tensors as its leaves, looked up at each run: ``.to()`` replaces buffers."""
 
+    graph: Graph
     runner: Runner
     lookups: list[Callable[[], torch.Tensor]]
 
     @classmethod
     def to(cls, model: nn.Module, graph: Graph, traced: Trace) -> "_Bound":
         lookups = [_lookup(model, traced, path) for _, path in graph.leaves]
-        return cls(Runner(graph, device=device_of(model)), lookups)
+        return cls(graph, Runner(graph, device=device_of(model)), lookups)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         return self.runner.run(tensors, [lookup() for lookup in self.lookups])
@@ -198,6 +232,15 @@ class _Ready:
     def of(cls, model: nn.Module, traced: Trace, cut: Cut, frost_line: Cut) -> "_Ready":
         bound = _Bound.to(model, after(traced.graph, cut), traced)
         return cls(bound, [frost_line.tensors.index(name) for name in cut.tensors], traced.structure)
+
+    def described(self) -> HeadGraph:
+        """The same as a value."""
+        if not self.structure.is_leaf():
+            raise ModelError("the network gives something else than one tensor")
+        graph = self.bound.graph
+        paths = [path for _, path in graph.leaves]
+        tensors = {path: lookup() for path, lookup in zip(paths, self.bound.lookups, strict=True)}
+        return HeadGraph(graph=graph, places=tuple(self.places), tensors=tensors)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
         return tree_unflatten(list(self.bound.run([tensors[place] for place in self.places])), self.structure)

@@ -23,6 +23,7 @@ from frostline.node.replies import error_reply, json_reply
 from frostline.node.service import Node
 from frostline.node.streaming import AnswerReply
 from frostline.node.tenants import Account
+from frostline.node.training_routes import TrainingRoutes
 from frostline.node.uploads import Upload
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
@@ -44,6 +45,8 @@ def make_app(node: Node) -> Starlette:
             Route("/v1/prefixes/{digest}", service.prefix, methods=["HEAD", "PUT"]),
             Route("/v1/features", service.features, methods=["POST"]),
             Route("/v1/profiles", service.profile, methods=["POST"]),
+            Route("/v1/trainings", service.trainings.begin, methods=["POST"]),
+            Route("/v1/trainings/{id}", service.trainings.one, methods=["GET", "DELETE"]),
             Route("/v1/health", service.health, methods=["GET"]),
             Route("/v1/statistics", service.statistics, methods=["GET"]),
             Route("/v1/metrics", service.metrics, methods=["GET"]),
@@ -71,6 +74,7 @@ class _Service:
         self._node = node
         # One waits for a request's next batch, another may close it.
         self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
+        self.trainings = TrainingRoutes(node.trainings, self._threads, ask=self._asker, length=_length, chunks=_chunks)
         self._openapi = files("frostline.node").joinpath("openapi.json").read_bytes()
 
     async def health(self, request: Request) -> Response:

@@ -33,6 +33,7 @@ from frostline.node.samples import Decoding, SampleReader
 from frostline.node.sharing import Sharing
 from frostline.node.statistics import Counters, NodeStatistics
 from frostline.node.tenants import Account
+from frostline.node.trainings import Trainings
 from frostline.node.trials import Room, trials_of
 from frostline.node.uploads import Upload
 from frostline.preprocess import Preprocess
@@ -56,6 +57,9 @@ class Node:
         settings: what it may use.
         roots: URLs under which it serves data.
 
+    Attributes:
+        trainings: beside it.
+
     Raises:
         SettingError: A root is no URL that Frostline reads.
     """
@@ -73,6 +77,7 @@ class Node:
         self._networks = Networks()
         self._cache = NodeCache(settings)
         self._decoders = threading.Semaphore(settings.decode_threads)
+        self.trainings = Trainings(settings, self._prefixes.used)
         self._answers: set[Answer] = set()
         self._lock = threading.Lock()
         self._started = time.monotonic()
@@ -184,6 +189,7 @@ class Node:
     def close(self) -> None:
         """End every answer and stop the threads. Calling it again does nothing."""
         self._sharing.gate.shut()
+        self.trainings.close()
         self._trials.close()
         with self._lock:
             answers = list(self._answers)

@@ -14,12 +14,14 @@ from torch import nn
 
 from frostline.core import Route
 from frostline.datasets import Dataset
-from frostline.errors import FrostlineError, ModelError, SettingError, Unavailable
-from frostline.events import Evaluated, Observer, StepFinished
+from frostline.errors import FrostlineError, ModelError, Unavailable
+from frostline.events import Observer
 from frostline.loaders import Loader
-from frostline.planning import Plan
+from frostline.planning import ALL_IN_STORE, Plan
 from frostline.training.files import make_folder, write_tensors, write_text
+from frostline.training.loop import Loop
 from frostline.training.page import render_page
+from frostline.training.record import Record
 from frostline.training.report import Report, WayTaken, Whereabouts
 from frostline.training.settings import TrainSettings
 from frostline.training.setup import Setup, set_up
@@ -39,8 +41,9 @@ def train(settings: TrainSettings, observe: Observer) -> Report:
     """
     if settings.out is not None:
         make_folder(settings.out)
-    with set_up(settings.job, observe, least_classes=2, epochs=settings.epochs) as setup:
-        run = _Run(settings, setup, observe)
+    record = Record(observe)
+    with set_up(settings.job, record, least_classes=2, epochs=settings.epochs) as setup:
+        run = _Run(settings, setup, record)
         try:
             run.epochs()
         finally:
@@ -52,24 +55,31 @@ def train(settings: TrainSettings, observe: Observer) -> Report:
 
 
 class _Run:
-    """The training loop and what it has gathered."""
+    """One run: the loop, here or beside the store, and its report."""
 
-    def __init__(self, settings: TrainSettings, setup: Setup, observe: Observer) -> None:
+    def __init__(self, settings: TrainSettings, setup: Setup, record: Record) -> None:
         self._settings = settings
         self._setup = setup
-        self._job = job = setup.job
-        self._observe = observe
+        self._job = setup.job
+        self._record = record
         self._train, self._held_out = setup.data.split(settings.val_share, settings.job.seed)
-        self._optimizer = _optimizer(settings, job.head)
+        self._loop = self._here()
         self._check_head()
         self._started = datetime.now(UTC)
-        self._losses: list[float] = []
-        self._epoch_losses: list[float] = []
-        self._val: list[Evaluated] = []
-        self._samples = 0
-        self._head_s = 0.0
+        self._store_head_s: float | None = None
         self._seconds = 0.0
         self._interrupted = False
+
+    def _here(self) -> Loop:
+        return Loop(
+            self._settings.recipe,
+            self._job.head,
+            train=lambda epoch: self._loader(self._train, epoch, shuffle=True),
+            held_out=(lambda epoch: self._loader(self._held_out, epoch, shuffle=False))
+            if len(self._held_out)
+            else None,
+            observe=self._record,
+        )
 
     def _check_head(self) -> None:
         """Score one sample of zeros, so that a network that gives no scores is refused before any work."""
@@ -86,10 +96,11 @@ class _Run:
     def epochs(self) -> None:
         """Train; an interrupt ends it early and is noted."""
         started = time.perf_counter()
-        torch.manual_seed(self._settings.job.seed)
         try:
-            for epoch in range(self._settings.epochs):
-                self._epoch(epoch)
+            if self._settings.job.policy == ALL_IN_STORE:
+                self._beside_the_store()
+            else:
+                self._loop.run()
         except KeyboardInterrupt:
             self._interrupted = True
         except FrostlineError:
@@ -98,44 +109,12 @@ class _Run:
         finally:
             self._seconds = time.perf_counter() - started
 
-    def _epoch(self, epoch: int) -> None:
-        head = self._job.head
-        head.train()
-        first = len(self._losses)
-        loader = self._loader(self._train, epoch, shuffle=True)
-        total = self._settings.epochs * len(loader)
-        for batch in loader:
-            started = time.perf_counter()
-            loss = nn.functional.cross_entropy(head(batch.features), batch.labels)
-            self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
-            self._losses.append(float(loss.detach()))
-            self._samples += len(batch)
-            self._head_s += time.perf_counter() - started
-            self._stepped(epoch, total, len(batch))
-        steps = self._losses[first:]
-        self._epoch_losses.append(sum(steps) / max(1, len(steps)))
-        if len(self._held_out):
-            self._evaluate(epoch)
-
-    def _stepped(self, epoch: int, steps: int, samples: int) -> None:
-        done = len(self._losses)
-        self._observe(StepFinished(epoch=epoch, step=done, steps=steps, samples=samples, loss=self._losses[-1]))
-
-    @torch.no_grad()
-    def _evaluate(self, epoch: int) -> None:
-        head = self._job.head
-        head.eval()
-        losses, right, seen = 0.0, 0, 0
-        for batch in self._loader(self._held_out, epoch, shuffle=False):
-            scores = head(batch.features)
-            losses += float(nn.functional.cross_entropy(scores, batch.labels, reduction="sum"))
-            right += int((scores.argmax(1) == batch.labels).sum())
-            seen += len(batch)
-        done = Evaluated(epoch=epoch, samples=seen, loss=losses / max(1, seen), accuracy=right / max(1, seen))
-        self._val.append(done)
-        self._observe(done)
+    def _beside_the_store(self) -> None:
+        trained = self._job.train(
+            self._settings.recipe, self._train, self._held_out, plain_preprocess=self._setup.network.plain_preprocess
+        )
+        self._store_head_s = trained.head_s
+        self._interrupted = not trained.is_whole
 
     def _loader(self, data: Dataset, epoch: int, *, shuffle: bool) -> Loader:
         return self._job.loader(
@@ -150,7 +129,8 @@ class _Run:
     def report(self) -> Report:
         """Everything that was gathered."""
         settings, job = self._settings, self._job
-        explained, epochs = job.explain(), len(self._epoch_losses)
+        explained, record = job.explain(), self._record
+        epochs = len(record.epoch_losses)
         statistics, plan, first_plan = explained.statistics, explained.plan, explained.first_plan
         assert plan, "a job with a model has a plan"
         assert first_plan, "and had one from the beginning"
@@ -160,15 +140,15 @@ class _Run:
             started=self._started.isoformat(timespec="seconds"),
             seconds=self._seconds,
             epochs=epochs,
-            samples=self._samples,
+            samples=record.samples,
             train_samples=len(self._train),
             val_samples=len(self._held_out),
             classes=self._setup.data.classes,
-            losses=tuple(self._losses),
-            epoch_losses=tuple(self._epoch_losses),
-            val_losses=tuple(one.loss for one in self._val),
-            val_accuracies=tuple(one.accuracy for one in self._val),
-            val_accuracy=self._val[-1].accuracy if self._val else None,
+            losses=tuple(record.losses),
+            epoch_losses=tuple(record.epoch_losses),
+            val_losses=tuple(one.loss for one in record.scores),
+            val_accuracies=tuple(one.accuracy for one in record.scores),
+            val_accuracy=record.scores[-1].accuracy if record.scores else None,
             wire_bytes=statistics.wire_bytes,
             baseline_wire_bytes=self._baseline_bytes(epochs),
             plan=plan,
@@ -180,7 +160,7 @@ class _Run:
             predicted_samples_per_s=_bound(first_plan.samples_per_s),
             measured_samples_per_s=statistics.fetched_per_s,
             stalls_s=statistics.stall_s,
-            stages={**self._stages(), "trainer: head": self._head_s, "waiting for a batch": statistics.stall_s},
+            stages={**self._stages(), **self._head_stage(), "waiting for a batch": statistics.stall_s},
             where=tuple(Whereabouts(part=part, where=where) for part, where in explained.where),
             skipped=statistics.skipped,
             interrupted=self._interrupted,
@@ -194,22 +174,14 @@ class _Run:
         except Unavailable:  # a run that was cut short may have lost its node
             return {}
 
+    def _head_stage(self) -> Mapping[str, float]:
+        if self._settings.job.policy != ALL_IN_STORE:
+            return {"trainer: head": self._loop.head_s}
+        return {} if self._store_head_s is None else {"store: head": self._store_head_s}
+
     def _baseline_bytes(self, epochs: int) -> int:
         """What a loop without Frostline would have fetched: each epoch's training and held-out images, encoded."""
         return epochs * (self._train.samples.encoded_bytes + self._held_out.samples.encoded_bytes)
-
-
-def _optimizer(settings: TrainSettings, head: nn.Module) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise SettingError(f"--until {settings.job.until} freezes the whole network, so there is nothing to train")
-    match settings.optimizer:
-        case "sgd":
-            return torch.optim.SGD(parameters, settings.learning_rate, momentum=0.9)
-        case "adamw":
-            return torch.optim.AdamW(parameters, settings.learning_rate)
-        case _:
-            return torch.optim.Adam(parameters, settings.learning_rate)
 
 
 def _ways(plan: Plan, routed: Iterable[tuple[Route, int]]) -> tuple[WayTaken, ...]:

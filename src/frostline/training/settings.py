@@ -7,10 +7,9 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT
 from frostline.errors import SettingError
 from frostline.planning import POLICIES
+from frostline.wire.recipes import Recipe
 
-__all__ = ("OPTIMIZERS", "ExtractSettings", "JobSettings", "TrainSettings")
-
-OPTIMIZERS = ("adam", "adamw", "sgd")
+__all__ = ("ExtractSettings", "JobSettings", "TrainSettings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +79,20 @@ class TrainSettings:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise SettingError(f"epochs must be at least 1, not {self.epochs}")
-        if self.batch_size < 1:
-            raise SettingError(f"batch_size must be at least 1, not {self.batch_size}")
         if not 0 <= self.val_share < 1:
             raise SettingError(f"val_share is a share from 0 to below 1, not {self.val_share}")
-        if self.optimizer not in OPTIMIZERS:
-            raise SettingError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {self.optimizer!r}")
-        if not self.learning_rate > 0:
-            raise SettingError(f"learning_rate must be above 0, not {self.learning_rate}")
+        _ = self.recipe  # which refuses what makes no sense
+
+    @property
+    def recipe(self) -> Recipe:
+        """What of it the training loop follows."""
+        return Recipe(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            seed=self.job.seed,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frostline.datasets import Dataset
 from frostline.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
 from frostline.loaders import Job, offload
 from frostline.models import freeze
 from frostline.node.process import NodeProcess, start_node
+from frostline.planning import ALL_IN_STORE
 from frostline.training.networks import Pretrained, load_model
 from frostline.training.settings import JobSettings
 
@@ -76,7 +77,8 @@ def _node(settings: JobSettings, data: Dataset, observe: Observer) -> Iterator["
         yield _Watch(settings.near, None, observe)
         return
     observe(PhaseStarted(name="starting a node"))
-    with start_node((data.url,), settings.node) as process:
+    node = replace(settings.node, allow_training=settings.policy == ALL_IN_STORE)
+    with start_node((data.url,), node) as process:
         yield _Watch(process.url, process, observe)
 
 

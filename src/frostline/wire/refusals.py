@@ -11,6 +11,7 @@ from frostline.errors import (
     EngineUnfit,
     FrostlineError,
     NodeUnreachable,
+    NotAllowed,
     ObjectNotFound,
     OverBudget,
     Overloaded,
@@ -20,17 +21,28 @@ from frostline.errors import (
     Unavailable,
     Unidentified,
     UnknownPrefix,
+    UnknownTraining,
     UnsafeArtifact,
 )
 
-__all__ = ("TRAVELLING", "error_from_answer", "error_from_json", "error_to_json", "retry_after", "status_of")
+__all__ = (
+    "TRAVELLING",
+    "error_from_answer",
+    "error_from_json",
+    "error_from_line",
+    "error_to_json",
+    "retry_after",
+    "status_of",
+)
 
 TRAVELLING: dict[type[FrostlineError], int] = {
     BadRequest: 400,
     Unidentified: 401,
     AccessDenied: 403,
+    NotAllowed: 403,
     ObjectNotFound: 404,
     UnknownPrefix: 404,
+    UnknownTraining: 404,
     EngineNotReady: 409,
     OverBudget: 413,
     EngineUnfit: 422,
@@ -95,6 +107,14 @@ def error_from_json(value: object) -> FrostlineError | None:
     if kind is Overloaded:
         return Overloaded(value["message"], retry_after_s=_seconds(value.get("retry_after_s")))
     return kind(value["message"]) if kind else None
+
+
+def error_from_line(line: bytes) -> FrostlineError | None:
+    """The error that the first line of a trainer's process tells; None where it tells that all is well."""
+    value = json.loads(line) if line else {}
+    if value.get("event") == "ready":
+        return None
+    return error_from_json(value) or Refused(f"the training did not begin: {str(value.get('message'))[:500]}")
 
 
 def _seconds(value: object) -> float:

@@ -1,0 +1,125 @@
+"""The batches of an assignment, for a trainer beside the node: all frozen layers run there, and nothing is planned."""
+
+from dataclasses import dataclass
+
+from frostline.cache import Scope
+from frostline.client.transport import Transport
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, Route, Samples
+from frostline.events import Event, Observer
+from frostline.loaders.assignment import Assignment
+from frostline.loaders.fetch import Fetcher, Shipment
+from frostline.loaders.keeping import Keeper
+from frostline.loaders.ledger import Ledger
+from frostline.loaders.loader import Loader, Source
+from frostline.loaders.trainer_side import TrainerSide
+from frostline.prefetch import Deal
+from frostline.preprocess import Preprocess
+
+__all__ = ("Remote",)
+
+
+class Remote:
+    """Loaders over what crosses the frost line, made from an assignment instead of a network.
+
+    Args:
+        assignment: on what.
+        transport: to the node that holds the prefix.
+        settings: how to ask.
+        observe: told what happens.
+    """
+
+    def __init__(
+        self, assignment: Assignment, transport: Transport, settings: LoaderSettings, observe: Observer
+    ) -> None:
+        self._assignment = assignment
+        self._transport = transport
+        self._settings = settings
+        self._ledger = Ledger(observe, most_skipped=assignment.most_skipped)
+        self._dealer = _Straight(
+            route=Route(assignment.cut),
+            rows=settings.samples_per_request,
+            bytes_per_sample=assignment.bytes_per_sample,
+        )
+        scope = Scope(
+            data=assignment.data,
+            prefix=assignment.prefix,
+            cut=assignment.cut,
+            preprocess="",
+            engine=assignment.engine,
+            shapes=tuple(one.shape for one in assignment.inputs),
+            dtypes=tuple(one.dtype for one in assignment.inputs),
+        )
+        self._keeper = Keeper(scope, assignment.train, settings)
+
+    def observe(self, event: Event) -> None:
+        """Count an event and pass it on.
+
+        Raises:
+            TooManySkipped: More samples are unreadable than allowed.
+        """
+        self._ledger(event)
+
+    def train(self, epoch: int) -> Loader:
+        """The training batches of an epoch, in the seeded order."""
+        return self._loader(self._assignment.train, self._assignment.preprocess, epoch, shuffle=True)
+
+    def held_out(self, epoch: int) -> Loader:
+        """The batches to score after an epoch."""
+        return self._loader(self._assignment.held_out, self._assignment.plain_preprocess, epoch, shuffle=False)
+
+    def _loader(self, samples: Samples, preprocess: Preprocess, epoch: int, *, shuffle: bool) -> Loader:
+        recipe = self._assignment.recipe
+        view = self._keeper.view(preprocess, recipe.seed, epoch)
+        fetcher = self._fetcher(preprocess)
+        source = Source(
+            fetch=lambda some, route: fetcher.fetch(some, route, view),
+            dealer=self._dealer,
+            cache=self._keeper.cache(preprocess, view),
+            unreadable=self._ledger.unreadable,
+            settings=self._settings,
+            observe=self._ledger,
+        )
+        return Loader(
+            source,
+            _Listed(samples),
+            batch_size=recipe.batch_size,
+            shuffle=shuffle,
+            seed=recipe.seed,
+            epoch=epoch,
+            drop_last=False,
+        )
+
+    def _fetcher(self, preprocess: Preprocess) -> Fetcher:
+        return Fetcher(
+            transport=self._transport,
+            url=self._assignment.data,
+            preprocess=preprocess,
+            # The node keeps the prefix for as long as the training runs: it is never uploaded again.
+            shipment=Shipment(digest=self._assignment.prefix, artifact=b""),
+            trainer_side=TrainerSide(cuts=()),
+            tolerance=None,
+            engine=self._assignment.engine,
+            arrived=_ignore,
+        )
+
+
+def _ignore(_: Route, __: FeatureBatch) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Straight:
+    """A ``Dealer`` with one way."""
+
+    route: Route
+    rows: int
+    bytes_per_sample: int
+
+    def deal(self, left: int) -> Deal:
+        return Deal(route=self.route, rows=min(self.rows, left), bytes_per_sample=self.bytes_per_sample)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    samples: Samples

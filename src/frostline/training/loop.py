@@ -1,0 +1,123 @@
+"""The training loop: epochs of optimiser steps on whatever hands out batches, here or beside the store."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from frostline.errors import SettingError
+from frostline.events import EpochTrained, Evaluated, Observer, StepFinished
+from frostline.loaders import Batch
+from frostline.wire.recipes import Recipe
+
+__all__ = ("Batches", "Loop", "Trainable")
+
+
+class Trainable(Protocol):
+    """A head, as the loop needs it: a torch module, or one that came from elsewhere."""
+
+    def train(self) -> Any:
+        """Behave as in training from now on."""
+
+    def eval(self) -> Any:
+        """Behave as in evaluation from now on."""
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Among them what is trained, which requires gradients."""
+
+    def __call__(self, features: Any) -> Any:
+        """The scores for the activations of a batch."""
+
+
+class Batches(Protocol):
+    """The batches of one epoch."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """In the seeded order."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+
+class Loop:
+    """Follows a recipe. What happens is told in events, from which whoever wants it gathers losses.
+
+    Args:
+        recipe: how to train.
+        head: what to train.
+        train: the batches of an epoch, by its number.
+        held_out: the batches to score after it; None where nothing is held out.
+        observe: told what happens.
+
+    Raises:
+        SettingError: The head has nothing to train.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        head: Trainable,
+        *,
+        train: Callable[[int], Batches],
+        held_out: Callable[[int], Batches] | None,
+        observe: Observer,
+    ) -> None:
+        self._recipe = recipe
+        self._head = head
+        self._train = train
+        self._held_out = held_out
+        self._observe = observe
+        self._optimizer = _optimizer(recipe, head)
+        self._steps = 0
+        self.head_s = 0.0
+
+    def run(self) -> None:
+        """All epochs, each with the scoring behind it. What ``observe`` raises ends them."""
+        torch.manual_seed(self._recipe.seed)
+        for epoch in range(self._recipe.epochs):
+            self._epoch(epoch)
+            if self._held_out is not None:
+                self._evaluate(epoch, self._held_out(epoch))
+
+    def _epoch(self, epoch: int) -> None:
+        self._head.train()
+        batches = self._train(epoch)
+        steps = self._recipe.epochs * len(batches)
+        losses = []
+        for batch in batches:
+            started = time.perf_counter()
+            loss = nn.functional.cross_entropy(self._head(batch.features), batch.labels)
+            self._optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+            losses.append(float(loss.detach()))
+            self.head_s += time.perf_counter() - started
+            self._steps += 1
+            self._observe(StepFinished(epoch=epoch, step=self._steps, steps=steps, samples=len(batch), loss=losses[-1]))
+        self._observe(EpochTrained(epoch=epoch, loss=sum(losses) / max(1, len(losses))))
+
+    @torch.no_grad()
+    def _evaluate(self, epoch: int, batches: Batches) -> None:
+        self._head.eval()
+        losses, right, seen = 0.0, 0, 0
+        for batch in batches:
+            scores = self._head(batch.features)
+            losses += float(nn.functional.cross_entropy(scores, batch.labels, reduction="sum"))
+            right += int((scores.argmax(1) == batch.labels).sum())
+            seen += len(batch)
+        self._observe(Evaluated(epoch=epoch, samples=seen, loss=losses / max(1, seen), accuracy=right / max(1, seen)))
+
+
+def _optimizer(recipe: Recipe, head: Trainable) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise SettingError("the whole network is frozen, so there is nothing to train: freeze less of it (--until)")
+    match recipe.optimizer:
+        case "sgd":
+            return torch.optim.SGD(parameters, recipe.learning_rate, momentum=0.9)
+        case "adamw":
+            return torch.optim.AdamW(parameters, recipe.learning_rate)
+        case _:
+            return torch.optim.Adam(parameters, recipe.learning_rate)

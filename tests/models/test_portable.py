@@ -1,0 +1,135 @@
+"""A head as data: away from its network it computes, learns and counts what the network's own head would."""
+
+import pytest
+import torch
+from torch import nn
+
+from frostline.errors import ModelError
+from frostline.models import cut_network, freeze
+from frostline.models.portable import TravelledHead, head_from_json, head_to_json, portable
+from support.networks import UNTIL, Small, build, inputs_of
+
+SHAPE = (3, 32, 32)
+
+
+def travelled(head) -> TravelledHead:
+    """What a process elsewhere makes of it."""
+    return TravelledHead(head_from_json(*head_to_json(portable(head))))
+
+
+def learn(head, features, labels, steps=3):
+    """Losses of a few steps, in train mode and after each in eval mode."""
+    optimizer = torch.optim.Adam([one for one in head.parameters() if one.requires_grad], 1e-2)
+    torch.manual_seed(5)
+    losses = []
+    for _ in range(steps):
+        head.train()
+        loss = nn.functional.cross_entropy(head(features), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        head.eval()
+        with torch.no_grad():
+            losses += [loss.item(), nn.functional.cross_entropy(head(features), labels).item()]
+    return losses
+
+
+def learns_the_same(network, features, classes):
+    labels = torch.arange(len(features[0])) % classes
+    away = travelled(network.head)
+    assert learn(away, features, labels) == learn(network.head, features, labels)
+    own = portable(network.head).tensors
+    return all(torch.equal(tensor, own[name]) for name, tensor in away.tensors.items())
+
+
+def test_it_learns_what_the_head_of_a_published_network_learns():
+    name = "vit_small"  # with dropout and LayerNorm; BatchNorm and convolutions are in the small ones
+    model = freeze(build(name).train(), UNTIL[name], input_shape=inputs_of(name)[0].shape)
+    network = cut_network(model, inputs_of(name))
+    features = [torch.randn(8, *shape) for shape in network.frost_line.shapes]
+    assert learns_the_same(network, features, 10)
+
+
+def test_layers_that_are_frozen_behind_the_frost_line_keep_their_mode_and_their_weights():
+    model = freeze(Small().train(), "stem", input_shape=SHAPE)
+    for parameter in model.body.parameters():
+        parameter.requires_grad_(False)
+    model.extra = nn.Linear(16, 16)
+    model.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), model.extra, nn.Unflatten(1, (16, 1, 1)))
+    network = cut_network(model.train(), SHAPE, frozen_in_eval=True)
+    statistics = model.body[1].running_mean.clone()
+    assert learns_the_same(network, [torch.randn(8, *network.frost_line.shapes[0])], 3)
+    assert torch.equal(model.body[1].running_mean, statistics)
+
+
+class Tied(nn.Module):
+    """A layer that is used twice, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.body = nn.Linear(12, 12)
+        self.again = nn.Linear(12, 12)
+        self.again.weight = self.body.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.again(torch.relu(self.body(torch.relu(self.first(x)))))
+
+
+def test_a_weight_with_two_names_travels_once_and_stays_one():
+    network = cut_network(freeze(Tied().train(), "first", input_shape=(12,)), (12,))
+    weights = [name for name in portable(network.head).tensors if name.endswith("weight")]
+    assert len(weights) == 1
+    assert learns_the_same(network, [torch.randn(8, 12)], 3)
+
+
+class Views(nn.Module):
+    """Two buffers in one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.register_buffer("whole", torch.ones(8))
+        self.register_buffer("part", self.whole[:4])
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x)) * self.part.sum() + self.whole.sum()
+
+
+class Draws(Small):
+    """Draws random numbers with an operator of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.rand(3)
+
+
+class Decides(Small):
+    """Its code after the frozen part cannot be traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = super().forward(x)
+        return scores * 2 if scores.sum() > 0 else scores
+
+
+class Two(Small):
+    """Gives more than scores."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scores": super().forward(x), "pixels": x.mean()}
+
+
+@pytest.mark.parametrize(
+    ("model", "until", "shape", "sentence"),
+    [
+        (Views(), "first", (4,), "share their memory"),
+        (Draws(), "stem", SHAPE, "aten.rand"),
+        (Decides(), "stem", SHAPE, "was not traced"),
+        (Two(), "stem", SHAPE, "one tensor"),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, nn.Module) else None,
+)
+def test_a_head_that_cannot_travel_says_so_and_what_to_do(model, until, shape, sentence):
+    network = cut_network(freeze(model.train(), until, input_shape=shape), shape)
+    with pytest.raises(ModelError, match=f"{sentence}.*another policy"):
+        portable(network.head)

@@ -1,0 +1,100 @@
+"""Builders for trainings in the store: a small data set's assignment, and a node's process that trains."""
+
+import json
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, save
+
+import frostline as fl
+from frostline.client.http import HttpTransport
+from frostline.core import REFERENCE, TensorSpec
+from frostline.loaders.assignment import Assignment, write_assignment
+from frostline.models import cut_network, freeze
+from frostline.models.artifact import digest_of, write_prefix
+from frostline.models.portable import portable
+from frostline.wire.recipes import Recipe
+from support.images import tiny_preprocess
+from support.networks import Small
+
+SHAPE = (3, 32, 32)
+
+
+def frozen(until="stem"):
+    torch.manual_seed(1)
+    return freeze(Small().train(), until, input_shape=SHAPE)
+
+
+def assignment_for(folder, network=None, **changes) -> Assignment:
+    """What a job on that folder would have trained."""
+    data = fl.Dataset(folder)
+    train, held_out = data.split(0.25, 0)
+    network = cut_network(frozen(), SHAPE) if network is None else network
+    line = network.frost_line
+    plain = Assignment(
+        data=data.url,
+        train=train.samples,
+        held_out=held_out.samples,
+        classes=len(data.classes),
+        prefix=digest_of(write_prefix(network.prefix)),
+        engine=REFERENCE,
+        cut=line.number,
+        inputs=tuple(map(TensorSpec, line.shapes, line.dtypes)),
+        preprocess=tiny_preprocess(),
+        plain_preprocess=tiny_preprocess(),
+        head=portable(network.head),
+        recipe=Recipe(epochs=2, batch_size=6),
+        views=0,
+        most_skipped=1,
+    )
+    return replace(plain, **changes)
+
+
+def ignore(_):
+    pass
+
+
+@contextmanager
+def training(url, assignment, body=None):
+    """Ask the node at that address for it; a context manager that follows it."""
+    artifact = write_prefix(cut_network(frozen(), SHAPE).prefix)
+    with closing(HttpTransport(url)) as transport:
+        transport.put_prefix(digest_of(artifact), artifact)
+        body = write_assignment(assignment) if body is None else body
+        with transport.train(assignment.prefix, body) as running:
+            yield running
+
+
+def tampered(assignment, change, tensors=ignore):
+    """Its file, changed by a stranger."""
+    body = write_assignment(assignment)
+    length = int.from_bytes(body[:8], "little")
+    about = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["frostline.training"])
+    held = load(body)
+    change(about)
+    tensors(held)
+    return save(held, metadata={"frostline.training": json.dumps(about)})
+
+
+def trainers_of(pid):
+    """Process ids of the trainers that a node's process has started."""
+    lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    found = {int(one) for some in lists for one in some.split()}
+    return sorted(one for one in found if b"frostline.training.beside" in _command(one))
+
+
+def runs(pid):
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""

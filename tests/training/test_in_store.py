@@ -1,0 +1,343 @@
+"""Heads trained beside the store: the same bits as at the trainer, within bounds, and never longer than wanted."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline.config import NodeSettings
+from frostline.errors import (
+    BadRequest,
+    NodeUnreachable,
+    NotAllowed,
+    OverBudget,
+    Overloaded,
+    SettingError,
+    UnknownPrefix,
+    UnknownTraining,
+    UnsafeArtifact,
+)
+from frostline.loaders.assignment import read_assignment
+from frostline.node import Node
+from frostline.node.process import start_node
+from frostline.node.training_process import TrainingProcess
+from frostline.training.checked import check_assignment
+from frostline.training.loop import Loop
+from frostline.training.networks import load_model
+from frostline.training.record import Record
+from frostline.wire.recipes import Recipe
+from support.images import image_folder, tiny_preprocess
+from support.nodes import served, until
+from support.trainings import assignment_for, frozen, ignore, runs, tampered, trainers_of, training
+
+ENDLESS = Recipe(epochs=100_000, batch_size=6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=8)
+
+
+@pytest.fixture(scope="module")
+def node(folder):
+    settings = NodeSettings(memory_bytes=1 << 28, device_batch=8, allow_training=True, training_memory_bytes=1 << 30)
+    with start_node((str(folder),), settings) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def assignment(folder):
+    return assignment_for(folder)
+
+
+@pytest.fixture
+def idle(node):
+    """The node, with nobody training."""
+    until(lambda: not trainers_of(node.pid))
+    return node
+
+
+def here(model, data, preprocess, recipe, url, *, plain=None):
+    """Train at the trainer, with the plan at the frost line."""
+    record = Record(ignore)
+    train, held_out = data.split(0.25, 0)
+    with fl.offload(model, data, preprocess=preprocess, near=url, policy="freeze") as job:
+        loop = Loop(
+            recipe,
+            job.head,
+            train=lambda epoch: job.loader(recipe.batch_size, shuffle=True, seed=recipe.seed, epoch=epoch, data=train),
+            held_out=lambda epoch: job.loader(recipe.batch_size, epoch=epoch, data=held_out, preprocess=plain),
+            observe=record,
+        )
+        loop.run()
+    return record
+
+
+def there(model, data, preprocess, recipe, url, *, plain=None):
+    """The same beside the store."""
+    record = Record(ignore)
+    train, held_out = data.split(0.25, 0)
+    with fl.offload(model, data, preprocess=preprocess, near=url, policy="all_in_store", observe=record) as job:
+        before = job.statistics().wire_bytes
+        assert job.train(recipe, train, held_out, plain_preprocess=plain).is_whole
+        return record, job.statistics().wire_bytes - before
+
+
+def learned(record):
+    return record.losses, record.epoch_losses, record.scores, record.samples
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flip"),
+    [
+        (Recipe(epochs=2, batch_size=6, seed=3), False),
+        (Recipe(epochs=2, batch_size=5, optimizer="sgd", learning_rate=0.1), True),
+    ],
+    ids=["adam", "sgd on random views"],
+)
+def test_losses_scores_and_tensors_are_those_of_a_training_at_the_trainer(folder, idle, recipe, flip):
+    model, data = frozen(), fl.Dataset(folder)
+    twin, preprocess = copy.deepcopy(model), tiny_preprocess(flip=flip)
+    record, _ = there(model, data, preprocess, recipe, idle.url, plain=tiny_preprocess())
+    expected = here(twin, data, preprocess, recipe, idle.url, plain=tiny_preprocess())
+    assert learned(record) == learned(expected)
+    ours, theirs = model.state_dict(), twin.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    untrained = frozen().state_dict()
+    # BatchNorm's statistics came back too, and what is frozen is as it was.
+    changed = {name for name, tensor in ours.items() if not torch.equal(tensor, untrained[name])}
+    assert {"body.1.running_mean", "body.1.num_batches_tracked", "fc.weight"} <= changed
+    assert not [name for name in changed if name.startswith("stem")]
+
+
+def test_on_photographs_the_head_of_a_pretrained_network_learns_the_same(photographs):
+    data = fl.Dataset(photographs)
+    data = data.take(np.linspace(0, len(data) - 1, 24).astype(np.int64))
+    network = load_model("demo:efficientnet_lite0", classes=len(data.classes))
+    model = fl.freeze(network.model, until="_blocks.14")
+    twin, recipe = copy.deepcopy(model), Recipe(epochs=2, batch_size=6, optimizer="adamw")
+    with start_node((data.url,), NodeSettings(memory_bytes=1 << 30, allow_training=True)) as node:
+        record, received = there(model, data, network.preprocess, recipe, node.url)
+        expected = here(twin, data, network.preprocess, recipe, node.url)
+    assert learned(record) == learned(expected)
+    assert all(torch.equal(tensor, twin.state_dict()[name]) for name, tensor in model.state_dict().items())
+    # The head came back, and lines of events: nothing for a sample.
+    behind = ("_blocks.15", "_conv_head", "_bn1", "_fc")
+    head = sum(tensor.nbytes for name, tensor in model.state_dict().items() if name.startswith(behind))
+    assert received < head + 20_000
+
+
+def test_a_loop_of_ones_own_is_told_where_to_go(folder, idle):
+    with (
+        fl.offload(
+            frozen(), fl.Dataset(folder), preprocess=tiny_preprocess(), near=idle.url, policy="all_in_store"
+        ) as job,
+        pytest.raises(SettingError, match="the job's train"),
+    ):
+        job.loader(8)
+
+
+def test_a_node_in_the_users_process_does_not_train(folder):
+    with (
+        fl.offload(
+            frozen(), fl.Dataset(folder), preprocess=tiny_preprocess(), node=NodeSettings(memory_bytes=1 << 28)
+        ) as job,
+        pytest.raises(SettingError, match="process of its own"),
+    ):
+        job.train(ENDLESS)
+
+
+def test_a_node_trains_only_where_its_operator_allows_it(folder, assignment):
+    with (
+        Node(NodeSettings(memory_bytes=1 << 28), (str(folder),)) as closed,
+        served(closed) as url,
+        pytest.raises(NotAllowed, match="--allow-training"),
+        training(url, assignment),
+    ):
+        pass
+
+
+def test_a_second_training_is_told_to_wait_and_the_first_leaves_what_it_learned(assignment, idle):
+    endless = replace(assignment, recipe=ENDLESS)
+    with training(idle.url, endless) as first:
+        assert next(iter(first))["event"] != "failed"
+        with pytest.raises(Overloaded) as refusal, training(idle.url, endless):
+            pass
+        assert refusal.value.retry_after_s > 1
+        assert len(trainers_of(idle.pid)) == 1
+        first.stop()
+        last = list(first)[-1]
+        assert (last["event"], last["is_whole"]) == ("trained", False)
+        # The place is free, while the result waits to be fetched.
+        with training(idle.url, assignment) as second:
+            assert list(second)[-1]["is_whole"] is True
+        assert len(first.tensors(last["bytes"], last["digest"])) == last["bytes"]
+        first.stop()
+        with pytest.raises(UnknownTraining):
+            first.tensors(last["bytes"], last["digest"])
+
+
+def test_a_client_that_dies_takes_its_trainer_with_it(folder, idle):
+    code = """
+        import sys
+        from pathlib import Path
+        from frostline.wire.recipes import Recipe
+        from support.trainings import assignment_for, training
+        endless = assignment_for(Path(sys.argv[2]), recipe=Recipe(epochs=100_000, batch_size=6))
+        with training(sys.argv[1], endless) as one:
+            for value in one:
+                print(value["event"], flush=True)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", textwrap.dedent(code), idle.url, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as client:
+        assert client.stdout.readline()
+        [trainer] = trainers_of(idle.pid)
+        client.kill()
+        client.wait()
+        until(lambda: not runs(trainer))
+
+
+def killed(node, endless):
+    """The trainers of a node that is killed while one trains."""
+    with suppress(NodeUnreachable), training(node.url, endless) as one:
+        next(iter(one))
+        trainers = trainers_of(node.pid)
+        os.kill(node.pid, signal.SIGKILL)
+        assert not [value for value in one if value["event"] in ("trained", "failed")]
+    return trainers
+
+
+def test_a_node_that_dies_takes_its_trainer_with_it(folder, assignment):
+    settings = NodeSettings(memory_bytes=1 << 28, allow_training=True)
+    with start_node((str(folder),), settings) as node:
+        [trainer] = killed(node, replace(assignment, recipe=ENDLESS))
+        until(lambda: not runs(trainer))
+
+
+def begun(assignment, memory_bytes):
+    """What a trainer with so much memory says first, and the bound that the system holds it to."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as trained:
+        given.write(assignment)
+        given.seek(0)
+        process = TrainingProcess(
+            {"near": "http://127.0.0.1:9", "threads": 1},
+            {"assignment": given, "trained": trained},
+            memory_bytes=memory_bytes,
+            token=None,
+        )
+        with closing(process):
+            try:
+                limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+                [line] = [one for one in limits if one.startswith("Max data size")]
+                return json.loads(process.line()), line.split()[3:5]
+            finally:
+                process.kill()
+
+
+def test_a_trainer_gets_no_more_memory_than_its_node_gives_it(assignment):
+    most = 352 << 20
+    body = tampered(assignment, ignore, lambda tensors: tensors.update(more=torch.zeros(24 << 20)))
+    said, bound = begun(body, most)
+    assert said["error"] == "OverBudget"
+    assert "--training-memory" in said["message"]
+    assert bound == [str(most)] * 2
+
+
+def test_a_trainer_that_is_ended_from_outside_says_how_and_what_it_may_have(assignment, idle):
+    with training(idle.url, replace(assignment, recipe=ENDLESS)) as one:
+        next(iter(one))
+        [trainer] = trainers_of(idle.pid)
+        os.kill(trainer, signal.SIGKILL)
+        last = list(one)[-1]
+    assert last["event"] == "failed"
+    assert "signal 9" in last["message"]
+    assert "1.07 GB (--training-memory)" in last["message"]
+
+
+def grown(assignment):
+    """The same, with a value on the way that is too large for any machine."""
+
+    def change(about):
+        for mode in ("training", "evaluation"):
+            nodes = about["head"][mode]["graph"]["nodes"]
+            nodes.insert(0, {"name": "huge", "op": "aten.zeros.default", "args": [[1 << 20, 1 << 14]], "kwargs": {}})
+
+    return tampered(assignment, change)
+
+
+def with_op(name):
+    def change(about):
+        about["head"]["training"]["graph"]["nodes"][0]["op"] = name
+
+    return change
+
+
+def with_value(*path, value):
+    def change(about):
+        *way, last = path
+        for step in way:
+            about = about[step]
+        about[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "sentence"),
+    [
+        (with_op("os.system"), UnsafeArtifact, "os.system"),
+        (with_op("aten.bernoulli_.float"), UnsafeArtifact, "not allowed"),
+        (with_value("head", "training", "graph", "outputs", value=[{"ref": "nothing"}]), UnsafeArtifact, "nothing"),
+        (with_value("head", "training", "places", value=[7]), UnsafeArtifact, "crosses the frost line"),
+        (with_value("head", "trained", value=["not.there"]), UnsafeArtifact, "not.there"),
+        (with_value("classes", value=2), BadRequest, "labels"),
+        (with_value("classes", value=1 << 39), UnsafeArtifact, "must give"),
+        (with_value("inputs", value=[]), UnsafeArtifact, "crosses the frost line"),
+        (with_value("inputs", 0, "shape", value=[1 << 30, 1 << 30]), UnsafeArtifact, "does not run"),
+        (with_value("recipe", "epochs", value="many"), BadRequest, "epochs"),
+        (with_value("recipe", "learning_rate", value=-1.0), BadRequest, "learning_rate"),
+        (with_value("preprocess", value={"steps": [{"step": "run"}]}), BadRequest, "run"),
+        (with_value("format", value=99), UnsafeArtifact, "format 99"),
+    ],
+)
+def test_what_a_stranger_planted_is_refused_before_anything_runs(assignment, change, error, sentence):
+    with pytest.raises(error, match=sentence):
+        check_assignment(read_assignment(tampered(assignment, change)), 1 << 30)
+
+
+def test_a_head_that_would_take_more_than_there_is_is_refused_with_the_figure(assignment, idle):
+    with (
+        pytest.raises(OverBudget, match=r"6[89].* GB.*--training-memory"),
+        training(idle.url, assignment, grown(assignment)),
+    ):
+        pass
+    until(lambda: not trainers_of(idle.pid))
+
+
+def test_what_is_no_training_is_refused(assignment, idle):
+    with pytest.raises(UnsafeArtifact, match="safetensors"), training(idle.url, assignment, b"\x80\x04cos\nsystem\n"):
+        pass
+    with pytest.raises(UnknownPrefix), training(idle.url, replace(assignment, prefix="0" * 64)):
+        pass
+    with pytest.raises(BadRequest, match="SHA-256"), training(idle.url, replace(assignment, prefix="short")):
+        pass
+
+
+def test_data_outside_the_nodes_roots_is_not_trained_on(assignment, idle, folder):
+    with training(idle.url, replace(assignment, data=folder.parent.as_uri())) as one:
+        last = list(one)[-1]
+    assert last["error"] == "BadRequest"
+    assert "does not serve" in last["message"]
