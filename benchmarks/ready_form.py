@@ -1,6 +1,6 @@
 """The ready form against the images it was made from: images a second read alone, and through a node.
 
-    python benchmarks/ready_form.py --data DIR [--model demo:efficientnet_lite0] [--samples 512]
+    python benchmarks/ready_form.py --data DIR [--model NAME] [--engine openvino-bf16] [--samples 512]
 
 Makes ready forms of some images (pixels, and 16-bit floats), and asks a node in its own process for pixels (cut 1) and
 for features (the last cut) of each, with several requests in flight: JPEGs, pixels from memory maps, pixels by ordinary
@@ -26,6 +26,7 @@ from PIL import Image
 
 from frostline.client.http import HttpTransport
 from frostline.config import NodeSettings
+from frostline.core import REFERENCE
 from frostline.datasets import Dataset
 from frostline.datasets.ingest import ingest
 from frostline.engines.hardware import hardware_name
@@ -59,6 +60,7 @@ def main():
     result = {
         "hardware": hardware_name("cpu"),
         "model": wanted.model,
+        "engine": wanted.engine,
         "samples": len(images),
         "load": os.getloadavg()[0],
     }
@@ -70,6 +72,8 @@ def main():
         with start_node(roots, settings) as node:
             transport = HttpTransport(node.url)
             transport.put_prefix(digest, artifact)
+            if wanted.engine != REFERENCE:  # have the node make it ready
+                transport.profile(next(requests(forms["jpeg"], last, digest, 32, wanted.engine)))
             result["same_pixels"] = same_pixels(transport, forms, wanted)
             keys = ("alone", "cut_1", f"cut_{last}", "alone_cpu_ms", "cut_1_cpu_ms", f"cut_{last}_cpu_ms")
             measured = {name: {key: [] for key in keys} for name in forms}
@@ -170,12 +174,12 @@ def asked(transport, form, cut, digest, wanted):
 
     started = time.perf_counter()
     with ThreadPoolExecutor(wanted.in_flight) as threads:
-        rows = sum(threads.map(one, requests(form, cut, digest, wanted.per_request)))
+        rows = sum(threads.map(one, requests(form, cut, digest, wanted.per_request, wanted.engine)))
     assert rows == len(form.data)
     return time.perf_counter() - started
 
 
-def requests(form, cut, digest, size):
+def requests(form, cut, digest, size, engine=REFERENCE):
     samples = form.data.samples
     for start in range(0, len(samples), size):
         yield FeatureRequest(
@@ -184,6 +188,7 @@ def requests(form, cut, digest, size):
             prefix=digest if cut > 1 else None,
             cut=cut,
             preprocess=form.preprocess.to_json(),
+            engine=engine if cut > 1 else REFERENCE,
         )
 
 
@@ -218,6 +223,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True)
     parser.add_argument("--model", default="demo:efficientnet_lite0")
+    parser.add_argument("--engine", default=REFERENCE, help="that runs the network at the node")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--in-flight", type=int, default=4)
