@@ -1,6 +1,8 @@
 """Who may ask a node for what: tokens, quotas, places, roots and deadlines, over HTTP where it matters."""
 
 import hashlib
+import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from frostline.client.connections import address_of
 from frostline.client.http import HttpTransport
 from frostline.config import BATCHING, LoaderSettings, NodeSettings, TenantSettings
 from frostline.errors import OverBudget, Overloaded, SettingError, Unidentified
@@ -16,6 +19,7 @@ from frostline.node import Node
 from frostline.node.app import make_app
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants, read_tenants
+from frostline.wire.messages import ProfileRequest
 from support.nodes import (
     artifact_of,
     is_idle,
@@ -280,8 +284,6 @@ def busy_device(node, images, digest, begun, go):
         assert go.wait(20)
         raise Overloaded("enough", retry_after_s=1)
 
-    from frostline.wire.messages import ProfileRequest
-
     wanted = ProfileRequest(features=request(images, 2, digest))
 
     def profile():
@@ -298,6 +300,21 @@ def busy_device(node, images, digest, begun, go):
         finally:
             go.set()
             thread.join(20)
+
+
+def test_a_measurement_for_which_nobody_waits_any_more_is_given_up(images):
+    network = small_network()
+    digest, body = artifact_of(network)
+    text = json.dumps(ProfileRequest(features=request(images, 2, digest)).to_json()).encode()
+    with node_for(images) as node, served(node) as url:
+        node.put_prefix(digest, body)
+        with busy_device(node, images, digest, threading.Event(), threading.Event()):
+            with socket.create_connection(address_of(url)) as peer:
+                peer.sendall(b"POST /v1/profiles HTTP/1.1\r\nHost: x\r\n" + b"Content-Length: %d\r\n\r\n" % len(text))
+                peer.sendall(text)
+                until(lambda: node.statistics().waiting_for_device == 2)
+            until(lambda: node.statistics().requests_in_work == 1)
+        until(lambda: is_idle(node))
 
 
 @pytest.mark.parametrize("said", ["soon", "-1", "0", "nan", "inf"])

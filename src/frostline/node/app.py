@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp
 
 from frostline.errors import BadRequest, FrostlineError
 from frostline.node.admission import Admission
+from frostline.node.attended import attended
 from frostline.node.metrics import metrics_text
 from frostline.node.replies import error_reply, json_reply
 from frostline.node.service import Node
@@ -116,7 +118,9 @@ class _Service:
     async def profile(self, request: Request) -> Response:
         with self._node.admit(_length(request), self._asker(request)) as admission:
             wanted = await self._message(request, admission, ProfileRequest.from_json)
-            profile = await self._run(self._node.profile, wanted, admission)
+            leash = self._node.leash()
+            measure = partial(self._node.profile, wanted, admission, leash)
+            profile = await attended(request.receive, measure, leash.cut, self._threads)
         return json_reply(profile.to_json())
 
     def _asker(self, request: Request) -> Account:

@@ -159,7 +159,7 @@ class Node:
             Overloaded: Too many requests are in work.
             Refused: The request does not make sense, or can never fit.
         """
-        leash = Leash(tuple(self._pools.values()))
+        leash = self.leash()
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
             counters = Counters(account.counters)
@@ -171,7 +171,13 @@ class Node:
             self._answers.add(answer)
         return answer
 
-    def profile(self, wanted: ProfileRequest, admission: Admission | None = None) -> Profile:
+    def leash(self) -> Leash:
+        """What ties a request's work together, so that all of it can be given up."""
+        return Leash(tuple(self._pools.values()))
+
+    def profile(
+        self, wanted: ProfileRequest, admission: Admission | None = None, leash: Leash | None = None
+    ) -> Profile:
         """Measure reading, decoding, every cut of the prefix and some codecs on the request's first samples.
 
         What the network itself costs is measured once for each prefix; reading and decoding belong to the data.
@@ -180,8 +186,9 @@ class Node:
             Overloaded: Too many requests are in work.
             Refused: The request does not make sense, or can never fit.
             StoreError: The samples cannot be read.
+            Abandoned: Its leash was cut.
         """
-        leash = Leash(tuple(self._pools.values()))
+        leash = leash or self.leash()
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
             return self._profile(wanted, account, leash, held)

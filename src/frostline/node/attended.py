@@ -1,0 +1,54 @@
+"""Runs a call while its client waits for it, and gives it up when the client goes away."""
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import TypeVar
+
+from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
+from starlette.types import Receive
+
+from frostline.errors import FrostlineError, Unavailable
+from frostline.node.memory import Abandoned
+
+__all__ = ("attended",)
+
+T = TypeVar("T")
+
+
+async def attended(receive: Receive, call: Callable[[], T], give_up: Callable[[], None], threads: CapacityLimiter) -> T:
+    """What a call gives.
+
+    Args:
+        receive: tells when the client has gone; the body was read.
+        call: runs in a thread.
+        give_up: has the call end soon; safe from any thread.
+        threads: in which it runs.
+
+    Raises:
+        FrostlineError: What the call raised.
+        Unavailable: It was given up.
+    """
+    async with create_task_group() as group:
+        group.start_soon(_watch, receive, give_up, threads)
+        made = await to_thread.run_sync(_outcome, call, limiter=threads)
+        group.cancel_scope.cancel()
+    if isinstance(made, FrostlineError):
+        raise made
+    return made
+
+
+async def _watch(receive: Receive, give_up: Callable[[], None], threads: CapacityLimiter) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    with CancelScope(shield=True):
+        await to_thread.run_sync(give_up, limiter=threads)
+
+
+def _outcome(call: Callable[[], T]) -> T | FrostlineError:
+    """An error is a value here, since a task group would wrap it."""
+    try:
+        return call()
+    except FrostlineError as error:
+        return error
+    except (Abandoned, CancelledError):
+        return Unavailable("nobody waits for this any more, or the node is stopping")
