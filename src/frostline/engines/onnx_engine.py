@@ -140,11 +140,16 @@ def _session(order: Order, place: Path, form: str) -> Any:
     options.log_severity_level = 4
     # Threads that wait for work in a loop would take the cores from those that decode.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    chosen = [(_PROVIDERS[form], _settings(order, form)), ("CPUExecutionProvider", {})]
+    chosen = [(_PROVIDERS[form], _settings(order, form))]
+    # Whatever an accelerator has no kernel for runs on the CPU.
+    beside = [] if form in ("f32", "int8") else ["CPUExecutionProvider"]
     try:
-        return runtime.InferenceSession(place / _FILE, options, providers=chosen[: 1 if form in ("f32", "int8") else 2])
+        session = runtime.InferenceSession(place / _FILE, options, providers=[*chosen, *beside])
     except UNCONVERTED as error:
         raise EngineUnfit(f"ONNX Runtime cannot run this network: {str(error)[:300]}") from error
+    if _PROVIDERS[form] not in session.get_providers():
+        raise EngineUnfit(f"ONNX Runtime has {_PROVIDERS[form]} and cannot start it: are its libraries there?")
+    return session
 
 
 def _settings(order: Order, form: str) -> dict[str, str]:
