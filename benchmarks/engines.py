@@ -35,6 +35,7 @@ from frostline.training.networks import load_model
 
 NETWORKS = {
     "alexnet": "torchvision:alexnet",
+    "densenet121": "torchvision:densenet121",
     "efficientnet_lite0": "demo:efficientnet_lite0",
     "resnet18": "torchvision:resnet18",
     "resnet50": "torchvision:resnet50",

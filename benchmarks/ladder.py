@@ -1,0 +1,223 @@
+"""Every step from eager torch to a tuned node: images a second from stored bytes to features, error and gain.
+
+    python benchmarks/ladder.py --data DIR [--networks resnet18 ...] [--samples 128] [--rounds 3] [--out FILE]
+
+All but the classifier of seven networks, on photographs of DIR (images in class folders). The first steps read, decode
+and run one after another, as a plain loop does: eager torch, channels last, the fastest engine that folds layers
+together, torch in bfloat16, the fastest engine of 16 bits, the ready form instead of JPEG, the fastest engine of 8
+bits. The last ones stream features from a node to a client in another process, where reading, computing and sending
+overlap: with 16 bits and with 8 allowed. `alone` is the engine by itself, with nothing to read or decode. The error is
+that of `benchmarks/engines.py`. Steps take turns in each round; figures are medians. Writes JSON and a table with --out
+(without suffix).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import frostline as fl
+from engines import CLASSES, NETWORKS, built, calibrated, decoded, features, frozen, relative_error, timed
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.datasets import Dataset
+from frostline.datasets.ingest import ingest
+from frostline.engines.allocator import keep_freed_memory
+from frostline.engines.catalog import OFFERS, REFERENCE
+from frostline.engines.hardware import hardware_name
+from frostline.models import cut_network
+from frostline.node.process import start_node
+from frostline.preprocess import Applied
+from frostline.preprocess.apply import decode_into
+from frostline.stores.objects import open_store
+from frostline.training.networks import load_model
+
+ROWS = 32
+FUSED = ("torch-compiled", "onnxruntime", "openvino")
+STREAMED = {"+ prefetch, 16 bits": "fp16", "+ prefetch, 8 bits": "int8"}
+
+
+def main():
+    wanted = arguments()
+    torch.set_num_threads(wanted.threads)
+    keep_freed_memory()
+    result = {"hardware": hardware_name("cpu"), "torch": torch.__version__, "load_before": os.getloadavg()[0]}
+    result["networks"] = {}
+    for name in wanted.networks:
+        result["networks"][name] = climbed(name, wanted)
+        if wanted.out:
+            Path(f"{wanted.out}.json").write_text(json.dumps(result, indent=1) + "\n")
+            Path(f"{wanted.out}.md").write_text(table(result))
+    print(table(result))
+
+
+def climbed(name, wanted):
+    """All steps of one network, in their order."""
+    pretrained = load_model(NETWORKS[name], classes=CLASSES)
+    preprocess, data = pretrained.preprocess, Dataset(wanted.data)
+    pixels = decoded(data, preprocess, 96)
+    calibration, judged = pixels[:64], pixels[64:]
+    model = pretrained.model if name == "efficientnet_lite0" else calibrated(pretrained.model, calibration)
+    prefix = cut_network(frozen(model, preprocess.shape), preprocess.shape).prefix
+    cut = prefix.cuts[-1].number
+    chosen = argparse.Namespace(engines=None, rows=[ROWS], threads=wanted.threads)
+    with tempfile.TemporaryDirectory() as kept, tempfile.TemporaryDirectory() as ready:
+        engines, found = built(prefix, cut, calibration, chosen, Path(kept))
+        engines = {key: engine for key, engine in engines.items() if "why_not" not in found[key[0]]}
+        expected = features(engines[REFERENCE, ROWS], judged, ROWS, cut)
+        errors = {
+            offer: relative_error(features(engine, judged, ROWS, cut), expected)
+            for (offer, _), engine in engines.items()
+        }
+        rates = timed(engines, pixels, cut, wanted.rounds)
+        alone = {offer: statistics.median(rates[offer, ROWS]) for offer, _ in engines}
+        ingest(data, ready, Applied.to(preprocess, "uint8"), observe=lambda _: None)
+        steps = [(step, offer, source) for step, offer, source in planned(alone) if offer is not None]
+        sources = {"jpeg": Source(data, preprocess), "ready": Source(Dataset(ready), preprocess)}
+        times = {step: [] for step, _, _ in steps}
+        for turn in range(wanted.rounds + 1):
+            for step, offer, source in steps:
+                rate = one_after_another(sources[source], engines[offer, ROWS], cut, wanted.samples)
+                if turn:
+                    times[step].append(rate)
+        rows = [row(step, offer, times[step], alone[offer], errors[offer]) for step, offer, _ in steps]
+        engines.clear()
+        rows += streamed(model, Dataset(ready), preprocess, wanted, alone)
+    for before, one in zip([rows[0], *rows], rows, strict=False):
+        one["gain"] = one["images_per_s"] / before["images_per_s"]
+        one["over_eager"] = one["images_per_s"] / rows[0]["images_per_s"]
+        print(f"{name:20} {said(one)}", flush=True)
+    return rows
+
+
+def planned(alone):
+    """The steps before the last ones: name, engine, and what is read."""
+    precision = {offer.name: offer.precision for offer in OFFERS}
+
+    def fastest(names):
+        return max((name for name in names if name in alone), key=alone.get, default=None)
+
+    of_16 = fastest([name for name in alone if precision[name] in ("fp32", "16-bit")])
+    of_8 = fastest([name for name in alone if precision[name] == "int8"])
+    return [
+        ("eager fp32", REFERENCE, "jpeg"),
+        ("+ channels last", fastest(["torch-channels-last"]), "jpeg"),
+        ("+ fusion", fastest(FUSED), "jpeg"),
+        ("+ 16 bits", fastest(["torch-bf16"]), "jpeg"),
+        ("+ tuned engine", of_16, "jpeg"),
+        ("+ ready form", of_16, "ready"),
+        ("+ 8 bits", of_8, "ready"),
+    ]
+
+
+class Source:
+    """Reads and decodes one sample after another."""
+
+    def __init__(self, data, preprocess):
+        self._store = open_store(data.url)
+        self._samples = data.samples
+        self._preprocess = preprocess if data.applied is None else data.applied.rest(preprocess)
+        self.shape = preprocess.shape
+
+    def into(self, row, out):
+        samples = self._samples
+        row %= len(samples)
+        encoded = self._store.read(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+        decode_into(self._preprocess, encoded, out, id=row, view=None)
+
+
+def one_after_another(source, engine, cut, count):
+    """Images a second of a loop that reads, decodes and runs in turn."""
+    batch = np.empty((ROWS, *source.shape), np.float32)
+    started = time.perf_counter()
+    for start in range(0, count, ROWS):
+        for row in range(ROWS):
+            source.into(start + row, batch[row])
+        engine.run(batch, cut)
+    return count / (time.perf_counter() - started)
+
+
+def streamed(model, data, preprocess, wanted, alone):
+    """The last steps: a node in another process, its engine chosen by its own trial."""
+    rows = []
+    settings = NodeSettings(compute_threads=wanted.threads, decode_threads=wanted.threads)
+    with start_node((data.url,), settings) as node:
+        for step, accuracy in STREAMED.items():
+            loading = LoaderSettings(cache_bytes=0, follow=False)
+            cut = len(cut_network(model, preprocess.shape).cuts) - 1
+            with fl.offload(
+                model, data, preprocess=preprocess, near=node.url, accuracy=accuracy, cut=cut, settings=loading
+            ) as job:
+                rates = [epoch(job, wanted.samples * 2, seed) for seed in range(wanted.rounds + 1)][1:]
+                profile = job.situation.store
+            trial = next((one for one in profile.trials if one.engine == profile.engine), None)
+            rows.append(row(step, profile.engine, rates, alone[profile.engine], trial.error if trial else 0.0))
+    return rows
+
+
+def epoch(job, count, seed):
+    """Images a second of one epoch's first samples, after the first batch."""
+    done, started = 0, None
+    for batch in job.loader(batch_size=ROWS, shuffle=True, seed=seed, epoch=0):
+        if started is None:
+            started = time.perf_counter()
+            continue
+        done += len(batch.labels)
+        if done >= count:
+            break
+    return done / (time.perf_counter() - started)
+
+
+def row(step, engine, rates, alone, error):
+    return {
+        "step": step,
+        "engine": engine,
+        "images_per_s": statistics.median(rates),
+        "range": [min(rates), max(rates)],
+        "alone": alone,
+        "error": error,
+    }
+
+
+def said(one):
+    return (
+        f"{one['step']:20} {one['engine']:22} {one['images_per_s']:7.1f}/s  x{one['gain']:.2f}  "
+        f"{one['over_eager']:5.2f} of eager  alone {one['alone']:7.1f}/s  error {one['error']:.1e}"
+    )
+
+
+def table(result):
+    lines = [
+        f"On {result['hardware']}, torch {result['torch']}.",
+        "",
+        "| network | step | engine | images/s | gain | over eager | engine alone | share of it | error |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, rows in result["networks"].items():
+        for one in rows:
+            share = one["images_per_s"] / one["alone"]
+            lines.append(
+                f"| {name} | {one['step']} | {one['engine']} | {one['images_per_s']:.1f} | {one['gain']:.2f} | "
+                f"{one['over_eager']:.2f} | {one['alone']:.1f} | {share:.0%} | {one['error']:.1e} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--out")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
