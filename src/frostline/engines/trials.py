@@ -171,13 +171,14 @@ def _weighed(subject: Subject, trial: Trial) -> Trial:
     weight_bytes = max(engine.weight_bytes, after - before)
     # Some engines keep the arena of their largest run, in which the next ones run: it is counted once, as theirs.
     few, many = few - max(standing, after), many - max(standing, after)
-    per_sample = max(0, -(-(many - few) // max(1, trial.rows - _FEWEST_ROWS)))
+    most, more_rows = max(0, few, many), trial.rows - _FEWEST_ROWS
+    per_sample = max(0, -(-(many - few) // more_rows)) if more_rows and most else 0
     return replace(
         trial,
         weight_bytes=weight_bytes,
         load_bytes=max(load_bytes, weight_bytes),
-        fixed_bytes=max(0, many - trial.rows * per_sample),
-        bytes_per_sample=per_sample if many > 0 else 0,
+        fixed_bytes=max(0, most - trial.rows * per_sample),
+        bytes_per_sample=per_sample,
     )
 
 
