@@ -1,10 +1,13 @@
 """The report's page, as text and in a real browser."""
 
+from dataclasses import replace
+
 import pytest
 
-from frostline.core import Skipped
+from frostline.core import REFERENCE, Skipped
 from frostline.core.amounts import in_percent
 from frostline.events import Replanned
+from frostline.profiles import Trial
 from frostline.training.page import render_page
 from frostline.training.report import WayTaken, Whereabouts
 from support.pages import (
@@ -75,6 +78,20 @@ def test_the_page_says_how_the_samples_came_and_what_was_lost():
     shares = [in_percent(one.share) for one in a_plan().mixture]
     for words in (*shares, "73.8 samples/s", "70.1 samples/s", "0.0062", "the link carries 5.00 MB/s"):
         assert words in page
+
+
+def test_the_page_shows_the_engines_that_were_tried_what_they_lose_and_why_not():
+    trials = (
+        Trial(engine=REFERENCE, precision="fp32", cut=24, seconds=0.02, why_not="is slower"),
+        Trial(engine="halved", precision="16-bit", cut=24, seconds=0.008, error=0.0042),
+        Trial(engine="<b>absent", precision="fp32", cut=24, why_not="openvino is not installed"),
+    )
+    plan = replace(a_plan(), engine="halved", trials=trials)
+    page = render_page(a_report(plan=plan, codec_error=0.0))
+    for words in ("halved ran the frozen layers", "0.0042", "125", "openvino is not installed", "&lt;b&gt;absent"):
+        assert words in page
+    assert "Nothing was lost" not in page
+    assert "Engines that the node tried" not in render_page(a_report())
 
 
 def test_a_browser_shows_the_figures_and_every_cut(tmp_path):

@@ -72,6 +72,11 @@ class Plan:
         return next(one for one in self.candidates if one.route == self.route)
 
     @property
+    def engine_error(self) -> float:
+        """The largest relative error of the engine in use, over the cuts at which it was tried."""
+        return max((one.error for one in self.trials if one.engine == self.engine), default=0.0)
+
+    @property
     def mean_samples_per_s(self) -> float:
         """Over all epochs: the harmonic mean of the first and the later ones."""
         if self.later_samples_per_s is None:

@@ -55,10 +55,9 @@ def engines(plan: Plan) -> list[str]:
     if not plan.trials:
         return []
     line = max(one.cut for one in plan.trials)
-    used = [one for one in plan.trials if one.engine == plan.engine]
-    rate = next((one.samples_per_s for one in used if one.cut == line), None)
-    error = max((one.error for one in used), default=0.0)
-    lost = f", error up to {error:.2g}" if error else ""
+    used = (one for one in plan.trials if (one.engine, one.cut) == (plan.engine, line))
+    rate = next((one.samples_per_s for one in used), None)
+    lost = f", error up to {plan.engine_error:.2g}" if plan.engine_error else ""
     first = f"engine at the node: {plan.engine}, {in_rate(rate or 0.0)} samples/s alone up to the frost line{lost}"
     others = {one.engine: one.why_not for one in plan.trials if one.why_not is not None}
     return [first, *(f"  not {engine}: {why_not}" for engine, why_not in others.items())]

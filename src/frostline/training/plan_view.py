@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from frostline.planning import Candidate, Plan, table
+from frostline.profiles import Trial
 from frostline.training.plan_plots import cuts_plot
 
 __all__ = ("PlanView",)
@@ -44,6 +45,7 @@ class PlanView:
         figure: SVG of all cuts.
         wire_bytes: of an average sample.
         encoded: the candidate that ships the encoded sample.
+        trials: of the node's engines up to the frost line, the fastest first; those that did not run come last.
     """
 
     plan: Plan
@@ -54,6 +56,7 @@ class PlanView:
     figure: str
     wire_bytes: float
     encoded: Candidate
+    trials: tuple[Trial, ...]
 
     @classmethod
     def of(cls, plan: Plan, *, memory_bytes: int | None = None, every: bool = False) -> "PlanView":
@@ -83,4 +86,11 @@ class PlanView:
             figure=cuts_plot(plan, memory_bytes=memory_bytes),
             wire_bytes=sum(way.share * way.candidate.wire_bytes_per_sample for way in ways),
             encoded=next(one for one in plan.candidates if one.cut == 0),
+            trials=_trials(plan),
         )
+
+
+def _trials(plan: Plan) -> tuple[Trial, ...]:
+    line = max((one.cut for one in plan.trials), default=0)
+    here = [one for one in plan.trials if one.cut == line]
+    return tuple(sorted(here, key=lambda one: (one.samples_per_s is None, -(one.samples_per_s or 0.0))))
