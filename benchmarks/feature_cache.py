@@ -1,6 +1,6 @@
 """The cache of features: which embedded store keeps it, what it saves, and what is left of it after kill -9.
 
-    python benchmarks/feature_cache.py --data DIR [--parts stores,epochs,kills] [--kills 100] [--node-kills 100]
+    python benchmarks/feature_cache.py --data DIR [--parts stores,epochs,writers,nodes] [--kills 100] [--node-kills 100]
 
 ``stores`` writes and reads rows of 5 kB and of 200 kB with Frostline's own cache (SQLite) and, where their packages are
 installed (pip install lmdb rocksdict), with LMDB and RocksDB used the same way: batches of 32, each value's CRC-32 kept
@@ -11,8 +11,8 @@ processor time, all threads together, so that they hold on a busy machine too.
 each: the first epoch computes, the second one comes from the node's cache, the third from the trainer's memory, and a
 second job's first one from the trainer's disk. Counts what the node read, decoded and computed each time. Needs root.
 
-``kills`` kills a process that writes to a cache again and again at random moments and reads everything back; and kills
-a node with a cache again and again while a job trains, whose losses must be those of an undisturbed run.
+``writers`` kills a process that writes to a cache, again and again at random moments, and reads everything back.
+``nodes`` kills a node with a cache again and again while a job trains; its losses must be those of an undisturbed run.
 
 Writes JSON with --out FILE.
 """
@@ -25,6 +25,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -41,7 +42,7 @@ def main():
     if wanted.inside:
         {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
         return
-    parts = {"stores": stores, "epochs": epochs, "kills": kills}
+    parts = {"stores": stores, "epochs": epochs, "writers": killed_writers, "nodes": killed_nodes}
     found = {name: parts[name](wanted) for name in wanted.parts.split(",")}
     print(json.dumps(found, indent=1))
     if wanted.out:
@@ -52,12 +53,13 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True)
-    parser.add_argument("--parts", default="stores,epochs,kills")
+    parser.add_argument("--parts", default="stores,epochs,writers,nodes")
     parser.add_argument("--mbit", default="100,1000")
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=100, help="of a writer")
     parser.add_argument("--node-kills", type=int, default=100, help="of a node while a job trains")
+    parser.add_argument("--node-kills-s", type=float, default=3600, help="no further one after so many seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
@@ -273,7 +275,7 @@ def epoch(job, source):
     after = transport.node_statistics()["totals"]
     return {
         "source": source,
-        "seconds": round(seconds, 3),
+        "seconds": round(seconds, 4),
         "payload_MB_per_s": round(payload / seconds / 1e6, 1),
         "samples_per_s": round(len(job._data) / seconds),  # noqa: SLF001
         "bytes": received,
@@ -284,17 +286,13 @@ def epoch(job, source):
 # kills
 
 
-def kills(wanted):
-    return {"writer": killed_writers(wanted), "node": killed_nodes(wanted)}
-
-
 def killed_writers(wanted):
     """Each round: a writer is killed, the cache opens again, every row it reported is there, and none is wrong."""
     sys.path.insert(0, str(TESTS))
     from frostline.cache import FeatureStore
     from support import stored
 
-    draw, done, budget = random.Random(wanted.seed), 0, 256 << 20
+    draw, done, budget = random.Random(wanted.seed), 0, 1 << 30
     found = {"kills": 0, "rows_reported": 0, "rows_checked": 0, "lost": 0, "wrong": 0, "damaged": 0, "started_anew": 0}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(wanted.kills):
@@ -308,7 +306,7 @@ def killed_writers(wanted):
                 for line in writer.stdout:
                     stop = int(line) if line.endswith("\n") else stop
             with FeatureStore(Path(folder), budget) as store:
-                numbers = range(max(0, stop - 20_000), stop + 10 * stored.ROWS)
+                numbers = range(max(0, stop - 800), stop + 10 * stored.ROWS)
                 there = stored.checked(store, numbers)  # asserts that each row is right to the last bit
                 statistics_ = store.statistics()
             found["kills"] += 1
@@ -323,91 +321,123 @@ def killed_writers(wanted):
 
 
 def killed_nodes(wanted):
-    """One job trains on while its node, which keeps features, is killed at random moments and started again."""
+    """One job trains on while its node, which keeps features, is killed at random moments and started again.
+
+    Its random views come again every tenth epoch, so that the node writes new features and finds old ones.
+    """
     import frostline as fl
     from frostline.config import NodeSettings
-    from frostline.events import RequestRetried
     from frostline.node.process import start_node
 
-    draw = random.Random(wanted.seed)
+    data = fl.Dataset(wanted.data)
+    data = data.take(np_rows(len(data), 64))
+    root = (str(Path(wanted.data).resolve()),)
     with tempfile.TemporaryDirectory() as folder:
-        cached = NodeSettings(cache_folder=folder, cache_bytes=1 << 30)
-        root = (str(Path(wanted.data).resolve()),)
-        data = fl.Dataset(wanted.data)
-        data = data.take(random_rows(len(data), 64))
-        found = {"kills": 0, "epochs": 0, "cache_hits": 0, "damaged": 0, "started_anew": 0}
-        with start_node(root, cached) as node:
-
-            def observe(event):
-                if isinstance(event, RequestRetried):
-                    node.restart_if_dead()
-
-            def batch_done():
-                if found["kills"] < wanted.node_kills and draw.random() < 0.5 and node.pid:
-                    os.kill(node.pid, signal.SIGKILL)
-                    found["kills"] += 1
-
-            disturbed, seen = losses(
-                fl, data, node.url, observe, batch_done, lambda: found["kills"] < wanted.node_kills
-            )
-            found.update(seen)
-    with start_node(root, NodeSettings()) as node:
-        count = iter(range(found["epochs"]))
-        undisturbed, _ = losses(
-            fl, data, node.url, lambda event: None, lambda: None, lambda: next(count, None) is not None
-        )
-    found |= {"steps": len(disturbed), "same_losses": disturbed == undisturbed}
+        settings = NodeSettings(cache_folder=folder, cache_bytes=1 << 30, device_batch=8)
+        with start_node(root, settings) as node, Killer(node, wanted) as killer:
+            disturbed, cache = losses(fl, data, node, killer.goes_on)
+        files = len(list(Path(folder).glob("*.sqlite")))
+    with start_node(root, NodeSettings(device_batch=8)) as node:
+        undisturbed, _ = losses(fl, data, node, lambda epoch: len(disturbed) > epoch)
+    found = {
+        "kills": killer.kills,
+        "epochs": len(disturbed),
+        "steps": sum(map(len, disturbed)),
+        "same_losses": disturbed == undisturbed,
+        "files": files,
+        "cache_of_the_last_node": cache,
+    }
     print(found, flush=True)
     return found
 
 
-def random_rows(size, count):
+class Killer:
+    """Kills a node at random moments until it has done so often enough; whoever needs it starts it again."""
+
+    def __init__(self, node, wanted):
+        self._node = node
+        self._wanted = wanted.node_kills
+        self._until = time.monotonic() + wanted.node_kills_s
+        self._draw = random.Random(wanted.seed)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.kills = 0
+
+    def goes_on(self, epoch):
+        """Whether it is not done; it begins when a job begins with its first epoch."""
+        if epoch == 0:
+            self._thread.start()
+        return self._thread.is_alive()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self):
+        while self.kills < self._wanted and not self._stopping.wait(self._draw.random() * 4):
+            if time.monotonic() > self._until:
+                return
+            pid = self._node.pid
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                self.kills += 1
+                print(f"kill {self.kills}", file=sys.stderr, flush=True)
+            while self._node.pid in (0, pid) and not self._stopping.wait(0.05):
+                pass
+
+
+def np_rows(size, count):
     import numpy as np
 
     return np.sort(np.random.default_rng(0).permutation(size)[:count])
 
 
-def losses(fl, data, url, observe, batch_done, goes_on):
-    """Epochs of a head on features that are asked for each time: the trainer keeps none."""
+def losses(fl, data, node, goes_on):
+    """Losses of each epoch of a head on features that are asked for each time: the trainer keeps none."""
     import torch
 
     from frostline.config import LoaderSettings
+    from frostline.core import Route
+    from frostline.events import RequestRetried
+    from frostline.preprocess import Decode, Normalize, Preprocess, RandomHorizontalFlip, RandomResizedCrop
     from frostline.training.networks import load_model
 
     torch.manual_seed(0)
-    network = load_model("demo:efficientnet_lite0", classes=len(data.classes))
-    model = fl.freeze(network.model, until="features")
+    normalise = Normalize(mean=(127.0,) * 3, std=(128.0,) * 3)
+    steps = (Decode(), RandomResizedCrop(64), RandomHorizontalFlip(), normalise)
+    preprocess = Preprocess(steps=steps)
+    model = load_model("demo:efficientnet_lite0", classes=len(data.classes)).model
+    model = fl.freeze(model, until="features", input_shape=preprocess.shape)
     settings = LoaderSettings(
-        cache_bytes=0, samples_per_request=32, requests_in_flight=1, window_bytes=200_000, follow=False, retry_for_s=300
+        cache_bytes=0,
+        views=10,
+        samples_per_request=8,
+        requests_in_flight=2,
+        device_batch=8,
+        follow=False,
+        retry_for_s=300,
     )
-    found, number = [], 0
-    with fl.offload(model, data, preprocess=network.preprocess, near=url, settings=settings, observe=observe) as job:
-        job.use({fl_route(job.frost_line.number): 1.0})
+
+    def observe(event):
+        if isinstance(event, RequestRetried):
+            node.restart_if_dead()
+
+    found = []
+    with fl.offload(model, data, preprocess=preprocess, near=node.url, settings=settings, observe=observe) as job:
+        job.use({Route(job.frost_line.number): 1.0})
         optimizer = torch.optim.SGD((one for one in job.head.parameters() if one.requires_grad), 0.05)
-        while goes_on():
-            for batch in job.loader(32, shuffle=True, seed=0, epoch=number):
+        while goes_on(len(found)):
+            found.append([])
+            for batch in job.loader(16, shuffle=True, seed=0, epoch=len(found)):
                 loss = torch.nn.functional.cross_entropy(job.head(batch.features), batch.labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                found.append(loss.item())
-                batch_done()
-            number += 1
-            print(f"epoch {number}", file=sys.stderr, flush=True)
-        node = job._fetcher.transport.node_statistics()  # noqa: SLF001
-    cache = node["cache"] or {"damaged": 0, "started_anew": 0}
-    return found, {
-        "epochs": number,
-        "cache_hits_of_last_node": node["totals"]["cache_hits"],
-        "damaged": cache["damaged"],
-        "started_anew": cache["started_anew"],
-    }
-
-
-def fl_route(cut):
-    from frostline.core import Route
-
-    return Route(cut)
+                found[-1].append(loss.item())
+        return found, job._fetcher.transport.node_statistics()["cache"]  # noqa: SLF001
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The node's cache: what it finds is not read, not decoded and not computed, and is the same to the last bit."""
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frostline.client.http import HttpTransport
-from frostline.config import NodeSettings
+from frostline.config import NodeSettings, TenantSettings
 from frostline.core import View
 from frostline.errors import BadRequest
 from frostline.node import Node
@@ -188,6 +189,27 @@ def test_what_the_node_does_not_serve_is_refused_though_it_is_kept(tmp_path, ima
         asked(node, images, network)
     with node_with_cache(tmp_path, tmp_path / "elsewhere") as node, pytest.raises(BadRequest, match="does not serve"):
         asked(node, images, network)
+
+
+def test_one_tenant_finds_what_another_had_computed_and_only_where_it_may_read(tmp_path, images, network):
+    others = make_images(tmp_path / "elsewhere", 3)
+    digest, body = artifact_of(network)
+    tokens = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("ann", "bob", "cy")}
+    tenants = [TenantSettings(name=name, token_sha256=token) for name, token in tokens.items()]
+    tenants[2] = replace(tenants[2], roots=(others.as_uri(),))
+    settings = NodeSettings(
+        memory_bytes=128 << 20, device_batch=8, cache_folder=str(tmp_path / "cache"), tenants=tuple(tenants)
+    )
+    samples = samples_of(images, with_versions=True)
+    wanted = request(images, network.cuts[-1].number, prefix=digest, samples=samples)
+    with Node(settings, (images.as_uri(), others.as_uri())) as node:
+        node.put_prefix(digest, body)
+        first = joined(node.features(wanted, node.admit(account=node.identify("ann"))))
+        second = joined(node.features(wanted, node.admit(account=node.identify("bob"))))
+        assert node.statistics().tenants["bob"].totals.cache_hits == COUNT
+        with pytest.raises(BadRequest):
+            node.features(wanted, node.admit(account=node.identify("cy")))
+    assert same(first, second)
 
 
 def test_hits_stay_within_the_smallest_memory(tmp_path, images, network):

@@ -76,6 +76,20 @@ def test_a_range_is_read_exactly(store):
     assert bytes(store.read("x", 10, 0)) == b""
 
 
+def test_the_version_that_comes_with_the_bytes_is_the_one_that_is_listed(store):
+    store.write("x", b"0123456789")
+    data, first = store.read_version("x", 3, 4)
+    (entry,) = store.list()
+    assert bytes(data) == b"3456"
+    assert first == entry.etag != ""
+    store.write("x", b"9876543210")
+    assert store.read_version("x", 3, 4)[1] != first
+    with pytest.raises(ObjectNotFound):
+        store.read_version("x", 8, 4)
+    with pytest.raises(ObjectNotFound):
+        store.read_version("y", 0, 1)
+
+
 def test_writing_again_replaces_the_object_and_changes_its_etag(store):
     store.write("x", b"one")
     [before] = store.list()

@@ -1,0 +1,53 @@
+"""Requests as JSON and back: versions of samples and views that come again travel; what makes no sense is refused."""
+
+import numpy as np
+import pytest
+
+from frostline.core import Samples, View
+from frostline.errors import BadRequest
+from frostline.wire.messages import FeatureRequest
+
+
+def message(**fields):
+    samples = Samples(
+        ids=np.array([1, 2]),
+        objects=["a", "b"],
+        offsets=np.zeros(2, np.int64),
+        lengths=np.array([5, 6]),
+        labels=np.full(2, -1),
+        versions=fields.pop("versions", ()),
+    )
+    return FeatureRequest(data="s3://x", samples=samples, prefix=None, cut=1, preprocess={}, **fields)
+
+
+@pytest.mark.parametrize("versions", [(), ("e1", ""), ('W/"1"', "ü")])
+def test_versions_travel_and_may_be_unknown(versions):
+    assert list(FeatureRequest.from_json(message(versions=versions).to_json()).samples.versions) == list(versions)
+
+
+@pytest.mark.parametrize("view", [None, View(seed=1, epoch=2), View(seed=1, epoch=2, recurs=True)])
+def test_a_view_travels_with_whether_it_comes_again(view):
+    assert FeatureRequest.from_json(message(view=view).to_json()).view == view
+
+
+def test_a_request_of_an_older_client_names_no_versions_and_no_view_that_comes_again():
+    value = message(view=View(seed=1, epoch=2)).to_json()
+    del value["view"]["recurs"]
+    assert "versions" not in value["samples"]
+    assert FeatureRequest.from_json(value).view == View(seed=1, epoch=2)
+
+
+@pytest.mark.parametrize("versions", [["e1"], ["e1", 2], ["e1", "x" * 257], ["e1", "a\0b"], "e1", {"a": "b"}])
+def test_versions_that_make_no_sense_are_refused_naming_them(versions):
+    value = message().to_json()
+    value["samples"]["versions"] = versions
+    with pytest.raises(BadRequest, match="samples"):
+        FeatureRequest.from_json(value)
+
+
+@pytest.mark.parametrize("recurs", [1, "true", None])
+def test_a_view_comes_again_or_it_does_not(recurs):
+    value = message(view=View(seed=1, epoch=2)).to_json()
+    value["view"]["recurs"] = recurs
+    with pytest.raises(BadRequest, match=r"view\.recurs"):
+        FeatureRequest.from_json(value)
