@@ -86,6 +86,14 @@ def test_a_trial_that_takes_too_long_or_too_much_is_ended_and_says_so(tmp_path, 
     assert any(why in (one.why_not or "") for one in choice.trials), choice.trials
 
 
+def test_a_cache_folder_that_cannot_be_written_is_a_reason_and_no_failure(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with closing(Trials(tmp_path / "file" / "engines", TERMS, ROOM, longest_s=60, engines=(OTHER,))) as trials:
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1)
+    assert choice.engine == REFERENCE
+    assert "cannot be tried here" in choice.trials[-1].why_not
+
+
 def test_an_engine_that_the_node_has_no_room_for_is_not_used(chosen, folder):
     for room in (replace(ROOM, weights_bytes=1), replace(ROOM, run_bytes=-1)):
         with closing(Trials(folder, TERMS, room, longest_s=1e-9, engines=(OTHER,))) as trials:

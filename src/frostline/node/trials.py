@@ -1,15 +1,9 @@
 """Finds the engine for a prefix: has those tried that a job may use, once on each hardware, and keeps the trials."""
 
-import hashlib
-import json
-import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +16,11 @@ from frostline.engines.allocator import keeps_freed_memory
 from frostline.engines.catalog import OFFERS, Offer, absence, build
 from frostline.engines.choice import Choice, choose, may_use, worth_trying
 from frostline.engines.faces import Engine
-from frostline.engines.hardware import hardware_name
 from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.artifact import Prefix
+from frostline.node.trial_shelf import TrialShelf
 from frostline.node.workshop import Children, Terms, Workshop
 from frostline.profiles import Trial
-from frostline.version import __version__
 from frostline.wire.messages import ProfileRequest
 
 __all__ = ("Room", "Trials", "trials_of")
@@ -37,8 +30,7 @@ _ROWS = 8
 _FEWEST = 8
 # Threads that share a core add little or take from each other: where there are so many, half of them are tried too.
 _MANY_THREADS = 4
-# What an engine's speed, error or files may depend on.
-_PACKAGES = ("torch", "openvino", "onnxruntime", "nncf", "tensorrt")
+_MOST_FAILED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +68,11 @@ class Trials:
         engines: Collection[str] | None = None,
         most_bytes: int = 8 << 30,
     ) -> None:
-        self._folder = folder
+        self._shelf = TrialShelf(folder, terms, most_bytes)
         self._terms = terms
         self._room = room
         self._longest_s = longest_s
         self._offers = tuple(one for one in OFFERS if engines is None or one.name in (REFERENCE, *engines))
-        self._most_bytes = most_bytes
         self._children = Children()
         self._turn = threading.Lock()
         self._failed: dict[tuple[str, str, int], Trial] = {}
@@ -151,7 +142,7 @@ class Trials:
         offer = next((one for one in self._offers if one.name == engine), None)
         if offer is None or absence(engine, self._terms.device) is not None:
             return None
-        found = self._get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
+        found = self._shelf.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
         return None if found is None or self._unfit(found) is not None else found
 
     def made(self, digest: str, prefix: Prefix, trial: Trial) -> Engine:
@@ -165,7 +156,7 @@ class Trials:
             device=self._terms.device,
             most_rows=max(self._terms.rows),
             threads=trial.threads,
-            folder=self._converted(digest) / f"cut-{trial.cut}",
+            folder=self._shelf.place(digest) / f"cut-{trial.cut}",
         )
 
     def close(self) -> None:
@@ -178,7 +169,7 @@ class Trials:
             prefix,
             pixels,
             self._terms,
-            converted=self._converted(digest),
+            converted=self._shelf.place(digest),
             children=self._children,
             longest_s=self._longest_s,
         ) as workshop:
@@ -193,14 +184,36 @@ class Trials:
         found = [self._known(digest, one) for one in empty]
         if None in found:
             with self._turn:
-                unknown = [one for one in empty if self._known(digest, one) is None]
-                for trial in workshop.tried(unknown) if unknown else []:
-                    self._put(digest, trial)
-            found = [self._known(digest, one) for one in empty]
+                found = self._found_out(digest, empty, workshop)
         return [self._judged(one) for one in found if one is not None]
 
+    def _found_out(self, digest: str, empty: Sequence[Trial], workshop: Workshop) -> list[Trial | None]:
+        known = {one.cut: self._known(digest, one) for one in empty}  # somebody may have been faster
+        unknown = [one for one in empty if known[one.cut] is None]
+        try:
+            self._shelf.place(digest).mkdir(parents=True, exist_ok=True)
+            for trial in workshop.tried(unknown) if unknown else []:
+                known[trial.cut] = trial
+                self._put(digest, trial, is_late=workshop.is_late)
+        except OSError as error:
+            why_not = f"cannot be tried here: {error}"
+            known.update({one.cut: replace(one, why_not=why_not) for one in unknown if known[one.cut] is None})
+        return [known[one.cut] for one in empty]
+
     def _known(self, digest: str, one: Trial) -> Trial | None:
-        return self._get(digest, one) or self._failed.get((digest, one.engine, one.cut))
+        return self._shelf.get(digest, one) or self._failed.get((digest, one.engine, one.cut))
+
+    def _put(self, digest: str, one: Trial, *, is_late: bool) -> None:
+        """Keep a trial; one that failed only as long as the node lives, since it may have been the moment's fault.
+
+        One that failed as the time for all trials was up is not kept: the next request has time again.
+        """
+        if one.samples_per_s is not None:
+            self._shelf.put(digest, one)
+        elif not is_late:
+            if len(self._failed) >= _MOST_FAILED:
+                self._failed.clear()
+            self._failed[digest, one.engine, one.cut] = one
 
     def _judged(self, one: Trial) -> Trial:
         """As if it had not run, where the node has no room for it; the reference's memory is not the trial's to say."""
@@ -216,57 +229,6 @@ class Trials:
         else:
             return None
         return f"needs {needs} for that: start it with more --memory"
-
-    def _get(self, digest: str, one: Trial) -> Trial | None:
-        path = self._place(digest, one)
-        try:
-            found = Trial(**json.loads(path.read_bytes())["trial"])
-            os.utime(path.parent)  # used now
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return found
-
-    def _put(self, digest: str, one: Trial) -> None:
-        """Keep a trial; one that failed only as long as the node lives, since it may have been the moment's fault."""
-        if one.samples_per_s is None:
-            self._failed[digest, one.engine, one.cut] = one
-            return
-        path = self._place(digest, one)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            json.dump({"trial": asdict(one), "circumstances": self._circumstances()}, file, indent=1)
-        Path(file.name).replace(path)
-        self._prune(path.parent)
-
-    def _prune(self, spared: Path) -> None:
-        """Drop prefixes, longest unused first, while the folder holds more than it may."""
-        folders = sorted(self._folder.iterdir(), key=lambda one: one.stat().st_mtime)
-        sizes = {one: sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in folders}
-        total = sum(sizes.values())
-        for folder in folders:
-            if total > self._most_bytes and folder != spared:
-                shutil.rmtree(folder, ignore_errors=True)
-                total -= sizes[folder]
-
-    def _converted(self, digest: str) -> Path:
-        return self._folder / digest
-
-    def _place(self, digest: str, one: Trial) -> Path:
-        named = json.dumps({**self._circumstances(), "engine": one.engine, "cut": one.cut}, sort_keys=True)
-        return self._folder / digest / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json"
-
-    def _circumstances(self) -> dict[str, object]:
-        """What a trial holds for, beside the prefix."""
-        terms = self._terms
-        return {
-            "frostline": __version__,
-            "hardware": hardware_name(terms.device),
-            "device": terms.device,
-            "rows": terms.rows,
-            "threads": terms.threads,
-            "keeps_freed": terms.keeps_freed,
-            "packages": {name: _version(name) for name in _PACKAGES},
-        }
 
 
 def trials_of(settings: NodeSettings, room: Room) -> Trials:
@@ -291,10 +253,3 @@ def _cuts(prefix: Prefix) -> list[int]:
 
 def _offer(name: str) -> Offer:
     return next(one for one in OFFERS if one.name == name)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -146,6 +146,11 @@ class Workshop:
         if self._folder is not None:
             self._folder.cleanup()
 
+    @property
+    def is_late(self) -> bool:
+        """The time for all trials is up."""
+        return self._until is not None and self._clock() >= self._until
+
     def tried(self, trials: Sequence[Trial]) -> list[Trial]:
         """Try one engine at some cuts.
 
@@ -233,7 +238,8 @@ def _refused(one: Trial, why_not: str) -> Trial:
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End it and all that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    """End it and all that it started, unless it has ended: then its number may be another's."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
     child.wait()

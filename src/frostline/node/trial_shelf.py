@@ -1,0 +1,99 @@
+"""Keeps trials of engines on disk, by prefix and by all that they hold for, beside the converted files."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from frostline.engines.hardware import hardware_name
+from frostline.node.workshop import Terms
+from frostline.profiles import Trial
+from frostline.version import __version__
+
+__all__ = ("TrialShelf",)
+
+# Raise it whenever trials measure something else.
+_RULE = 2
+# What an engine's speed, error or files may depend on.
+_PACKAGES = ("torch", "openvino", "onnxruntime", "nncf", "tensorrt")
+
+
+class TrialShelf:
+    """A folder of trials, one folder a prefix. Safe for threads and for several nodes.
+
+    Args:
+        folder: made when something is kept.
+        terms: how engines were tried.
+        most_bytes: that it may take, converted files among them; prefixes longest unused go first.
+    """
+
+    def __init__(self, folder: Path, terms: Terms, most_bytes: int) -> None:
+        self._folder = folder
+        self._terms = terms
+        self._most_bytes = most_bytes
+
+    def place(self, digest: str) -> Path:
+        """The folder of a prefix, for converted files too."""
+        return self._folder / digest
+
+    def get(self, digest: str, one: Trial) -> Trial | None:
+        """What was kept of an engine at a cut, which is then used now; None where nothing can be read."""
+        path = self._path(digest, one)
+        try:
+            found = Trial(**json.loads(path.read_bytes())["trial"])
+            os.utime(path.parent)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found
+
+    def put(self, digest: str, one: Trial) -> None:
+        """Keep a trial; a file is whole or not there.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path = self._path(digest, one)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+            json.dump({"trial": asdict(one), "circumstances": self._circumstances()}, file, indent=1)
+        Path(file.name).replace(path)
+        self._prune(path.parent)
+
+    def _prune(self, spared: Path) -> None:
+        """Drop prefixes, longest unused first, while the folder holds more than it may."""
+        folders = sorted(self._folder.iterdir(), key=lambda one: one.stat().st_mtime)
+        sizes = {one: sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in folders}
+        total = sum(sizes.values())
+        for folder in folders:
+            if total > self._most_bytes and folder != spared:
+                shutil.rmtree(folder, ignore_errors=True)
+                total -= sizes[folder]
+
+    def _path(self, digest: str, one: Trial) -> Path:
+        named = json.dumps({**self._circumstances(), "engine": one.engine, "cut": one.cut}, sort_keys=True)
+        return self.place(digest) / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json"
+
+    def _circumstances(self) -> dict[str, object]:
+        """What a trial holds for, beside the prefix."""
+        terms = self._terms
+        return {
+            "frostline": __version__,
+            "rule": _RULE,
+            "hardware": hardware_name(terms.device),
+            "device": terms.device,
+            "rows": terms.rows,
+            "threads": terms.threads,
+            "keeps_freed": terms.keeps_freed,
+            "packages": {name: _version(name) for name in _PACKAGES},
+        }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
