@@ -28,8 +28,8 @@ def frozen(until="stem"):
 
 
 def assignment_for(folder, network=None, **changes) -> Assignment:
-    """What a job on that folder would have trained."""
-    data = fl.Dataset(folder)
+    """What a job on that folder, or data set, would have trained."""
+    data = folder if isinstance(folder, fl.Dataset) else fl.Dataset(folder)
     train, held_out = data.split(0.25, 0)
     network = cut_network(frozen(), SHAPE) if network is None else network
     line = network.frost_line
@@ -57,10 +57,10 @@ def ignore(_):
 
 
 @contextmanager
-def training(url, assignment, body=None):
+def training(url, assignment, body=None, settings=None):
     """Ask the node at that address for it; a context manager that follows it."""
     artifact = write_prefix(cut_network(frozen(), SHAPE).prefix)
-    with closing(HttpTransport(url)) as transport:
+    with closing(HttpTransport(url, settings)) as transport:
         transport.put_prefix(digest_of(artifact), artifact)
         body = write_assignment(assignment) if body is None else body
         with transport.train(assignment.prefix, body) as running:

@@ -1,6 +1,7 @@
 """Heads trained beside the store: the same bits as at the trainer, within bounds, and never longer than wanted."""
 
 import copy
+import hashlib
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import NodeSettings
+from frostline.client.http import HttpTransport
+from frostline.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.errors import (
     BadRequest,
     NodeUnreachable,
@@ -25,11 +27,16 @@ from frostline.errors import (
     OverBudget,
     Overloaded,
     SettingError,
+    Unidentified,
     UnknownPrefix,
     UnknownTraining,
     UnsafeArtifact,
 )
-from frostline.loaders.assignment import read_assignment
+from frostline.loaders.assignment import read_assignment, write_assignment
+from frostline.loaders.beside import train_beside
+from frostline.loaders.remote import Remote
+from frostline.models import cut_network
+from frostline.models.artifact import write_prefix
 from frostline.node import Node
 from frostline.node.process import start_node
 from frostline.node.training_process import TrainingProcess
@@ -125,18 +132,31 @@ def test_losses_scores_and_tensors_are_those_of_a_training_at_the_trainer(folder
 def test_on_photographs_the_head_of_a_pretrained_network_learns_the_same(photographs):
     data = fl.Dataset(photographs)
     data = data.take(np.linspace(0, len(data) - 1, 24).astype(np.int64))
-    network = load_model("demo:efficientnet_lite0", classes=len(data.classes))
-    model = fl.freeze(network.model, until="_blocks.14")
-    twin, recipe = copy.deepcopy(model), Recipe(epochs=2, batch_size=6, optimizer="adamw")
-    with start_node((data.url,), NodeSettings(memory_bytes=1 << 30, allow_training=True)) as node:
-        record, received = there(model, data, network.preprocess, recipe, node.url)
-        expected = here(twin, data, network.preprocess, recipe, node.url)
-    assert learned(record) == learned(expected)
-    assert all(torch.equal(tensor, twin.state_dict()[name]) for name, tensor in model.state_dict().items())
+    pretrained = load_model("demo:efficientnet_lite0", classes=len(data.classes))
+    network = cut_network(fl.freeze(pretrained.model, until="_blocks.14"), pretrained.preprocess.shape)
+    how = {"preprocess": pretrained.preprocess, "plain_preprocess": pretrained.preprocess}
+    assignment = assignment_for(data, network, recipe=Recipe(epochs=2, batch_size=6, optimizer="adamw"), **how)
+    own = assignment.head.tensors
+    before = {name: tensor.detach().clone() for name, tensor in own.items()}
+    beside, here = Record(ignore), Record(ignore)
+    with (
+        start_node((data.url,), NodeSettings(memory_bytes=1 << 30, allow_training=True)) as node,
+        closing(HttpTransport(node.url)) as transport,
+    ):
+        transport.put_prefix(assignment.prefix, write_prefix(network.prefix))
+        assert train_beside(transport, assignment, beside).is_whole
+        received = transport.statistics().bytes_received
+        came = {name: tensor.detach().clone() for name, tensor in own.items()}
+        with torch.no_grad():
+            [tensor.copy_(before[name]) for name, tensor in own.items()]
+        remote = Remote(assignment, transport, LoaderSettings(), here)
+        Loop(
+            assignment.recipe, network.head, train=remote.train, held_out=remote.held_out, observe=remote.observe
+        ).run()
+    assert learned(beside) == learned(here)
+    assert all(torch.equal(tensor, came[name]) for name, tensor in own.items())
     # The head came back, and lines of events: nothing for a sample.
-    behind = ("_blocks.15", "_conv_head", "_bn1", "_fc")
-    head = sum(tensor.nbytes for name, tensor in model.state_dict().items() if name.startswith(behind))
-    assert received < head + 20_000
+    assert received < sum(tensor.nbytes for tensor in came.values()) + 20_000
 
 
 def test_a_loop_of_ones_own_is_told_where_to_go(folder, idle):
@@ -334,6 +354,19 @@ def test_what_is_no_training_is_refused(assignment, idle):
         pass
     with pytest.raises(BadRequest, match="SHA-256"), training(idle.url, replace(assignment, prefix="short")):
         pass
+
+
+def test_a_training_is_its_tenants_own(folder, assignment):
+    tenant = TenantSettings(name="vision", token_sha256=hashlib.sha256(b"open-sesame").hexdigest(), sees_all=True)
+    settings = NodeSettings(memory_bytes=1 << 28, allow_training=True, tenants=(tenant,))
+    with Node(settings, (str(folder),)) as node, served(node) as url:
+        with pytest.raises(Unidentified), closing(HttpTransport(url)) as nobody:
+            nobody.train(assignment.prefix, write_assignment(assignment)).__enter__()
+        with training(url, assignment, settings=LoaderSettings(token="open-sesame")) as one:
+            assert list(one)[-1]["event"] == "trained"
+        done = node.statistics().tenants["vision"].totals
+        # The second epoch asked for nothing.
+        assert done.samples == len(assignment.train) + len(assignment.held_out)
 
 
 def test_data_outside_the_nodes_roots_is_not_trained_on(assignment, idle, folder):
