@@ -283,14 +283,14 @@ def test_errors_arrive_as_themselves(way, images):
 @pytest.mark.parametrize("fails_at", ["0000.jpg", "0030.jpg"])
 def test_a_store_that_fails_ends_the_answer_with_its_own_error(way, images, monkeypatch, fails_at):
     node, transport = way(device_batch=8)
-    read = FolderStore.read
+    read = FolderStore.read_version
 
     def failing(store, object, offset, length):
         if object == fails_at:
             raise StoreUnavailable("the store is on fire")
         return read(store, object, offset, length)
 
-    monkeypatch.setattr(FolderStore, "read", failing)
+    monkeypatch.setattr(FolderStore, "read_version", failing)
     seen = []
     with pytest.raises(StoreUnavailable, match="on fire"):
         seen.extend(transport.features(request(images, 1)))
