@@ -69,8 +69,16 @@ class Batch:
     is_apart: bool = False
     has_begun: bool = False
     ran: int = 0
+    _row_bytes: int = field(init=False)
+    _model_bytes: int = field(init=False)
     _next: int = field(default=0, init=False)
     _made: Outputs = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        # Once: every run looks at everything that waits, and an engine may have to add its weights up.
+        fixed_bytes = self.work.nbytes(0)
+        self._row_bytes = self.work.nbytes(1) - fixed_bytes
+        self._model_bytes = self.work.engine.weight_bytes + fixed_bytes
 
     @property
     def left(self) -> int:
@@ -87,8 +95,8 @@ class Batch:
             rows=self.left,
             run_rows=work.run_rows,
             is_apart=self.is_apart,
-            bytes_per_row=work.nbytes(1) - work.nbytes(0),
-            model_bytes=work.engine.weight_bytes + work.nbytes(0),
+            bytes_per_row=self._row_bytes,
+            model_bytes=self._model_bytes,
         )
 
     def lead(self, rows: int, others: "Sequence[tuple[Batch, int]]") -> Slab:
