@@ -374,3 +374,12 @@ def test_data_outside_the_nodes_roots_is_not_trained_on(assignment, idle, folder
         last = list(one)[-1]
     assert last["error"] == "BadRequest"
     assert "does not serve" in last["message"]
+
+
+def test_more_unreadable_samples_than_allowed_end_it_with_the_reason(assignment, idle):
+    gone = replace(assignment.train, objects=["circle/gone.jpg", *assignment.train.objects[1:]], versions=())
+    with training(idle.url, replace(assignment, train=gone, most_skipped=0)) as one:
+        told = list(one)
+    assert [value["object"] for value in told if value["event"] == "SampleSkipped"] == ["circle/gone.jpg"]
+    assert told[-1]["event"] == "failed"
+    assert "1 samples are unreadable and the job allows 0" in told[-1]["message"]
