@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from links import STORE, STORE_ADDRESS, TRAINER, Inside, ShapedLink, received_bytes
@@ -43,7 +44,11 @@ def main():
         {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
         return
     parts = {"stores": stores, "epochs": epochs, "writers": killed_writers, "nodes": killed_nodes}
-    found = {name: parts[name](wanted) for name in wanted.parts.split(",")}
+    from frostline.engines.hardware import hardware_name
+
+    found = {"hardware": hardware_name("cpu")}
+    found |= {name: parts[name](wanted) for name in wanted.parts.split(",")}
+    found["load"] = os.getloadavg()[0]
     print(json.dumps(found, indent=1))
     if wanted.out:
         known = json.loads(wanted.out.read_text()) if wanted.out.exists() else {}
@@ -293,7 +298,7 @@ def killed_writers(wanted):
     from support import stored
 
     draw, done, budget = random.Random(wanted.seed), 0, 1 << 30
-    found = {"kills": 0, "rows_reported": 0, "rows_checked": 0, "lost": 0, "wrong": 0, "damaged": 0, "started_anew": 0}
+    found = {"kills": 0, "rows_reported": 0, "rows_checked": 0, "lost": 0, "damaged": 0, "started_anew": 0}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(wanted.kills):
             with stored.writing(folder, budget, done) as writer:
@@ -323,7 +328,7 @@ def killed_writers(wanted):
 def killed_nodes(wanted):
     """One job trains on while its node, which keeps features, is killed at random moments and started again.
 
-    Its random views come again every tenth epoch, so that the node writes new features and finds old ones.
+    Its random views come again every third epoch, so that nodes find what those killed before them had written.
     """
     import frostline as fl
     from frostline.config import NodeSettings
@@ -345,7 +350,7 @@ def killed_nodes(wanted):
         "steps": sum(map(len, disturbed)),
         "same_losses": disturbed == undisturbed,
         "files": files,
-        "cache_of_the_last_node": cache,
+        "cache": cache,
     }
     print(found, flush=True)
     return found
@@ -401,6 +406,7 @@ def losses(fl, data, node, goes_on):
 
     from frostline.config import LoaderSettings
     from frostline.core import Route
+    from frostline.errors import FrostlineError
     from frostline.events import RequestRetried
     from frostline.preprocess import Decode, Normalize, Preprocess, RandomHorizontalFlip, RandomResizedCrop
     from frostline.training.networks import load_model
@@ -413,7 +419,7 @@ def losses(fl, data, node, goes_on):
     model = fl.freeze(model, until="features", input_shape=preprocess.shape)
     settings = LoaderSettings(
         cache_bytes=0,
-        views=10,
+        views=3,
         samples_per_request=8,
         requests_in_flight=2,
         device_batch=8,
@@ -425,7 +431,7 @@ def losses(fl, data, node, goes_on):
         if isinstance(event, RequestRetried):
             node.restart_if_dead()
 
-    found = []
+    found, hits, last = [], 0, 0
     with fl.offload(model, data, preprocess=preprocess, near=node.url, settings=settings, observe=observe) as job:
         job.use({Route(job.frost_line.number): 1.0})
         optimizer = torch.optim.SGD((one for one in job.head.parameters() if one.requires_grad), 0.05)
@@ -437,7 +443,12 @@ def losses(fl, data, node, goes_on):
                 loss.backward()
                 optimizer.step()
                 found[-1].append(loss.item())
-        return found, job._fetcher.transport.node_statistics()["cache"]  # noqa: SLF001
+            with suppress(FrostlineError):  # it may just have been killed: what it found since is not counted
+                totals = job._fetcher.transport.node_statistics()["totals"]  # noqa: SLF001
+                hits += totals["cache_hits"] - (last if totals["cache_hits"] >= last else 0)
+                last = totals["cache_hits"]
+        cache = job._fetcher.transport.node_statistics()["cache"]  # noqa: SLF001
+        return found, {"hits_counted_at_least": hits, "last_node": cache}
 
 
 if __name__ == "__main__":
