@@ -311,7 +311,7 @@ def killed_writers(wanted):
                 for line in writer.stdout:
                     stop = int(line) if line.endswith("\n") else stop
             with FeatureStore(Path(folder), budget) as store:
-                numbers = range(max(0, stop - 800), stop + 10 * stored.ROWS)
+                numbers = range(max(0, done - 800), stop + 10 * stored.ROWS)  # this round's, and some from before
                 there = stored.checked(store, numbers)  # asserts that each row is right to the last bit
                 statistics_ = store.statistics()
             found["kills"] += 1

@@ -1,5 +1,6 @@
 """The verbs, run as a user runs them: results, exit codes, sentences."""
 
+import importlib
 import json
 import os
 import shutil
@@ -44,6 +45,11 @@ def run_json(capsys, *arguments: object):
     code, out, err = run(capsys, *arguments, "--json")
     assert code == 0, err
     return json.loads(out)
+
+
+def test_the_entry_point_is_a_function_still_after_a_verb_ran(capsys):
+    run(capsys, "--version")
+    assert importlib.import_module("frostline.cli").main is main
 
 
 @pytest.mark.parametrize("verb", ["demo", "extract", "index", "ingest", "plan", "serve", "train"])

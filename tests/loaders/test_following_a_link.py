@@ -153,7 +153,6 @@ def test_every_published_rule_runs_with_the_losses_of_the_plain_loop(folder, nod
     ("options", "sentence"),
     [
         ({"policy": "fastest"}, "there is no policy 'fastest'"),
-        ({"policy": "all_in_store"}, "start the training there"),
         ({"policy": "freeze", "cut": 1}, "a cut or a policy, not both"),
         ({"codec": "fp16"}, "needs the cut"),
         ({"accuracy": "fp8"}, "accuracy"),

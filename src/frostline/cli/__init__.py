@@ -15,6 +15,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from frostline.cli.main import run
+    from frostline.cli.verbs import run
 
     run(arguments)
