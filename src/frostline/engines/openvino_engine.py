@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,12 @@ def _convert(order: Order, place: Path) -> None:
 
 def _narrow(order: Order, place: Path) -> None:
     """Weights and activations of 8 bits, after training, by their ranges on real pixels."""
-    ov, nncf = imported("openvino"), imported("nncf")
+    core, ov, nncf = _core(), imported("openvino"), imported("nncf")
     ranges = imported("nncf.quantization.range_estimator")
     pixels = order.pixels()
     with _converted(order) as whole, converting("NNCF"):
         narrow = nncf.quantize(
-            ov.Core().read_model(whole / _FILE),
+            core.read_model(whole / _FILE),
             nncf.Dataset([pixels[row : row + 1] for row in range(len(pixels))]),
             subset_size=len(pixels),
             target_device=nncf.TargetDevice.CPU,
@@ -109,6 +110,18 @@ def _narrow(order: Order, place: Path) -> None:
         ov.save_model(narrow, place / _FILE, compress_to_fp16=False)
 
 
+@cache
+def _core() -> Any:
+    """One for the process, for good, with its CPU plugin.
+
+    Each plugin gives the thread that loads it another stack for signals and, when it goes, puts the one before back,
+    which may be gone by then where several come and go: the next signal would end the process.
+    """
+    core = imported("openvino").Core()
+    core.get_property("CPU", "FULL_DEVICE_NAME")
+    return core
+
+
 def _compiled(order: Order, place: Path, precision: str) -> Any:
     settings = {
         "ENABLE_CPU_PINNING": False,  # the threads of decoding run on the same cores
@@ -116,7 +129,7 @@ def _compiled(order: Order, place: Path, precision: str) -> Any:
         "INFERENCE_PRECISION_HINT": precision,
         "NUM_STREAMS": 1,
     }
-    core = imported("openvino").Core()
+    core = _core()
     try:
         return core.compile_model(core.read_model(place / _FILE), "CPU", settings)
     except UNCONVERTED as error:
