@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.manifest import load_manifest, stable_ids
+from frostline.datasets.ids import stable_ids
+from frostline.datasets.manifest import load_manifest
 from frostline.errors import AccessDenied, DataError, DataNotFound, EmptyDataset, SettingError
 from frostline.stores.objects import Entry, open_store
 

@@ -2,12 +2,17 @@
 
 from frostline.core.features import FeatureBatch, Packed, Skipped
 from frostline.core.graph import Cut, Dim, Graph, Node, Ref, TensorSpec, Token
+from frostline.core.readings import CELLS, OBJECTS, READINGS, URLS
 from frostline.core.routes import EXACT, REFERENCE, Route
 from frostline.core.samples import Samples, View
 
 __all__ = (
+    "CELLS",
     "EXACT",
+    "OBJECTS",
+    "READINGS",
     "REFERENCE",
+    "URLS",
     "Cut",
     "Dim",
     "FeatureBatch",

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from frostline.config import cache_folder
 from frostline.core import Samples
-from frostline.datasets.folders import suffix_of
+from frostline.datasets.forms.folders import suffix_of
+from frostline.datasets.forms.known import form_named
 from frostline.datasets.manifest import Manifest, load_manifest
 from frostline.errors import DataError
 from frostline.ordering import split_by_class
@@ -48,7 +49,7 @@ class DatasetStatistics:
 
 
 class Dataset:
-    """Labelled samples that stay where they are: images in class folders, one folder a class, or their ready form.
+    """Labelled samples that stay where they are, in whatever form: images in class folders, or their ready form.
 
     Nothing is read until a property needs it; the first one that does lists the data and finds or builds
     its manifest. The value does not change after that: make another one to see new data.
@@ -56,16 +57,18 @@ class Dataset:
     Args:
         url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, or ``memory://name``.
         cache: folder for the manifests of stores that take no writes; the user's cache folder by default.
+        form: name of the form that the data has, where more than one lies there; by default what it looks like.
 
     Raises:
-        SettingError: the URL is none that Frostline reads.
+        SettingError: the URL is none that Frostline reads, or there is no such form.
 
     The properties that list the data raise ``DataNotFound``, ``EmptyDataset``, ``AccessDenied``, ``OutOfSpace``
     or ``StoreUnavailable``.
     """
 
-    def __init__(self, url: str | Path, *, cache: Path | None = None) -> None:
+    def __init__(self, url: str | Path, *, cache: Path | None = None, form: str | None = None) -> None:
         self._url = normalise_url(str(url))
+        self._form = None if form is None else form_named(form).name
         self._cache = cache
         self._loaded: Manifest | None = None
         self._listing: str | None = None
@@ -85,7 +88,7 @@ class Dataset:
     def manifest(self) -> Manifest:
         """The table of the samples, and whether it was found or built."""
         if self._loaded is None:
-            self._loaded = load_manifest(open_store(self._url), cache=self._cache or cache_folder())
+            self._loaded = load_manifest(open_store(self._url), cache=self._cache or cache_folder(), form=self._form)
         return self._loaded
 
     @property
@@ -102,6 +105,11 @@ class Dataset:
     def applied(self) -> Applied | None:
         """What was done to the images before they were kept, where the data is a ready form; else None."""
         return self.manifest.applied
+
+    @property
+    def reading(self) -> str:
+        """How the bytes at the samples' addresses are found: one of ``core.READINGS``."""
+        return self.manifest.reading
 
     def rest_of(self, preprocess: Preprocess) -> Preprocess:
         """What is left to do of a preprocessing: all of it, but where the data is a ready form.
@@ -133,7 +141,7 @@ class Dataset:
         digest = hashlib.sha256(whole.digest.encode() + rows.astype("<i8").tobytes()).hexdigest()
         etags = tuple(whole.etags[row] for row in rows.tolist())
         names = tuple(whole.names[row] for row in rows.tolist())
-        part = Dataset(self._url, cache=self._cache)
+        part = Dataset(self._url, cache=self._cache, form=self._form)
         part._listing = self.listing
         part._loaded = replace(whole, samples=whole.samples.take(rows), names=names, etags=etags, digest=digest)
         return part

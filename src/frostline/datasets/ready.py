@@ -16,7 +16,18 @@ from frostline.errors import DataError
 from frostline.preprocess import Applied
 from frostline.preprocess.records import record_bytes, record_stride
 
-__all__ = ("FOLDERS", "LAYOUT", "TABLE", "Layout", "Part", "ReadyTable", "object_name", "part_name", "table_file")
+__all__ = (
+    "FOLDERS",
+    "LAYOUT",
+    "TABLE",
+    "Layout",
+    "Part",
+    "ReadyTable",
+    "is_part_of_form",
+    "object_name",
+    "part_name",
+    "table_file",
+)
 
 _FOLDER = ".frostline/ready"
 _PARTS = f"{_FOLDER}/parts"
@@ -247,6 +258,11 @@ def table_file(layout: Layout, parts: Sequence[Part], classes: Sequence[str]) ->
     }
     table = pa.concat_tables([_table(part.samples, part.names) for part in parts])
     return digest, _file(table, {"frostline.ready": json.dumps(about)})
+
+
+def is_part_of_form(name: str) -> bool:
+    """Whether an object holds records, or is the table of them."""
+    return name == TABLE or name.startswith(f"{_PIXELS}/")
 
 
 def object_name(number: int) -> str:

@@ -6,20 +6,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.datasets.folders import list_images, suffix_of
+from frostline.datasets.forms.folders import ClassFolders, suffix_of
+from frostline.errors import EmptyDataset
 from frostline.stores.objects import Entry
+
+FORM = ClassFolders()
+
+
+class Nothing:
+    """A store that is not to be asked for anything."""
+
+    url = "memory://nothing"
+
+
+def listed(entries):
+    return FORM.read(Nothing(), entries)
 
 
 def listing_of(*names):
-    return list_images(Entry(name, 10 + len(name), "etag") for name in names)
+    return listed([Entry(name, 10 + len(name), "etag") for name in names])
+
+
+def column(listing, name):
+    return listing.table[name].to_pylist()
 
 
 def test_the_first_folder_is_the_class_and_deeper_ones_belong_to_it():
     listing = listing_of("dog/b.jpg", "cat/kittens/a.png", "cat/z.JPEG", "dog/old/x/y.webp")
     assert listing.classes == ("cat", "dog")
-    assert listing.objects == ["cat/kittens/a.png", "cat/z.JPEG", "dog/b.jpg", "dog/old/x/y.webp"]
-    assert listing.labels.tolist() == [0, 0, 1, 1]
-    assert listing.lengths.tolist() == [10 + len(name) for name in listing.objects]
+    assert column(listing, "object") == ["cat/kittens/a.png", "cat/z.JPEG", "dog/b.jpg", "dog/old/x/y.webp"]
+    assert column(listing, "name") == column(listing, "object")
+    assert column(listing, "label") == [0, 0, 1, 1]
+    assert column(listing, "length") == [10 + len(name) for name in column(listing, "object")]
 
 
 @pytest.mark.parametrize(
@@ -28,14 +46,15 @@ def test_the_first_folder_is_the_class_and_deeper_ones_belong_to_it():
 )
 def test_hidden_names_and_what_is_no_image_are_passed_over(name):
     listing = listing_of("cat/a.jpg", name)
-    assert listing.objects == ["cat/a.jpg"]
+    assert column(listing, "object") == ["cat/a.jpg"]
     assert listing.digest == listing_of("cat/a.jpg").digest
 
 
 def test_images_in_no_folder_are_counted():
     listing = listing_of("a.jpg", "b.jpg", "cat/c.jpg")
-    assert listing.objects == ["cat/c.jpg"]
-    assert listing.without_class == 2
+    assert column(listing, "object") == ["cat/c.jpg"]
+    with pytest.raises(EmptyDataset, match="2 images stand in no class folder"):
+        listing_of("a.jpg", "b.jpg")
 
 
 names = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0/."), min_size=1)
@@ -43,17 +62,18 @@ entries = st.builds(lambda folder, base, size, etag: Entry(f"{folder}/{base}.jpg
                     st.integers(0, 1 << 40), names)  # fmt: skip
 
 
-@given(st.lists(entries, unique_by=lambda entry: entry.object), st.randoms())
-def test_the_digest_does_not_depend_on_the_order_of_the_listing(listed, source: random.Random):
-    shuffled = source.sample(listed, len(listed))
-    assert list_images(shuffled).digest == list_images(listed).digest
-    assert list_images(shuffled).objects == list_images(listed).objects
+@given(st.lists(entries, min_size=1, unique_by=lambda entry: entry.object), st.randoms())
+def test_digest_and_table_do_not_depend_on_the_order_of_the_listing(entries, source: random.Random):
+    shuffled = source.sample(entries, len(entries))
+    assert FORM.digest(shuffled) == FORM.digest(entries)
+    assert listed(shuffled).digest == FORM.digest(entries)
+    assert listed(shuffled).table.equals(listed(entries).table)
 
 
 @given(st.lists(entries, min_size=1, unique_by=lambda entry: entry.object), st.data())
-def test_any_change_of_a_name_size_or_etag_changes_the_digest(listed, data):
-    row = data.draw(st.integers(0, len(listed) - 1))
-    before = listed[row]
+def test_any_change_of_a_name_size_or_etag_changes_the_digest(entries, data):
+    row = data.draw(st.integers(0, len(entries) - 1))
+    before = entries[row]
     after = data.draw(
         st.sampled_from(
             [
@@ -63,8 +83,8 @@ def test_any_change_of_a_name_size_or_etag_changes_the_digest(listed, data):
             ]
         )
     )
-    changed = [*listed[:row], after, *listed[row + 1 :]]
-    assert list_images(changed).digest != list_images(listed).digest
+    changed = [*entries[:row], after, *entries[row + 1 :]]
+    assert FORM.digest(changed) != FORM.digest(entries)
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("a/b.JPG", ".jpg"), ("a.b/c", ""), ("a/.jpg", ""), ("x.tar.gz", ".gz")])

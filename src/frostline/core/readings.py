@@ -1,0 +1,11 @@
+"""How the bytes at a sample's address are found: the names that travel in requests."""
+
+__all__ = ("CELLS", "OBJECTS", "READINGS", "URLS")
+
+OBJECTS = "objects"
+"""Bytes from ``offset`` of an object."""
+CELLS = "cells"
+"""A cell of a Parquet file: the object names file and column, the offset is the row."""
+URLS = "urls"
+"""The object is a URL of its own, within a root that the node serves."""
+READINGS = (OBJECTS, CELLS, URLS)

@@ -1,0 +1,1 @@
+"""Forms: the ways in which data lies in a store, each read in place."""

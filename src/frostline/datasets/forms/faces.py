@@ -1,0 +1,104 @@
+"""What a form of data is: one protocol, and the table that it makes of a store's listing."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from frostline.core import OBJECTS, READINGS
+from frostline.preprocess import Applied
+from frostline.stores.faces import Entry, ObjectStore
+
+__all__ = ("COLUMNS", "Form", "Listed", "digest_of", "is_hidden")
+
+COLUMNS = pa.schema(
+    {
+        "id": pa.int64(),
+        "name": pa.string(),
+        "object": pa.string(),
+        "offset": pa.int64(),
+        "length": pa.int64(),
+        "label": pa.int64(),
+        "etag": pa.string(),
+    }
+)
+"""The columns that every table of samples starts with; what follows them is metadata."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Listed:
+    """The samples of a listing.
+
+    Attributes:
+        table: ``COLUMNS`` in their order, none of them with nulls, then any metadata columns; ordered by name. Ids are
+            ``stable_ids`` of the names, labels are -1 where there is none, etags are those of the samples' objects.
+        classes: names, by label.
+        digest: what the form's ``digest`` gives for this listing.
+        reading: how the bytes at the samples' addresses are found.
+        applied: what was done to the images before they were kept; None where they are encoded.
+        kept_at: name of the object that holds the table already; empty where it is to be kept as a manifest.
+    """
+
+    table: pa.Table
+    classes: tuple[str, ...]
+    digest: str
+    reading: str = OBJECTS
+    applied: Applied | None = None
+    kept_at: str = ""
+
+    def __post_init__(self) -> None:
+        if self.table.schema.remove_metadata().names[: len(COLUMNS)] != COLUMNS.names:
+            raise ValueError(f"a table of samples starts with {COLUMNS.names}, not {self.table.schema.names}")
+        if self.reading not in READINGS:
+            raise ValueError(f"there is no reading {self.reading!r}")
+
+
+class Form(Protocol):
+    """One way in which data lies in a store. Deciding what is mine is pure; only ``read`` asks the store."""
+
+    @property
+    def name(self) -> str:
+        """What users call it: ``Dataset(url, form=name)``."""
+
+    def claims(self, entries: Sequence[Entry]) -> bool:
+        """Whether a listing looks like this form."""
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """SHA-256 that names what ``read`` would give, from names, sizes and etags alone, in any order.
+
+        An unchanged listing finds its manifest by it, and nothing is read again.
+        """
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+        """Make the table of a listing's samples.
+
+        Args:
+            store: that was listed.
+            entries: its listing.
+            before: what this form made of an earlier listing; rows of objects that have their old name and etag, where
+                that is not empty, are taken from it, and those objects are not read.
+
+        Raises:
+            EmptyDataset: not one sample is there.
+            DataError: the data cannot be used as it is; the sentence names the object.
+            StoreError: the store failed.
+        """
+
+
+def digest_of(rule: str, entries: Iterable[Entry]) -> str:
+    """SHA-256 of a form's rule and of the entries that belong to it, in any order.
+
+    Args:
+        rule: names the form and the version of what it makes: another table of the same entries needs another rule.
+        entries: whose names, sizes and etags count.
+    """
+    # A name holds no NUL, so that the columns cannot run into each other.
+    rows = [f"{entry.object}\0{entry.size}\0{entry.etag}\0" for entry in sorted(entries)]
+    return hashlib.sha256("".join((rule, "\0", *rows)).encode()).hexdigest()
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a part of an object's name starts with a dot: such objects belong to no form but Frostline's own."""
+    return name.startswith(".") or "/." in name
