@@ -1,8 +1,7 @@
-"""Folder, memory and S3 do the same: read, list and write objects, and fail with the same sentences."""
+"""What is peculiar to folder, memory and S3, and which sentence each failure becomes."""
 
 import errno
 import os
-import pickle
 import subprocess
 import sys
 import uuid
@@ -28,102 +27,12 @@ from frostline.stores.driver import error_of_driver
 from frostline.stores.folder import error_of_system
 from frostline.stores.objects import open_store
 
-ODD = [
-    "a b.jpg",
-    "100%.jpg",
-    "a%20b.jpg",
-    "ü✓日本.jpg",
-    "a#b.jpg",
-    "a?b=c&d.jpg",
-    "a+b.jpg",
-    'it\'s "x".jpg',
-    "a*[1].jpg",
-    "deep/er/.hidden/x.jpg",
-    "~/x.jpg",
-]
-
-
-@pytest.fixture(params=["folder", "memory", "s3"])
-def store(request, tmp_path, monkeypatch):
-    if request.param == "folder":
-        return open_store(str(tmp_path))
-    if request.param == "memory":
-        return open_store(f"memory://{uuid.uuid4()}/a b%20")
-    server = request.getfixturevalue("s3")
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
-    server.make_bucket("stores")
-    return open_store(f"s3://stores/{uuid.uuid4()}/a b%20")
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_an_object_of_an_odd_name_comes_back_as_it_was_written(store, name):
-    store.write(name, b"0123456789")
-    assert bytes(store.read(name, 0, 10)) == b"0123456789"
-    assert [(entry.object, entry.size) for entry in store.list()] == [(name, 10)]
-
 
 def test_a_backslash_in_a_name_is_no_slash(tmp_path):
     # Not asked of S3: SeaweedFS itself takes one for the other.
     for store in (open_store(str(tmp_path)), open_store(f"memory://{uuid.uuid4()}")):
         store.write("a\\b.jpg", b"x")
         assert [entry.object for entry in store.list()] == ["a\\b.jpg"]
-
-
-def test_a_range_is_read_exactly(store):
-    store.write("x", b"0123456789")
-    assert bytes(store.read("x", 3, 4)) == b"3456"
-    assert bytes(store.read("x", 10, 0)) == b""
-
-
-def test_the_version_that_comes_with_the_bytes_is_the_one_that_is_listed(store):
-    store.write("x", b"0123456789")
-    data, first = store.read_version("x", 3, 4)
-    (entry,) = store.list()
-    assert bytes(data) == b"3456"
-    assert first == entry.etag != ""
-    store.write("x", b"9876543210")
-    assert store.read_version("x", 3, 4)[1] != first
-    with pytest.raises(ObjectNotFound):
-        store.read_version("x", 8, 4)
-    with pytest.raises(ObjectNotFound):
-        store.read_version("y", 0, 1)
-
-
-def test_writing_again_replaces_the_object_and_changes_its_etag(store):
-    store.write("x", b"one")
-    [before] = store.list()
-    store.write("x", b"three")
-    [after] = store.list()
-    assert bytes(store.read("x", 0, 5)) == b"three"
-    assert before.etag != after.etag
-
-
-@pytest.mark.parametrize(("offset", "length"), [(0, 11), (10, 1), (50, 5), (0, 1 << 62), (1 << 62, 1 << 62)])
-def test_bytes_that_an_object_does_not_have_are_not_found(store, offset, length):
-    store.write("x", b"0123456789")
-    with pytest.raises(ObjectNotFound, match="x"):
-        store.read("x", offset, length)
-
-
-def test_an_object_that_is_not_there_is_not_found(store):
-    store.write("folder/x", b"x")
-    for name in ("nothing", "folder", "folder/x/y"):
-        with pytest.raises(ObjectNotFound, match=name):
-            store.read(name, 0, 1)
-
-
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a\0b", ""])
-def test_a_name_that_leaves_the_root_is_neither_read_nor_written(store, name):
-    with pytest.raises(BadRequest):
-        store.read(name, 0, 1)
-    with pytest.raises(BadRequest):
-        store.write(name, b"x")
-
-
-def test_a_store_can_be_sent_to_another_process_after_use(store):
-    store.write("x", b"x")
-    assert bytes(pickle.loads(pickle.dumps(store)).read("x", 0, 1)) == b"x"
 
 
 def test_memory_is_shared_by_those_who_use_its_name():
@@ -133,12 +42,10 @@ def test_memory_is_shared_by_those_who_use_its_name():
     assert list(open_store(f"memory://{uuid.uuid4()}").list()) == []
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    store = open_store(str(tmp_path / "nothing"))
-    with pytest.raises(DataNotFound, match=r"there is no folder .*nothing$"):
-        list(store.list())
+def test_a_folder_that_is_not_there_is_not_written_to(tmp_path):
     with pytest.raises(DataNotFound, match="nothing"):
-        store.write("x", b"x")
+        open_store(str(tmp_path / "nothing")).write("x", b"x")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_links_in_a_folder_are_followed_but_never_in_a_circle(tmp_path):
@@ -252,24 +159,6 @@ def test_the_drivers_general_error_is_told_apart_by_its_answer(text, kind):
     assert type(made) is kind
     assert "hunter2" not in str(made)
     assert "\n" not in str(made)
-
-
-def test_a_bucket_that_is_not_there_is_named(s3, monkeypatch):
-    for name, value in s3.environment().items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(DataNotFound, match="there is nothing at s3://nowhere"):
-        list(open_store("s3://nowhere").list())
-
-
-def test_wrong_credentials_are_refused_and_not_shown(s3, monkeypatch):
-    for name, value in s3.environment(secret="hunter2").items():
-        monkeypatch.setenv(name, value)
-    s3.make_bucket("closed")
-    store = open_store("s3://closed")
-    for use in (lambda: list(store.list()), lambda: store.read("x", 0, 1), lambda: store.write("x", b"x")):
-        with pytest.raises(AccessDenied, match="s3://closed") as caught:
-            use()
-        assert "hunter2" not in str(caught.value)
 
 
 def test_a_server_that_does_not_answer_is_worth_another_try(monkeypatch):
