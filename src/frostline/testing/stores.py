@@ -193,9 +193,7 @@ class WritingTests(StoreTests):
         whole = {value: bytes([value]) * size for value in b"ab"}
         staged.store.write("x", whole[ord("a")])
         with ThreadPoolExecutor(_THREADS) as threads:
-            written = [
-                threads.submit(staged.store.write, "x", whole[value]) for _, value in zip(range(8), cycle(b"ab"))
-            ]
+            written = [threads.submit(staged.store.write, "x", whole[value]) for value in b"abababab"]
             read = [threads.submit(staged.store.read, "x", 0, size) for _ in range(24)]
             for one in written:
                 one.result()
