@@ -32,7 +32,8 @@ class Listed:
     """The samples of a listing.
 
     Attributes:
-        table: ``COLUMNS`` in their order, none of them with nulls, then any metadata columns; ordered by name. Ids are
+        table: ``COLUMNS`` in their order, none of them with nulls, then any metadata columns. The rows' order follows
+            from the listing alone, and is that of objects and offsets, so that reading all of it is reading on. Ids are
             ``stable_ids`` of the names, labels are -1 where there is none, etags are those of the samples' objects.
         classes: names, by label.
         digest: what the form's ``digest`` gives for this listing.

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from frostline.datasets.forms.faces import Form
 from frostline.datasets.forms.folders import ClassFolders
 from frostline.datasets.forms.ready_form import ReadyForm
+from frostline.datasets.forms.webdataset import WebDataset
 from frostline.errors import SettingError, nearest
 from frostline.stores.faces import Entry
 
 __all__ = ("FORMS", "form_named", "form_of")
 
-FORMS: tuple[Form, ...] = (ReadyForm(), ClassFolders())
+FORMS: tuple[Form, ...] = (ReadyForm(), ClassFolders(), WebDataset())
 """In the order in which they are asked."""
 
 # Says what it found nothing of, where no form claims a listing.

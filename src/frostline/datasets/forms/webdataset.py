@@ -1,0 +1,168 @@
+"""WebDataset shards: samples are members of tars that share a key, read at their places so that order is free."""
+
+import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of, is_hidden
+from frostline.datasets.forms.folders import IMAGE_SUFFIXES
+from frostline.datasets.forms.labels import classified, said_by
+from frostline.datasets.forms.metadata import columns_of, joined
+from frostline.datasets.forms.tar_index import Member, members
+from frostline.datasets.ids import stable_ids
+from frostline.errors import DataError, EmptyDataset
+from frostline.stores.faces import Entry, ObjectStore, Versioned
+
+__all__ = ("LABEL_FIELDS", "WebDataset", "samples_of")
+
+LABEL_FIELDS = ("label", "cls", "class", "class_name")
+"""Fields of a sample's JSON that say its label, the first that is there."""
+
+_RULE = "frostline webdataset 1"
+_SAID = "said"
+# Shards indexed at once: each waits for its store most of the time.
+_THREADS = 16
+
+
+class Packed(NamedTuple):
+    """A sample of a shard.
+
+    Attributes:
+        name: the shard's and the member's.
+        offset: of the member that is the image.
+        length: of it.
+        said: its label, as text; None where nothing says one.
+        about: the fields of its JSON.
+    """
+
+    name: str
+    offset: int
+    length: int
+    said: str | None
+    about: dict[str, Any]
+
+
+class WebDataset:
+    """Tars of ``key.jpg``, ``key.cls`` and ``key.json``; what is before the first dot of a member's name is its key.
+
+    A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. Scalar
+    fields of the JSON become columns.
+    """
+
+    name = "webdataset"
+
+    def claims(self, entries: Sequence[Entry]) -> bool:
+        """See ``Form.claims``: one tar is enough."""
+        return any(_is_shard(entry) for entry in entries)
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """See ``Form.digest``."""
+        return digest_of(_RULE, filter(_is_shard, entries))
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+        """See ``Form.read``; of shards that are new or have changed, the headers are read."""
+        shards = sorted(filter(_is_shard, entries))
+        if not shards:
+            raise EmptyDataset(f"{store.url} holds no WebDataset shards (such as train-000000.tar)")
+        known = {} if before is None else _known(before)
+        with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
+            table = joined(list(threads.map(partial(_table, store, known), shards)))
+        if not len(table):
+            raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images: see what they are packed with")
+        labels, classes = classified(table[_SAID].to_pylist())
+        return Listed(table=_finished(table, labels), classes=classes, digest=self.digest(entries))
+
+
+def samples_of(shard: str, found: Iterable[Member]) -> list[Packed]:
+    """Group the members of a shard by their keys.
+
+    Raises:
+        DataError: two members have one name, or a label or JSON makes no sense.
+    """
+    groups: dict[str, dict[str, Member]] = {}
+    for member in found:
+        key, kind = _split(member.name)
+        if is_hidden(member.name) or key.startswith("__"):
+            continue
+        if groups.setdefault(key, {}).setdefault(kind, member) is not member:
+            raise DataError(f"{shard} holds {member.name!r} twice: make it again")
+    return [one for key, group in groups.items() if (one := _sample(shard, key, group)) is not None]
+
+
+def _sample(shard: str, key: str, group: dict[str, Member]) -> Packed | None:
+    image = next((member for kind, member in group.items() if f".{kind}" in IMAGE_SUFFIXES), None)
+    if image is None:
+        return None
+    about = _json(shard, group["json"]) if "json" in group else {}
+    return Packed(f"{shard}/{image.name}", image.offset, image.size, _label(shard, key, group, about), about)
+
+
+def _label(shard: str, key: str, group: dict[str, Member], about: dict[str, Any]) -> str | None:
+    try:
+        if "cls" in group:
+            return said_by((group["cls"].contents or b"").decode())
+        field = next((name for name in LABEL_FIELDS if about.get(name) is not None), None)
+        if field is not None:
+            return said_by(about[field])
+    except (DataError, UnicodeDecodeError) as error:
+        raise DataError(f"the label of {key!r} in {shard} is no name and no whole number") from error
+    folder, slash, _ = key.partition("/")
+    return folder if slash else None
+
+
+def _json(shard: str, member: Member) -> dict[str, Any]:
+    try:
+        about = json.loads(member.contents or b"")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{member.name!r} in {shard} is no JSON") from error
+    return about if isinstance(about, dict) else {}
+
+
+def _split(name: str) -> tuple[str, str]:
+    folder, slash, base = name.rpartition("/")
+    key, _, kind = base.partition(".")
+    return f"{folder}{slash}{key}", kind.lower()
+
+
+def _table(store: Versioned, known: dict[tuple[str, str], pa.Table], shard: Entry) -> pa.Table:
+    if shard.etag and (shard.object, shard.etag) in known:
+        return known[shard.object, shard.etag]
+    samples = samples_of(shard.object, members(store, shard, (".cls", ".json")))
+    return pa.table(
+        {
+            "name": pa.array([one.name for one in samples], pa.string()),
+            "object": pa.array([shard.object] * len(samples), pa.string()),
+            "offset": pa.array([one.offset for one in samples], pa.int64()),
+            "length": pa.array([one.length for one in samples], pa.int64()),
+            "etag": pa.array([shard.etag] * len(samples), pa.string()),
+            _SAID: pa.array([one.said for one in samples], pa.string()),
+            **columns_of([one.about for one in samples]),
+        }
+    )
+
+
+def _finished(table: pa.Table, labels: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
+    ids = stable_ids(table["name"].to_pylist())
+    about = [name for name in table.schema.names if name not in COLUMNS.names and name != _SAID]
+    table = table.append_column("id", pa.array(ids)).append_column("label", pa.array(labels))
+    return table.select([*COLUMNS.names, *about])
+
+
+def _known(before: Listed) -> dict[tuple[str, str], pa.Table]:
+    """The rows of each shard as ``_table`` made them, by name and version."""
+    said = pa.array([None if label < 0 else before.classes[label] for label in before.table["label"].to_pylist()])
+    table = before.table.append_column(_SAID, said.cast(pa.string())).drop_columns(["id", "label"])
+    runs = pc.run_end_encode(table["object"].combine_chunks().cast(pa.string()))
+    ends = runs.run_ends.to_pylist()
+    parts = [table.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]
+    return {(part["object"][0].as_py(), part["etag"][0].as_py()): part for part in parts}
+
+
+def _is_shard(entry: Entry) -> bool:
+    return entry.object.lower().endswith(".tar") and not is_hidden(entry.object)

@@ -1,0 +1,211 @@
+"""What every form of data must do, as a test class: a new form subclasses it, and inherits its tests.
+
+Say which form it is and how to write a few samples in it, and the tests run over your form under pytest; give a
+fixture ``store`` too, to run them over another store than memory:
+
+    class TestMyForm(FormTests):
+        form = MyForm()
+
+        def put(self, store, examples, part=0):
+            store.write(f"part-{part}.mine", packed(examples))
+"""
+
+import random
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import pytest
+
+from frostline.datasets.forms.faces import COLUMNS, Form, Listed
+from frostline.datasets.reading import open_samples
+from frostline.errors import EmptyDataset
+from frostline.stores.faces import Buffer, Entry, ObjectStore
+from frostline.stores.objects import open_store
+
+__all__ = ("EXAMPLES", "ODD_EXAMPLES", "Example", "FormTests")
+
+_THREADS = 8
+
+
+class Example(NamedTuple):
+    """A sample that is to be written.
+
+    Attributes:
+        key: what tells it from others: letters and slashes, no suffix.
+        label: name of its class.
+        data: its encoded image; any bytes.
+    """
+
+    key: str
+    label: str
+    data: bytes
+
+
+EXAMPLES = tuple(
+    Example(f"{label}-{number}", label, f"{label} {number} ".encode() * (10 + number))
+    for number in range(4)
+    for label in ("cat", "dog", "fish")
+)
+"""Twelve samples of three classes, of different sizes."""
+ODD_EXAMPLES = tuple(
+    Example(key, label, key.encode())
+    for label in ("a b", "ü✓日本", "100%", "it's")
+    for key in ("two words", "a%20b", "#1", "x?y=z&w", "plus+", "x*[1]", "日本")
+)
+"""Names and classes as they are in the wild."""
+
+
+class FormTests:
+    """For every ``Form``."""
+
+    form: Form
+    """The form under test."""
+
+    def put(self, store: ObjectStore, examples: Sequence[Example], part: int = 0) -> None:
+        """Write samples in this form, in one step.
+
+        Args:
+            store: where to.
+            examples: what; their order is free.
+            part: samples of another number go beside those that are there.
+
+        Raises:
+            NotImplementedError: a subclass did not say.
+        """
+        raise NotImplementedError("say how samples are written in this form")
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        """An empty store that ``frostline.stores.objects.open_store`` opens by its URL."""
+        return open_store(f"memory://{uuid.uuid4()}/forms")
+
+    def read(self, store: ObjectStore, before: Listed | None = None) -> Listed:
+        """What the form makes of all that lies in a store."""
+        return self.form.read(store, list(store.list()), before)
+
+    def test_it_claims_its_own_and_not_an_empty_place(self, store: ObjectStore) -> None:
+        assert not self.form.claims([])
+        assert not self.form.claims([Entry("notes.txt", 5, "e"), Entry(".frostline/x", 5, "e")])
+        self.put(store, EXAMPLES)
+        assert self.form.claims(list(store.list()))
+
+    def test_every_sample_is_found_once_with_its_bytes_and_its_class(self, store: ObjectStore) -> None:
+        self.put(store, EXAMPLES)
+        assert _found(store, self.read(store)) == _wanted(EXAMPLES)
+
+    def test_odd_names_and_classes_are_found_as_they_are(self, store: ObjectStore) -> None:
+        self.put(store, ODD_EXAMPLES)
+        assert _found(store, self.read(store)) == _wanted(ODD_EXAMPLES)
+
+    def test_the_columns_have_their_types_and_no_holes(self, store: ObjectStore) -> None:
+        self.put(store, EXAMPLES)
+        table = self.read(store).table
+        for field in COLUMNS:
+            assert table.schema.field(field.name).type == field.type
+            assert table[field.name].null_count == 0
+
+    def test_ids_are_unique_and_stay_when_samples_come_beside(self, store: ObjectStore) -> None:
+        self.put(store, EXAMPLES)
+        before = self.read(store).table
+        self.put(store, ODD_EXAMPLES, part=1)
+        after = self.read(store).table
+        ids, kept = after["id"].to_pylist(), set(zip(after["name"].to_pylist(), after["id"].to_pylist(), strict=True))
+        assert len(set(ids)) == len(ids) == len(EXAMPLES) + len(ODD_EXAMPLES)
+        assert min(ids) >= 0
+        assert set(zip(before["name"].to_pylist(), before["id"].to_pylist(), strict=True)) <= kept
+
+    def test_the_digest_is_that_of_the_listing_in_any_order(self, store: ObjectStore) -> None:
+        self.put(store, EXAMPLES)
+        entries = list(store.list())
+        listed = self.form.read(store, entries)
+        shuffled = random.Random(0).sample(entries, len(entries))  # noqa: S311 (an order, no secret)
+        assert listed.digest == self.form.digest(entries) == self.form.digest(shuffled)
+        assert self.form.read(store, shuffled).table.equals(listed.table)
+
+    def test_what_belongs_to_no_sample_is_passed_over(self, store: ObjectStore) -> None:
+        self.put(store, EXAMPLES)
+        digest = self.read(store).digest
+        for name in ("notes.txt", ".hidden/notes.txt", ".frostline/manifests/0.parquet", "deep/.cache/x.tar"):
+            store.write(name, b"not a sample")
+        again = self.read(store)
+        assert again.digest == digest
+        assert _found(store, again) == _wanted(EXAMPLES)
+
+    def test_samples_that_change_change_the_digest(self, store: ObjectStore) -> None:
+        self.put(store, EXAMPLES)
+        before = self.read(store).digest
+        self.put(store, [one._replace(data=one.data[::-1] + b"!") for one in EXAMPLES])
+        assert self.read(store).digest != before
+
+    def test_objects_that_did_not_change_are_not_read_again(self, store: ObjectStore) -> None:
+        self.put(store, EXAMPLES)
+        before = self.read(store)
+        counting = _Counting(store)
+        assert self.form.read(counting, list(store.list()), before).table.equals(before.table)
+        # Where a form has a table of its own, that is all that may be read.
+        assert counting.objects_read <= {before.kept_at}
+        self.put(store, ODD_EXAMPLES, part=1)
+        both = self.read(store, before)
+        assert both.table.equals(self.read(store).table)
+        assert _found(store, both) == _wanted([*EXAMPLES, *ODD_EXAMPLES])
+
+    def test_reading_leaves_the_store_as_it_was(self, store: ObjectStore) -> None:
+        self.put(store, EXAMPLES)
+        before = sorted(store.list())
+        self.read(store)
+        assert sorted(store.list()) == before
+
+    def test_a_place_without_samples_gets_a_sentence(self, store: ObjectStore) -> None:
+        store.write("notes.txt", b"nothing")
+        with pytest.raises(EmptyDataset) as caught:
+            self.read(store)
+        assert store.url in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_threads_get_their_own_samples(self, store: ObjectStore) -> None:
+        self.put(store, EXAMPLES)
+        listed = self.read(store)
+        with ThreadPoolExecutor(_THREADS) as threads:
+            found = list(threads.map(lambda _: _found(store, listed), range(_THREADS)))
+        assert found == [_wanted(EXAMPLES)] * _THREADS
+
+
+class _Counting:
+    """A store that remembers which objects were read."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.objects_read: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def read(self, object: str, offset: int, length: int) -> Buffer:
+        return self.read_version(object, offset, length)[0]
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        self.objects_read.add(object)
+        return self._store.read_version(object, offset, length)
+
+    def list(self) -> Iterator[Entry]:
+        return self._store.list()
+
+    def write(self, object: str, data: Buffer) -> None:
+        self._store.write(object, data)
+
+
+def _found(store: ObjectStore, listed: Listed) -> list[tuple[str, bytes]]:
+    samples, found = open_samples(store.url, listed.reading), []
+    for row in listed.table.to_pylist():
+        data, version = samples.read_version(row["object"], row["offset"], row["length"])
+        assert version == row["etag"]
+        assert len(data) == row["length"]
+        found.append((listed.classes[row["label"]], bytes(data)))
+    return sorted(found)
+
+
+def _wanted(examples: Sequence[Example]) -> list[tuple[str, bytes]]:
+    return sorted((one.label, one.data) for one in examples)

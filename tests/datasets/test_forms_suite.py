@@ -1,0 +1,41 @@
+"""Every form passes the shipped tests, on a folder, in memory and on S3."""
+
+import uuid
+
+import pytest
+
+from frostline.datasets.forms.folders import ClassFolders
+from frostline.datasets.forms.webdataset import WebDataset
+from frostline.stores.objects import open_store
+from frostline.testing.forms import FormTests
+from support import forms
+
+
+class Stores(FormTests):
+    """On three stores."""
+
+    @pytest.fixture(params=["folder", "memory", "s3"])
+    def store(self, request, tmp_path, monkeypatch):
+        if request.param == "folder":
+            return open_store(str(tmp_path))
+        if request.param == "memory":
+            return open_store(f"memory://{uuid.uuid4()}/a b%20")
+        server = request.getfixturevalue("s3")
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        server.make_bucket("forms")
+        return open_store(f"s3://forms/{uuid.uuid4()}")
+
+
+class TestClassFolders(Stores):
+    form = ClassFolders()
+
+    def put(self, store, examples, part=0):
+        forms.put_folders(store, examples, part)
+
+
+class TestWebDataset(Stores):
+    form = WebDataset()
+
+    def put(self, store, examples, part=0):
+        forms.put_webdataset(store, examples, part)
