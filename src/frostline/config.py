@@ -89,6 +89,10 @@ class NodeSettings:
         cache_folder: where features are kept for later epochs, jobs and tenants; several nodes of one machine may
             share it. None keeps none.
         cache_bytes: most bytes on disk for them.
+        shared_cache: URL under which features are kept for all nodes that are given the same; None keeps none there.
+        shared_cache_bytes: most bytes under it, by all nodes; remove what is old to make room.
+        shared_cache_wait_s: longest that a batch waits for features from there before they are computed. About what
+            computing a batch takes.
         allow_training: train heads beside it, for policy ``all_in_store``.
         training_memory_bytes: of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are torch's.
         trainings: at once; one more is refused with 429.
@@ -106,6 +110,9 @@ class NodeSettings:
     engines: tuple[str, ...] | None = None
     cache_folder: str | None = None
     cache_bytes: int = 10 * _GIB
+    shared_cache: str | None = None
+    shared_cache_bytes: int = 100 * _GIB
+    shared_cache_wait_s: float = 1.0
     allow_training: bool = False
     training_memory_bytes: int = 2 * _GIB
     trainings: int = 1
@@ -118,6 +125,8 @@ class NodeSettings:
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
         _at_least("trial_s", self.trial_s, 0)
+        _at_least("shared_cache_bytes", self.shared_cache_bytes, 1)
+        _at_least("shared_cache_wait_s", self.shared_cache_wait_s, 0)
         _at_least("training_memory_bytes", self.training_memory_bytes, 512 * _MIB)
         _at_least("trainings", self.trainings, 1)
         _whole_eights("device_batch", self.device_batch)

@@ -21,6 +21,7 @@ from support.nodes import (
     make_images,
     preprocess,
     request,
+    same,
     samples_of,
     served,
     small_network,
@@ -62,15 +63,6 @@ def asked(node, images, network, cut=None, rows=None, **fields):
     assert is_idle(node)
     assert within_budget(node)
     return answer, {name: getattr(after, name) - getattr(before, name) for name in names}
-
-
-def same(one, other):
-    (ids, tensors, _, skipped), (other_ids, other_tensors, _, other_skipped) = one, other
-    return (
-        ids == other_ids
-        and skipped == other_skipped
-        and all(np.array_equal(a, b) for a, b in zip(tensors, other_tensors, strict=True))
-    )
 
 
 NOTHING = {"cache_misses": 0, "bytes_read": 0, "read_s": 0, "decode_s": 0, "compute_s": 0}

@@ -1,9 +1,10 @@
-"""Caches of features: in memory at the trainer, on disk on either side."""
+"""Caches of features: in memory at the trainer, on disk on either side, in an object store for several nodes."""
 
 from frostline.cache.disk import DiskStatistics, FeatureStore
 from frostline.cache.keys import Scope, row_keys
 from frostline.cache.memory import CacheStatistics, FeatureCache
 from frostline.cache.rows import RowLayout
+from frostline.cache.shared import SharedStatistics, SharedStore
 from frostline.cache.tiers import DiskCache, RowNames, TieredCache
 
 __all__ = (
@@ -15,6 +16,8 @@ __all__ = (
     "RowLayout",
     "RowNames",
     "Scope",
+    "SharedStatistics",
+    "SharedStore",
     "TieredCache",
     "row_keys",
 )

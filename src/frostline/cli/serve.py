@@ -43,6 +43,10 @@ __all__ = ("serve",)
 @click.option("--max-requests", default=64, show_default=True, help="In work or waiting; one more gets 429.")
 @click.option("--cache", "cache_folder", metavar="DIR", help="Keep features here for later epochs, jobs and tenants.")
 @click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them.")
+@click.option("--shared-cache", metavar="URL", help="Keep features there too, for all nodes that are given the same.")
+@click.option(
+    "--shared-cache-size", type=BYTES, default="100GiB", show_default=True, help="Most bytes there, by all nodes."
+)
 @click.option("--allow-training", is_flag=True, help="Train heads beside the node, for policy all_in_store.")
 @click.option(
     "--training-memory",
@@ -61,6 +65,8 @@ def serve(
     max_requests: int,
     cache_folder: str | None,
     cache_size: int,
+    shared_cache: str | None,
+    shared_cache_size: int,
     allow_training: bool,
     training_memory: int,
     node: NodeSettings,
@@ -87,6 +93,8 @@ def serve(
         tenants=known,
         cache_folder=cache_folder,
         cache_bytes=cache_size,
+        shared_cache=shared_cache,
+        shared_cache_bytes=shared_cache_size,
         allow_training=allow_training,
         training_memory_bytes=training_memory,
     )

@@ -9,17 +9,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from frostline.cache import DiskStatistics, FeatureStore, RowLayout, Scope, row_keys
+from frostline.cache import DiskStatistics, FeatureStore, RowLayout, Scope, SharedStatistics, SharedStore, row_keys
+from frostline.cache.disk import Keys
 from frostline.cache.rows import Tensors
 from frostline.config import NodeSettings
 from frostline.core import Samples
 from frostline.engines.hardware import hardware_name
+from frostline.errors import SettingError
 from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
-from frostline.stores.objects import normalise_url
+from frostline.stores.objects import is_within, normalise_url, open_store
+from frostline.stores.urls import parse_url
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Found", "Kept", "NodeCache")
+__all__ = ("Found", "Kept", "NodeCache", "shared_bytes")
 
 Crossing = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 
@@ -37,24 +40,35 @@ class Found:
     tensors: Tensors
 
 
+# For where rows lie, and for rows that wait to be written.
+_SHARED_PART = 16
 # What computes features, or converts what does: another version may give other bits.
 _PACKAGES = ("nncf", "onnxruntime", "openvino", "tensorrt", "torch")
 
 
 class Kept:
-    """The features of one request's samples in the node's cache. Safe for threads.
+    """The features of one request's samples in the node's caches. Safe for threads.
 
     Whoever makes it has made sure that the request may read the data: a hit is as good as a read.
 
     Args:
-        store: where they are kept.
+        store: where they are kept on disk; None where they are not.
+        shared: where they are kept for other nodes too; None where they are not.
         scope: what they depend on.
         samples: of the request.
         counters: told of hits and misses.
     """
 
-    def __init__(self, store: FeatureStore, scope: Scope, samples: Samples, counters: Counters) -> None:
+    def __init__(
+        self,
+        store: FeatureStore | None,
+        shared: SharedStore | None,
+        scope: Scope,
+        samples: Samples,
+        counters: Counters,
+    ) -> None:
         self._store = store
+        self._shared = shared
         self._scope = scope.digest
         self._layout = RowLayout(shapes=scope.shapes, dtypes=scope.dtypes)
         self._keys = row_keys(samples)
@@ -63,29 +77,51 @@ class Kept:
     def find(self, rows: range) -> Found:
         """What is kept of these rows of the request."""
         tensors = self._layout.empty(len(rows))
-        mask = self._store.get_into(self._scope, self._keys[rows.start : rows.stop], self._layout, tensors)
+        keys = self._keys[rows.start : rows.stop]
+        mask = np.zeros(len(rows), np.bool_)
+        if self._store is not None:
+            mask = self._store.get_into(self._scope, keys, self._layout, tensors)
+        if self._shared is not None and not mask.all():
+            mask |= self._find_shared(self._shared, keys, mask, tensors)
         hits = int(mask.sum())
         self._counters.add(cache_hits=hits, cache_misses=len(rows) - hits)
         return Found(mask=mask, tensors=tensors)
 
     def keep(self, rows: Sequence[int], tensors: Tensors) -> None:
         """Keep these rows of the request, as far as there is room."""
-        self._store.put(self._scope, [self._keys[row] for row in rows], tensors)
+        keys = [self._keys[row] for row in rows]
+        if self._store is not None:
+            self._store.put(self._scope, keys, tensors)
+        if self._shared is not None:
+            self._shared.offer(self._scope, keys, tensors)
+
+    def _find_shared(
+        self, shared: SharedStore, keys: Keys, mask: npt.NDArray[np.bool_], tensors: Tensors
+    ) -> npt.NDArray[np.bool_]:
+        """Which of the rows that the disk lacks other nodes had computed; the disk takes them too."""
+        wanted = [None if is_there else key for key, is_there in zip(keys, mask, strict=True)]
+        found = shared.get_into(self._scope, wanted, self._layout, tensors)
+        if self._store is not None and found.any():
+            some = [keys[place] for place in np.flatnonzero(found).tolist()]
+            self._store.put(self._scope, some, tuple(tensor[found] for tensor in tensors))
+        return found
 
 
 class NodeCache:
-    """A node's cache of features, where it has one. Safe for threads.
+    """A node's caches of features, where it has any. Safe for threads.
 
     Args:
         settings: of the node.
+        roots: URLs under which it serves data.
 
     Raises:
-        SettingError: The folder cannot be used, or the cache is to be too small.
+        SettingError: A folder or URL cannot be used, or the cache is to be too small.
         OutOfSpace: There is no room to begin with.
     """
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, roots: Sequence[str]) -> None:
         folder = settings.cache_folder
+        self._shared = _shared(settings, roots)
         self._store = None if folder is None else FeatureStore(Path(folder), settings.cache_bytes)
         self._hardware = hardware_name(settings.device)
 
@@ -106,8 +142,8 @@ class NodeCache:
         """
         view = request.view if preprocess.is_random else None
         comes_again = view.recurs if view is not None else not preprocess.is_random
-        store = self._store
-        if store is None or not request.samples.versions or not comes_again:
+        store, shared = self._store, self._shared
+        if (store is None and shared is None) or not request.samples.versions or not comes_again:
             return None
         shapes, dtypes = crossing or ((preprocess.shape,), ("float32",))
         scope = Scope(
@@ -120,16 +156,47 @@ class NodeCache:
             dtypes=dtypes,
             view=view,
         )
-        return lambda rows: Kept(store, replace(scope, batch_rows=rows), request.samples, counters)
+        return lambda rows: Kept(store, shared, replace(scope, batch_rows=rows), request.samples, counters)
 
     def statistics(self) -> DiskStatistics | None:
         """Where it stands; None where there is none."""
         return None if self._store is None else self._store.statistics()
 
+    def shared_statistics(self) -> SharedStatistics | None:
+        """Where the one that nodes share stands; None where there is none."""
+        return None if self._shared is None else self._shared.statistics()
+
     def close(self) -> None:
-        """Close its file. Calling it again does nothing."""
+        """Write what waits, and close the file. Calling it again does nothing."""
+        if self._shared is not None:
+            self._shared.close()
         if self._store is not None:
             self._store.close()
+
+
+def shared_bytes(settings: NodeSettings) -> int:
+    """What of a node's memory belongs to the cache that nodes share."""
+    return 0 if settings.shared_cache is None else settings.memory_bytes // _SHARED_PART
+
+
+def _shared(settings: NodeSettings, roots: Sequence[str]) -> SharedStore | None:
+    url = settings.shared_cache
+    if url is None:
+        return None
+    for root in roots:
+        if is_within(url, root) or is_within(root, url):
+            raise SettingError(
+                f"the shared cache {normalise_url(url)} and the data root {normalise_url(root)} must lie apart: "
+                "whoever may read the data could read everybody's features"
+            )
+    if parse_url(url).scheme == "file" and not Path(parse_url(url).path).is_dir():
+        raise SettingError(f"there is no folder {normalise_url(url)}: make it, or mount what holds the shared cache")
+    return SharedStore(
+        lambda folder: open_store(f"{normalise_url(url)}/{folder}" if folder else url),
+        budget_bytes=settings.shared_cache_bytes,
+        memory_bytes=shared_bytes(settings),
+        wait_s=settings.shared_cache_wait_s,
+    )
 
 
 @cache

@@ -1,6 +1,6 @@
 """The node's statistics in the text form that Prometheus reads."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, fields
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -48,14 +48,12 @@ class _Statistics(Collector):
         yield from self._cache()
 
     def _cache(self) -> Iterator[Metric]:
-        cache = self._statistics.cache
-        for name, value in ({} if cache is None else asdict(cache)).items():
-            if name in ("hits", "misses"):
-                continue  # counted by the node itself
-            if name.endswith("bytes"):
-                yield GaugeMetricFamily(f"frostline_node_cache_{name}", f"{name} of the cache", value=value)
-            else:
-                yield CounterMetricFamily(f"frostline_node_cache_{name}", f"{name} of the cache", value=value)
+        disk, shared = self._statistics.cache, self._statistics.shared_cache
+        if disk is not None:  # hits and misses are counted by the node itself
+            counted = {name: value for name, value in asdict(disk).items() if name not in ("hits", "misses")}
+            yield from _figures("cache", counted, gauges=("bytes", "budget_bytes"))
+        if shared is not None:
+            yield from _figures("shared_cache", asdict(shared), gauges=("bytes", "budget_bytes", "rows_known"))
 
     def _memory(self) -> Iterator[Metric]:
         for name in ("total_bytes", "reserved_bytes", "peak_bytes", "waiting"):
@@ -63,6 +61,12 @@ class _Statistics(Collector):
             for share, pool in self._statistics.memory.items():
                 family.add_metric([share], getattr(pool, name))
             yield family
+
+
+def _figures(what: str, values: Mapping[str, float], *, gauges: Collection[str]) -> Iterator[Metric]:
+    for name, value in values.items():
+        family = GaugeMetricFamily if name in gauges else CounterMetricFamily
+        yield family(f"frostline_node_{what}_{name}", f"{name} of the {what.replace('_', ' ')}", value=value)
 
 
 def _plain(name: str) -> str:

@@ -75,7 +75,7 @@ class Node:
             self._pools["weights"], settings.device, settings.device_batch, self._trials, self._sharing.counters
         )
         self._networks = Networks()
-        self._cache = NodeCache(settings)
+        self._cache = NodeCache(settings, roots)
         self._decoders = threading.Semaphore(settings.decode_threads)
         self.trainings = Trainings(settings, self._prefixes.used)
         self._answers: set[Answer] = set()
@@ -113,6 +113,7 @@ class Node:
             totals=self._sharing.counters.totals(),
             tenants=self._sharing.statistics(asker, self._prefixes.owned_bytes),
             cache=self._cache.statistics(),
+            shared_cache=self._cache.shared_statistics(),
         )
 
     def holds_prefix(self, digest: str) -> bool:

@@ -7,6 +7,7 @@ from frostline.batching import FirstCome, Hapi, Merging, Rule
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
 from frostline.node.admission import Gate
+from frostline.node.cached import shared_bytes
 from frostline.node.device import Device
 from frostline.node.memory import Lane, Pool, Shares
 from frostline.node.readers import Readers
@@ -41,7 +42,8 @@ class Sharing:
         self.tenants = Tenants(settings.tenants, self.counters)
         self._turns = Turns(self.tenants.weights)
         # The rules to compare with know no tenants: there, memory too goes to who came first.
-        self.pools = Shares.of(settings.memory_bytes).pools(self._turns if settings.batching == "fair" else None)
+        turns = self._turns if settings.batching == "fair" else None
+        self.pools = Shares.of(settings.memory_bytes - shared_bytes(settings)).pools(turns)
         self._work = self.pools["work"]
         self.device = Device(
             name=settings.device,

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from frostline.cache import DiskStatistics
+from frostline.cache import DiskStatistics, SharedStatistics
 from frostline.node.memory import PoolStatistics
 
 __all__ = ("Counters", "NodeStatistics", "TenantStatistics", "Totals")
@@ -100,6 +100,7 @@ class NodeStatistics:
         totals: what it did so far.
         tenants: by name, those that the asker may see.
         cache: how its cache of features stands; None where it has none.
+        shared_cache: the same of the one in an object store, as far as this node knows.
     """
 
     uptime_s: float
@@ -110,6 +111,7 @@ class NodeStatistics:
     totals: Totals
     tenants: dict[str, TenantStatistics] = field(default_factory=dict)
     cache: DiskStatistics | None = None
+    shared_cache: SharedStatistics | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

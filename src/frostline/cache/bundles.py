@@ -1,0 +1,103 @@
+"""Decides how rows lie together in one shared object, what it is called, and which bytes of it are asked for. Pure."""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from frostline.cache.rows import Bytes
+
+__all__ = ("KEY_BYTES", "Bundle", "Row", "bundled", "keys_of", "stretches")
+
+KEY_BYTES = 16
+"""Of a row's name."""
+
+Row = tuple[bytes, bytes]
+"""A row's name and its value, as ``rows.sealed`` makes it."""
+
+# Part of every object's name: another form has another.
+_FORM = "rows1"
+_CHECKSUM_BYTES = 4
+_NAME = re.compile(rf"([0-9a-f]{{64}})/([0-9a-f]{{1,8}})-([0-9a-f]{{1,16}})-([0-9a-f]{{32}})\.{_FORM}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """An object of rows of one scope: their keys, a checksum of these, and their values, all of one length.
+
+    Its name says what lies where in it, and holds a digest of its bytes, so that it never changes.
+
+    Attributes:
+        scope: digest of what the rows depend on.
+        rows: how many.
+        value_bytes: of each, with its checksum.
+        digest: of the object's bytes, in hexadecimal digits.
+    """
+
+    scope: bytes
+    rows: int
+    value_bytes: int
+    digest: str
+
+    @classmethod
+    def named(cls, name: str, size: int) -> Self | None:
+        """What an entry of a listing names; None where it is none of these, or not whole."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        scope, rows, value_bytes, digest = found.groups()
+        bundle = cls(scope=bytes.fromhex(scope), rows=int(rows, 16), value_bytes=int(value_bytes, 16), digest=digest)
+        return bundle if bundle.nbytes == size else None
+
+    @property
+    def name(self) -> str:
+        """Of the object, under the root of the cache."""
+        return f"{self.scope.hex()}/{self.rows:x}-{self.value_bytes:x}-{self.digest}.{_FORM}"
+
+    @property
+    def head_bytes(self) -> int:
+        """Of the keys and their checksum, which come first."""
+        return self.rows * KEY_BYTES + _CHECKSUM_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Of the object."""
+        return self.head_bytes + self.rows * self.value_bytes
+
+    def offset(self, place: int) -> int:
+        """Where the value of a row begins."""
+        return self.head_bytes + place * self.value_bytes
+
+
+def bundled(scope: bytes, rows: Sequence[Row]) -> tuple[Bundle, bytes]:
+    """Put rows, whose values are of one length, into one object."""
+    keys = b"".join(key for key, _ in rows)
+    data = b"".join((keys, _checksum(scope, keys), *(value for _, value in rows)))
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    return Bundle(scope=scope, rows=len(rows), value_bytes=len(rows[0][1]), digest=digest), data
+
+
+def keys_of(bundle: Bundle, head: Bytes) -> list[bytes] | None:
+    """The keys in an object's first bytes; None where those are not what was written."""
+    view = memoryview(head)
+    keys, checksum = bytes(view[: bundle.rows * KEY_BYTES]), view[bundle.rows * KEY_BYTES :]
+    if len(head) != bundle.head_bytes or checksum != _checksum(bundle.scope, keys):
+        return None
+    return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
+
+
+def stretches(places: Sequence[int]) -> list[range]:
+    """Places of rows within an object, each once, joined where they are neighbours, so that one read gives them."""
+    found: list[range] = []
+    for place in sorted(places):
+        if found and found[-1].stop == place:
+            found[-1] = range(found[-1].start, place + 1)
+        else:
+            found.append(range(place, place + 1))
+    return found
+
+
+def _checksum(scope: bytes, keys: bytes) -> bytes:
+    return zlib.crc32(keys, zlib.crc32(scope)).to_bytes(_CHECKSUM_BYTES, "little")
