@@ -32,6 +32,7 @@ from frostline.datasets.ingest import ingest
 from frostline.engines.allocator import keep_freed_memory
 from frostline.engines.catalog import OFFERS, REFERENCE
 from frostline.engines.hardware import hardware_name
+from frostline.engines.identity import offer_name
 from frostline.models import cut_network
 from frostline.node.process import start_node
 from frostline.preprocess import Applied
@@ -161,7 +162,7 @@ def streamed(model, data, preprocess, wanted, accuracy, engine, alone):
     ):
         rates = [epoch(job, wanted.samples * 2, seed) for seed in range(wanted.rounds + 1)][1:]
         profile = job.situation.store
-    return row(STREAMED[accuracy], profile.engine, rates, alone[profile.engine], profile.engine_error)
+    return row(STREAMED[accuracy], profile.engine, rates, alone[offer_name(profile.engine)], profile.engine_error)
 
 
 def epoch(job, count, seed):

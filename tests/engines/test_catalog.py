@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
+from frostline.engines.identity import calibrating, calibration_of, identity, offer_name
 from frostline.errors import BadRequest, EngineUnfit, UnsafeArtifact
 from frostline.models import cut_network
 from support.prefixes import SHAPE, pixels, relative_error, small_prefix
@@ -129,6 +130,27 @@ def test_8_bits_are_not_made_without_pixels_to_calibrate_on(offer):
         built(offer.name, prefix, last(prefix))
     with pytest.raises(EngineUnfit, match="something else"):
         built(offer.name, prefix, last(prefix), calibration=np.zeros((4, 8), np.float32))
+
+
+@pytest.mark.parametrize("offer", [offer for offer in HERE if offer.precision == "int8"], ids=lambda offer: offer.name)
+def test_engines_of_two_calibrations_stand_beside_each_other_and_each_gives_its_own_features(offer, tmp_path):
+    prefix, batch = small_prefix(), pixels(8)
+    cut, features = last(prefix), []
+    for some in (pixels(16, seed=1), 3 * pixels(16, seed=2)):
+        engine = built(identity(offer.name, "int8", some), prefix, cut, tmp_path, calibration=calibrating(some))
+        features.append(engine.run(batch, cut)[0])
+    again = built(identity(offer.name, "int8", pixels(16, seed=1)), prefix, cut, tmp_path)  # without pixels
+    assert not (features[0] == features[1]).all()
+    assert (again.run(batch, cut)[0] == features[0]).all()
+
+
+def test_only_what_is_calibrated_has_the_calibration_in_its_name():
+    assert identity("openvino", "fp32", pixels(8)) == "openvino"
+    name = identity("openvino-int8", "int8", pixels(8))
+    assert (offer_name(name), len(calibration_of(name))) == ("openvino-int8", 16)
+    assert name == identity("openvino-int8", "int8", pixels(8).copy())
+    assert name != identity("openvino-int8", "int8", pixels(6))
+    assert name != identity("openvino-int8", "int8", pixels(8, seed=3))
 
 
 def test_a_cut_that_there_is_not_is_refused():

@@ -8,6 +8,7 @@ from frostline.client.local import LocalTransport
 from frostline.config import NodeSettings
 from frostline.core import REFERENCE, Route
 from frostline.engines.choice import Choice
+from frostline.engines.identity import identity
 from frostline.errors import BadRequest, EngineNotReady, UnknownPrefix
 from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.trainer_side import TrainerSide
@@ -84,6 +85,15 @@ def test_a_trial_that_takes_too_long_or_too_much_is_ended_and_says_so(tmp_path, 
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1)
     assert choice.engine == REFERENCE
     assert any(why in (one.why_not or "") for one in choice.trials), choice.trials
+
+
+def test_an_engine_that_was_calibrated_on_other_samples_is_not_taken_for_the_one_that_a_request_names(tmp_path):
+    other = identity("onnxruntime-int8", "int8", PIXELS + 1)
+    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=60)) as trials:
+        found = trials.prepare(DIGEST, NETWORK.prefix, PIXELS, other, LAST)
+    assert "was calibrated on other samples" in found.why_not
+    assert identity("onnxruntime-int8", "int8", PIXELS) in found.why_not
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_folder_that_cannot_be_written_is_a_reason_and_no_failure(tmp_path):

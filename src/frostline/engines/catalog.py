@@ -11,6 +11,7 @@ import torch
 
 from frostline.core import REFERENCE, Cut, Graph
 from frostline.engines.faces import Engine
+from frostline.engines.identity import calibration_of, offer_name
 from frostline.engines.onnx_engine import OnnxEngine, providers
 from frostline.engines.openvino_engine import OpenVinoEngine
 from frostline.engines.orders import Order
@@ -103,7 +104,7 @@ def build(
     do that in a process of its own. A build from a folder that holds the converted files only loads them.
 
     Args:
-        name: of an offer.
+        name: of an offer, or of an engine that is calibrated (``engines.identity``).
         graph: the frozen part, from the network's input to the frost line.
         cuts: every place where a run may stop, in order, cut 1 (the input) first.
         tensors: weights by the names in ``graph.leaves``.
@@ -130,13 +131,14 @@ def build(
         most_rows=most_rows,
         threads=threads,
         calibration=calibration,
+        calibrated_on=calibration_of(name),
         folder=folder,
     )
     return _entry(name).make(name, order)
 
 
 def _entry(name: str) -> _Entry:
-    found = next((entry for entry in _ENTRIES if entry.offer.name == name), None)
+    found = next((entry for entry in _ENTRIES if entry.offer.name == offer_name(name)), None)
     if found is None:
         names = [entry.offer.name for entry in _ENTRIES]
         raise EngineUnfit(f"there is no engine {name!r}{nearest(name, names)}")

@@ -82,7 +82,8 @@ def _converted(order: Order) -> AbstractContextManager[Path]:
 
 
 def _narrowed(order: Order) -> AbstractContextManager[Path]:
-    return kept(order.folder, f"int8-{versions('onnxruntime', 'torch')}", lambda place: _narrow(order, place))
+    name = order.narrowed_name(versions("onnxruntime", "torch"))
+    return kept(order.folder, name, lambda place: _narrow(order, place))
 
 
 def _input(place: int) -> str:

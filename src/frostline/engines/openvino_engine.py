@@ -77,7 +77,8 @@ def _converted(order: Order) -> AbstractContextManager[Path]:
 
 
 def _narrowed(order: Order) -> AbstractContextManager[Path]:
-    return kept(order.folder, f"int8-{versions('openvino', 'nncf', 'torch')}", lambda place: _narrow(order, place))
+    name = order.narrowed_name(versions("openvino", "nncf", "torch"))
+    return kept(order.folder, name, lambda place: _narrow(order, place))
 
 
 def _convert(order: Order, place: Path) -> None:

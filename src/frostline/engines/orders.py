@@ -29,6 +29,7 @@ class Order:
         most_rows: the largest batch that will be run.
         threads: of engines that keep threads of their own. Those of torch run on the process's.
         calibration: real pixels ``float32[n, ...]``, for engines that narrow to 8 bits.
+        calibrated_on: what names these pixels, also where they are not given since converted files are there.
         folder: where converted files are kept; None keeps none.
     """
 
@@ -40,6 +41,7 @@ class Order:
     most_rows: int
     threads: int
     calibration: npt.NDArray[np.float32] | None
+    calibrated_on: str
     folder: Path | None
 
     def __post_init__(self) -> None:
@@ -83,6 +85,10 @@ class Order:
         if len(self.cuts[0].shapes) != 1 or self.calibration.shape[1:] != self.cuts[0].shapes[0]:
             raise EngineUnfit("8 bits are calibrated on images, and this network takes something else")
         return self.calibration
+
+    def narrowed_name(self, versions: str) -> str:
+        """What a folder of files of 8 bits is called."""
+        return "-".join(filter(None, ("int8", self.calibrated_on, versions)))
 
     def batch(self, inputs: Arrays, cut: int) -> list[npt.NDArray[np.generic]]:
         """What was given to ``Engine.run`` as arrays, checked.

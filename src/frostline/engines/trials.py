@@ -13,6 +13,7 @@ import torch
 from frostline.core import Cut, Graph
 from frostline.engines.catalog import OFFERS, build
 from frostline.engines.faces import Engine
+from frostline.engines.identity import calibrating, offer_name
 from frostline.engines.process_memory import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
 from frostline.errors import EngineUnfit, UnsafeArtifact
 from frostline.profiles import Trial
@@ -76,7 +77,7 @@ class Subject:
             device=self.device,
             most_rows=max(self.rows),
             threads=threads,
-            calibration=self.pixels[::2],
+            calibration=calibrating(self.pixels),
             folder=self.folder / f"cut-{cut}",
         )
 
@@ -102,7 +103,7 @@ def try_engine(
         reference: what the reference gives for ``subject.judged``; None where this is the reference.
         clock: monotonic seconds.
     """
-    trial = Trial(engine=name, precision=next(one.precision for one in OFFERS if one.name == name), cut=cut)
+    trial = Trial(engine=name, precision=next(one.precision for one in OFFERS if one.name == offer_name(name)), cut=cut)
     try:
         return _tried(subject, trial, reference, clock)
     except (EngineUnfit, UnsafeArtifact) as error:

@@ -41,6 +41,7 @@ class Fetcher:
         tolerance: largest relative error that a lossy codec may make; None where the codec itself is the bound.
         engine: that runs the prefix at the node.
         arrived: told of every batch that arrived: its way, and the batch as it came.
+        tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
     """
 
     transport: Transport
@@ -51,6 +52,7 @@ class Fetcher:
     tolerance: float | None
     engine: str
     arrived: Callable[[Route, FeatureBatch], None]
+    tried: FeatureRequest | None = None
 
     def fetch(self, samples: Samples, route: Route, view: View | None) -> "Answer":
         """Rows of these samples at the frost line, as they arrive."""
@@ -73,7 +75,8 @@ class Fetcher:
     def prepare(self, request: FeatureRequest) -> None:
         """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised."""
         few = request.samples.take(np.arange(min(_TRIED, len(request.samples))))
-        self.transport.profile(replace(request, samples=few))
+        tried = self.tried or replace(request, samples=few)
+        self.transport.profile(replace(tried, engine=request.engine, cut=request.cut))
 
 
 class Answer:

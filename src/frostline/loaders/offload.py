@@ -25,7 +25,7 @@ from frostline.loaders.job import Job
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
 from frostline.loaders.pilot import Clocks, Pilot
-from frostline.loaders.situate import Scene, situate
+from frostline.loaders.situate import Scene, situate, tried
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.models import CutNetwork, cut_network
 from frostline.models.artifact import digest_of, write_prefix
@@ -266,4 +266,5 @@ def _fetcher(
         tolerance=_tolerance(scene.accuracy, situation),
         engine=REFERENCE if situation is None else situation.store.engine,
         arrived=arrived,
+        tried=tried(scene),
     )

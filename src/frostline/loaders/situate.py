@@ -24,7 +24,7 @@ from frostline.profiles import Profile
 from frostline.wire.codecs import offered
 from frostline.wire.messages import FeatureRequest, Health
 
-__all__ = ("Scene", "situate")
+__all__ = ("Scene", "situate", "tried")
 
 # Samples that the node measures on: one device batch of real ones keeps it within a second or two.
 _PROFILED = 16
@@ -131,16 +131,23 @@ def situate(scene: Scene) -> Situation:
     )
 
 
+def tried(scene: Scene) -> FeatureRequest:
+    """What the node is to measure, and to try engines on: the same for all jobs on the same data.
+
+    So engines that are calibrated are calibrated alike on every node and in every job.
+    """
+    samples = _some(scene, _PROFILED if scene.accuracy == EXACT else _TRIED)
+    return _request(scene, samples, cut=scene.cuts[-1].number)
+
+
 def _is_alike(health: Health, device: str) -> bool:
     return health.hardware == hardware_name(device) and set(health.cores) == os.sched_getaffinity(0)
 
 
 def _profile_node(scene: Scene) -> tuple[Profile | None, str | None]:
     """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
-    samples = _some(scene, _PROFILED if scene.accuracy == EXACT else _TRIED)
-    request = _request(scene, samples, cut=scene.cuts[-1].number)
     try:
-        return scene.transport.profile(request, scene.codecs, scene.accuracy), None
+        return scene.transport.profile(tried(scene), scene.codecs, scene.accuracy), None
     except OverBudget as error:
         return None, str(error)
 

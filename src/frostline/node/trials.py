@@ -16,6 +16,7 @@ from frostline.engines.allocator import keeps_freed_memory
 from frostline.engines.catalog import OFFERS, Offer, absence, build
 from frostline.engines.choice import Choice, choose, may_use, worth_trying
 from frostline.engines.faces import Engine
+from frostline.engines.identity import identity, offer_name
 from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.artifact import Prefix
 from frostline.node.trial_shelf import TrialShelf
@@ -114,13 +115,14 @@ class Trials:
             return Choice(engine=REFERENCE, trials=())
         cuts = _cuts(prefix)
         with self._workshop(digest, prefix, pixels) as workshop:
-            trials = [one for offer in offers for one in self._tried(digest, offer, cuts[-1:], workshop)]
+            last = [_empty(offer, cuts[-1:], pixels) for offer in offers]
+            trials = [one for empty in last for one in self._tried(digest, empty, workshop)]
             while True:
                 choice = choose(trials, accuracy)
                 missing = sorted(set(cuts) - {one.cut for one in trials if one.engine == choice.engine})
                 if choice.engine == REFERENCE or not missing:
                     return choice
-                trials += self._tried(digest, _offer(choice.engine), missing, workshop)
+                trials += self._tried(digest, _empty(_offer(choice.engine), missing, pixels), workshop)
 
     def prepare(self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32], engine: str, cut: int) -> Trial:
         """Have an engine ready for one cut; the trial says why it cannot be, where it cannot.
@@ -129,17 +131,21 @@ class Trials:
             BadRequest: There is no such engine.
             Unavailable: The node is stopping.
         """
-        offer = next((one for one in self._offers if one.name == engine), None)
+        offer = self._offered(engine)
         if offer is None:
             raise BadRequest(f"engine: this node has no engine {engine!r}")
         if len(pixels) < _FEWEST:
             pixels = np.resize(pixels, (_FEWEST, *pixels.shape[1:]))
+        wanted = Trial(engine=engine, precision=offer.precision, cut=cut)
+        (here,) = _empty(offer, [cut], pixels)
+        if engine != here.engine and self._known(digest, wanted) is None:
+            return replace(wanted, why_not=f"was calibrated on other samples: on these it would be {here.engine}")
         with self._workshop(digest, prefix, pixels) as workshop:
-            return self._tried(digest, offer, [cut], workshop)[0]
+            return self._tried(digest, [wanted], workshop)[0]
 
     def ready(self, digest: str, engine: str, cut: int) -> Trial | None:
         """What was measured of an engine that can be made without a trial; None where there has to be one."""
-        offer = next((one for one in self._offers if one.name == engine), None)
+        offer = self._offered(engine)
         if offer is None or absence(engine, self._terms.device) is not None:
             return None
         found = self._shelf.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
@@ -175,10 +181,12 @@ class Trials:
         ) as workshop:
             yield workshop
 
-    def _tried(self, digest: str, offer: Offer, cuts: Sequence[int], workshop: Workshop) -> list[Trial]:
-        """What is known of an engine at some cuts, and what was missing of it."""
-        empty = [Trial(engine=offer.name, precision=offer.precision, cut=cut) for cut in cuts]
-        missing = absence(offer.name, self._terms.device)
+    def _offered(self, engine: str) -> Offer | None:
+        return next((one for one in self._offers if one.name == offer_name(engine)), None)
+
+    def _tried(self, digest: str, empty: Sequence[Trial], workshop: Workshop) -> list[Trial]:
+        """What is known of one engine at some cuts, and what was missing of it."""
+        missing = absence(empty[0].engine, self._terms.device)
         if missing is not None:
             return [replace(one, why_not=missing) for one in empty]
         found = [self._known(digest, one) for one in empty]
@@ -251,5 +259,11 @@ def _cuts(prefix: Prefix) -> list[int]:
     return [inner[place].number for place in worth_trying([cut.bytes_per_sample for cut in inner])]
 
 
-def _offer(name: str) -> Offer:
-    return next(one for one in OFFERS if one.name == name)
+def _offer(engine: str) -> Offer:
+    return next(one for one in OFFERS if one.name == offer_name(engine))
+
+
+def _empty(offer: Offer, cuts: Sequence[int], pixels: npt.NDArray[np.float32]) -> list[Trial]:
+    """What is to be known of an engine."""
+    name = identity(offer.name, offer.precision, pixels)
+    return [Trial(engine=name, precision=offer.precision, cut=cut) for cut in cuts]

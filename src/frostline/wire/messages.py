@@ -44,7 +44,7 @@ class FeatureRequest:
 
     def __post_init__(self) -> None:
         if not _ENGINE.fullmatch(self.engine):
-            raise BadRequest("engine must be a name in small letters, digits and dashes")
+            raise BadRequest("engine must be a name in small letters, digits and dashes, and may have @ and a digest")
         try:
             Codec.parse(self.codec)
         except SettingError as error:
@@ -169,7 +169,7 @@ class Health:
 
 
 _MOST_SAMPLES = 65_536
-_ENGINE = re.compile(r"[a-z0-9-]{1,40}")
+_ENGINE = re.compile(r"[a-z0-9-]{1,40}(@[0-9a-f]{16})?")
 _LONGEST_VERSION = 256
 _LIMIT = 1 << 63
 
