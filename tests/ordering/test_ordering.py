@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.errors import SettingError
-from frostline.ordering import Order, split_by_class
+from frostline.ordering import Order
 
 seeds = st.integers(0, (1 << 63) - 1)
 
@@ -71,30 +71,3 @@ def test_positions_outside_the_epoch_are_refused(start, stop):
 def test_an_order_that_makes_no_sense_is_refused_by_name(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         Order(**{"size": 1, "seed": 0, "epoch": 0, **wrong})
-
-
-@given(
-    labels=st.lists(st.integers(0, 5), max_size=200).map(lambda one: np.array(one, np.int64)),
-    share=st.floats(0, 1, exclude_max=True),
-    seed=seeds,
-)
-def test_a_split_holds_out_its_share_of_every_class_and_loses_nothing(labels, share, seed):
-    train, held_out = split_by_class(labels, share, seed)
-    assert np.array_equal(np.sort(np.concatenate([train, held_out])), np.arange(len(labels)))
-    for label in np.unique(labels):
-        total, held = np.sum(labels == label), np.sum(labels[held_out] == label)
-        assert held < total
-        assert abs(held - total * share) <= 1
-        assert held >= 1 or share == 0 or total == 1
-
-
-def test_a_split_depends_on_the_seed_alone():
-    labels = np.repeat(np.arange(3), 50)
-    one, same, other = (split_by_class(labels, 0.2, seed)[1].tolist() for seed in (1, 1, 2))
-    assert one == same != other
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0, 2.0])
-def test_a_share_that_leaves_nothing_to_train_on_is_refused(share):
-    with pytest.raises(SettingError, match="share"):
-        split_by_class(np.zeros(3, np.int64), share, 0)

@@ -79,7 +79,7 @@ class Disorder(RuleBasedStateMachine):
         settings = LoaderSettings(requests_in_flight=requests, window_bytes=self.bound, retry_for_s=1e9)
         order = np.random.default_rng(0).permutation(len(rows))
         self.ids = samples.ids[order]
-        parts = stretches(samples, order, self.wanted, one_way(per_request, ROW_BYTES))
+        parts = stretches(samples, order[self.wanted], self.wanted, one_way(per_request, ROW_BYTES))
         self.window = Window(parts, settings)
         self.requests = requests
         self.places = {int(one): place for place, one in enumerate(self.ids)}

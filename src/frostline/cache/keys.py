@@ -52,7 +52,7 @@ def row_keys(samples: Samples) -> list[bytes | None]:
     Random steps are seeded by the id, so it belongs to the name. A sample whose object's version nobody knows has no
     name: its features could be those of other bytes.
     """
-    if not samples.versions:
+    if not len(samples.versions):
         return [None] * len(samples)
     ids, offsets, lengths = (column.tolist() for column in (samples.ids, samples.offsets, samples.lengths))
     places = zip(ids, samples.objects, offsets, lengths, samples.versions, strict=True)

@@ -1,7 +1,5 @@
 """Finds a job's features by sample id: in memory first, on disk next."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -9,7 +7,7 @@ from frostline.cache.disk import FeatureStore, Keys
 from frostline.cache.keys import Scope, row_keys
 from frostline.cache.memory import FeatureCache
 from frostline.cache.rows import RowLayout, Tensors
-from frostline.core import Samples
+from frostline.core import SampleTable
 
 __all__ = ("DiskCache", "RowNames", "TieredCache")
 
@@ -24,10 +22,11 @@ class RowNames:
         samples: that may be asked for; those whose version nobody knows have no name.
     """
 
-    def __init__(self, samples: Samples) -> None:
-        self._order = np.argsort(samples.ids, kind="stable")
-        self._ids = samples.ids[self._order]
-        self._keys = row_keys(samples)
+    def __init__(self, samples: SampleTable) -> None:
+        self._samples = samples
+        ids = samples.ids
+        self._order = np.argsort(ids, kind="stable")
+        self._ids = ids[self._order]
 
     def of(self, ids: _Ids) -> Keys:
         """The name of each, None where it has none."""
@@ -35,8 +34,8 @@ class RowNames:
             return [None] * len(ids)
         places = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
         known = self._ids[places] == ids
-        rows: Sequence[int] = self._order[places].tolist()
-        return [self._keys[row] if is_known else None for row, is_known in zip(rows, known.tolist(), strict=True)]
+        keys = row_keys(self._samples.take(self._order[places]))
+        return [key if is_known else None for key, is_known in zip(keys, known.tolist(), strict=True)]
 
 
 class DiskCache:

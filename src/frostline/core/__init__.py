@@ -4,7 +4,7 @@ from frostline.core.features import FeatureBatch, Packed, Skipped
 from frostline.core.graph import Cut, Dim, Graph, Node, Ref, TensorSpec, Token
 from frostline.core.readings import CELLS, OBJECTS, READINGS, URLS
 from frostline.core.routes import EXACT, REFERENCE, Route
-from frostline.core.samples import Samples, View
+from frostline.core.samples import Samples, SampleTable, View
 
 __all__ = (
     "CELLS",
@@ -21,6 +21,7 @@ __all__ = (
     "Packed",
     "Ref",
     "Route",
+    "SampleTable",
     "Samples",
     "Skipped",
     "TensorSpec",

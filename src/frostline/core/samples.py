@@ -2,11 +2,64 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("Samples", "View")
+from frostline.core.texts import taken
+
+__all__ = ("SampleTable", "Samples", "View")
+
+_Numbers = npt.NDArray[np.int64]
+
+
+class SampleTable(Protocol):
+    """Samples of a data set, of which there may be a hundred million. Immutable, safe for threads.
+
+    Whole columns are views where they lie in memory or in a mapped file, and else computed at each access: ask for
+    those of a few rows instead, or ``take`` them.
+    """
+
+    @property
+    def ids(self) -> _Numbers:
+        """See ``Samples``."""
+
+    @property
+    def objects(self) -> Sequence[str]:
+        """See ``Samples``."""
+
+    @property
+    def offsets(self) -> _Numbers:
+        """See ``Samples``."""
+
+    @property
+    def lengths(self) -> _Numbers:
+        """See ``Samples``."""
+
+    @property
+    def labels(self) -> _Numbers:
+        """See ``Samples``."""
+
+    @property
+    def versions(self) -> Sequence[str]:
+        """See ``Samples``."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def take(self, rows: _Numbers) -> "Samples":
+        """The given rows, in the given order, as columns of their own."""
+
+    def ids_at(self, rows: _Numbers) -> _Numbers:
+        """The ids of the given rows."""
+
+    def labels_at(self, rows: _Numbers) -> _Numbers:
+        """The labels of the given rows."""
+
+    @property
+    def encoded_bytes(self) -> int:
+        """The bytes of all encoded samples together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -15,7 +68,7 @@ class Samples:
 
     Attributes:
         ids: ``int64[n]``, not negative, unique in the data set and stable between builds of its manifest.
-        objects: names of the objects, relative to the data set's root.
+        objects: names of the objects, relative to the data set's root. Any sequence: it may lie in a file.
         offsets: ``int64[n]``, where the sample's bytes start in the object.
         lengths: ``int64[n]``, how many bytes the encoded sample has.
         labels: ``int64[n]``, index into the data set's classes; -1 where there is none.
@@ -23,16 +76,16 @@ class Samples:
             column at all where nobody knows any.
     """
 
-    ids: npt.NDArray[np.int64]
+    ids: _Numbers
     objects: Sequence[str]
-    offsets: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.int64]
+    offsets: _Numbers
+    lengths: _Numbers
+    labels: _Numbers
     versions: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.ids), len(self.objects), len(self.offsets), len(self.lengths), len(self.labels)}
-        if self.versions:
+        if len(self.versions):
             sizes.add(len(self.versions))
         if len(sizes) != 1:
             raise ValueError(f"the columns of Samples have different lengths: {sorted(sizes)}")
@@ -40,17 +93,24 @@ class Samples:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: npt.NDArray[np.int64]) -> "Samples":
+    def take(self, rows: _Numbers) -> "Samples":
         """The given rows, in the given order (copies)."""
-        places = rows.tolist()
         return Samples(
             ids=self.ids[rows],
-            objects=[self.objects[row] for row in places],
+            objects=taken(self.objects, rows),
             offsets=self.offsets[rows],
             lengths=self.lengths[rows],
             labels=self.labels[rows],
-            versions=[self.versions[row] for row in places] if self.versions else (),
+            versions=taken(self.versions, rows) if len(self.versions) else (),
         )
+
+    def ids_at(self, rows: _Numbers) -> _Numbers:
+        """See ``SampleTable.ids_at``."""
+        return self.ids[rows]
+
+    def labels_at(self, rows: _Numbers) -> _Numbers:
+        """See ``SampleTable.labels_at``."""
+        return self.labels[rows]
 
     @property
     def encoded_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.config import cache_folder
-from frostline.core import Samples
+from frostline.core import SampleTable
+from frostline.datasets.columns import PartOfSamples, Rows, WholeSamples
 from frostline.datasets.forms.folders import suffix_of
 from frostline.datasets.forms.known import form_named
 from frostline.datasets.manifest import Manifest, load_manifest
-from frostline.errors import DataError
-from frostline.ordering import split_by_class
+from frostline.errors import DataError, SettingError
+from frostline.ordering import Chosen, Labels, Places, count_labels, split_by_class
 from frostline.preprocess import Applied, Preprocess
 from frostline.stores.objects import normalise_url, open_store
 
@@ -58,6 +60,8 @@ class Dataset:
         url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, or ``memory://name``.
         cache: folder for the manifests of stores that take no writes; the user's cache folder by default.
         form: name of the form that the data has, where more than one lies there; by default what it looks like.
+        relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
+            hundred million objects. What changed since is noticed when it is read.
 
     Raises:
         SettingError: the URL is none that Frostline reads, or there is no such form.
@@ -66,12 +70,16 @@ class Dataset:
     or ``StoreUnavailable``.
     """
 
-    def __init__(self, url: str | Path, *, cache: Path | None = None, form: str | None = None) -> None:
+    def __init__(
+        self, url: str | Path, *, cache: Path | None = None, form: str | None = None, relist: bool = True
+    ) -> None:
         self._url = normalise_url(str(url))
         self._form = None if form is None else form_named(form).name
         self._cache = cache
-        self._loaded: Manifest | None = None
-        self._listing: str | None = None
+        self._relist = relist
+        self._whole: Manifest | None = None
+        self._rows: Rows | None = None
+        self._part: Manifest | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -87,17 +95,20 @@ class Dataset:
     @property
     def manifest(self) -> Manifest:
         """The table of the samples, and whether it was found or built."""
-        if self._loaded is None:
-            self._loaded = load_manifest(open_store(self._url), cache=self._cache or cache_folder(), form=self._form)
-        return self._loaded
+        whole = self._manifest_of_all
+        if self._rows is None:
+            return whole
+        if self._part is None:
+            self._part = _part_of(whole, self._rows)
+        return self._part
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> SampleTable:
         """The samples as columns, ordered by name."""
         return self.manifest.samples
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Sequence[str]:
         """Name of each sample's image; where the data is a ready form, of the one that it was made from."""
         return self.manifest.names
 
@@ -132,19 +143,12 @@ class Dataset:
     @property
     def listing(self) -> str:
         """SHA-256 that names the listing that this data set, or the whole that it is a part of, was made from."""
-        return self._listing or self.digest
+        return self._manifest_of_all.digest
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Dataset":
         """The samples at the given rows, in the given order, as a data set of its own."""
-        whole = self.manifest
         rows = np.asarray(rows, np.int64)
-        digest = hashlib.sha256(whole.digest.encode() + rows.astype("<i8").tobytes()).hexdigest()
-        etags = tuple(whole.etags[row] for row in rows.tolist())
-        names = tuple(whole.names[row] for row in rows.tolist())
-        part = Dataset(self._url, cache=self._cache, form=self._form)
-        part._listing = self.listing
-        part._loaded = replace(whole, samples=whole.samples.take(rows), names=names, etags=etags, digest=digest)
-        return part
+        return self._with(Places(rows if self._rows is None else self._rows.at(rows)))
 
     def split(self, share: float, seed: int) -> "tuple[Dataset, Dataset]":
         """Hold out a share of every class.
@@ -159,8 +163,10 @@ class Dataset:
         Raises:
             SettingError: the share or the seed makes no sense.
         """
-        train, held_out = split_by_class(self.samples.labels, share, seed)
-        return self.take(train), self.take(held_out)
+        if not 0 <= share < 1:
+            raise SettingError(f"the share to hold out lies from 0 to below 1, not {share}")
+        parts = split_by_class(self._labels(), (1 - share, share), seed)
+        return self._part_number(parts, 0), self._part_number(parts, 1)
 
     def require_classes(self, at_least: int = 2) -> None:
         """Make sure that there is something to tell apart.
@@ -176,7 +182,7 @@ class Dataset:
     def statistics(self) -> DatasetStatistics:
         """Counts, sizes and formats of the samples."""
         samples = self.samples
-        counts = np.bincount(samples.labels, minlength=len(self.classes)).tolist()
+        counts = self._class_counts()
         sizes = samples.lengths if len(samples) else np.zeros(1, np.int64)
         formats = Counter(suffix_of(name) for name in samples.objects)
         return DatasetStatistics(
@@ -190,3 +196,49 @@ class Dataset:
             manifest=self.manifest.place,
             manifest_found=self.manifest.found,
         )
+
+    @property
+    def _manifest_of_all(self) -> Manifest:
+        if self._whole is None:
+            cache = self._cache or cache_folder()
+            self._whole = load_manifest(open_store(self._url), cache=cache, form=self._form, relist=self._relist)
+        return self._whole
+
+    def _with(self, rows: Rows) -> "Dataset":
+        part = Dataset(self._url, cache=self._cache, form=self._form, relist=self._relist)
+        part._whole, part._rows = self._manifest_of_all, rows
+        return part
+
+    def _part_number(self, parts: npt.NDArray[np.uint8], number: int) -> "Dataset":
+        """The samples of one part of a division of this data set."""
+        chosen = Chosen.equal(parts, number)
+        if self._rows is None:
+            return self._with(chosen)
+        rows = self._rows
+        if isinstance(rows, Chosen):
+            return self._with(Chosen.of((rows.at(some) for some in chosen.pieces()), rows.size))
+        return self._with(Places(rows.at(np.flatnonzero(parts == number))))
+
+    def _labels(self) -> Labels:
+        return count_labels(self._label_pieces)
+
+    def _label_pieces(self) -> Iterator[npt.NDArray[np.int64]]:
+        return _samples_of(self._manifest_of_all).pieces("label", self._rows)
+
+    def _class_counts(self) -> list[int]:
+        labels = self._labels()
+        place = np.arange(len(self.classes)) - labels.first
+        inside = (place >= 0) & (place < len(labels.counts))
+        return [int(labels.counts[one]) if there else 0 for one, there in zip(place, inside, strict=True)]
+
+
+def _part_of(whole: Manifest, rows: Rows) -> Manifest:
+    samples = PartOfSamples(_samples_of(whole), rows)
+    digest = hashlib.sha256(whole.digest.encode() + rows.fingerprint).hexdigest()
+    names = samples.texts_of(whole.names)
+    return replace(whole, samples=samples, names=names, etags=samples.versions, digest=digest)
+
+
+def _samples_of(whole: Manifest) -> WholeSamples:
+    assert isinstance(whole.samples, WholeSamples), "the manifest of all has all samples"
+    return whole.samples

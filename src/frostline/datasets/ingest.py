@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from frostline.core import Skipped
+import numpy as np
+
+from frostline.core import Samples, Skipped
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.ready import FOLDERS, LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
 from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
@@ -201,13 +203,17 @@ class _Maker:
         """An object and its part, not yet written."""
         contents = memoryview(bytearray(self.layout.size(number)))
         rows = self.layout.rows(number)
-        outcomes: Sequence[Skipped | None] = list(self._readers.map(lambda row: self._record(row, contents), rows))
+        source = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
+        names = self._names[rows.start : rows.stop]
+        outcomes: Sequence[Skipped | None] = list(
+            self._readers.map(lambda place: self._record(source, names, rows, place, contents), range(len(rows)))
+        )
         part = Part.made(
             self.layout,
             number,
             sha256=hashlib.sha256(contents).hexdigest(),
-            source=self._samples,
-            names=self._names,
+            source=source,
+            names=names,
             skipped=tuple(one for one in outcomes if one is not None),
         )
         return part, contents
@@ -223,13 +229,16 @@ class _Maker:
             self._store.seal(name)
         self._store.write(part_name(part.number), part.to_file())
 
-    def _record(self, row: int, contents: memoryview) -> Skipped | None:
-        samples = self._samples
-        offset = self.layout.offset(row)
+    def _record(
+        self, samples: Samples, names: Sequence[str], rows: range, place: int, contents: memoryview
+    ) -> Skipped | None:
+        offset = self.layout.offset(rows[place])
         record = contents[offset : offset + record_bytes(self.layout.applied.stored)]
         try:
-            encoded = self._images.read(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+            encoded = self._images.read(
+                samples.objects[place], int(samples.offsets[place]), int(samples.lengths[place])
+            )
             pack_into(record, decode_applied(self.layout.applied, encoded))
         except (ObjectNotFound, SampleError) as error:
-            return Skipped(id=int(samples.ids[row]), object=self._names[row], reason=str(error))
+            return Skipped(id=int(samples.ids[place]), object=names[place], reason=str(error))
         return None

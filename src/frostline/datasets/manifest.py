@@ -1,26 +1,35 @@
 """The manifest: the immutable table of a data set's samples, named by its content, kept as Parquet beside the data."""
 
+import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frostline.core import OBJECTS, Samples
-from frostline.datasets.forms.faces import COLUMNS, Listed
+from frostline.core import OBJECTS, SampleTable
+from frostline.datasets.columns import Columns, WholeSamples
+from frostline.datasets.forms.faces import COLUMNS, Form, Listed
 from frostline.datasets.forms.known import form_named, form_of
-from frostline.errors import AccessDenied, ObjectNotFound
+from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
+from frostline.errors import AccessDenied, DataNotFound, ObjectNotFound
 from frostline.preprocess import Applied
-from frostline.stores.faces import Entry, ObjectStore
+from frostline.stores.faces import ObjectStore
 from frostline.stores.folder import FolderStore
 
-__all__ = ("Manifest", "load_manifest")
+__all__ = ("IN_MEMORY_BYTES", "Manifest", "load_manifest", "row_groups")
+
+IN_MEMORY_BYTES = 32 << 20
+"""Larger manifests are mapped: reading this much takes about a second, and some 200 MB of memory."""
 
 _FOLDER = ".frostline/manifests"
-_ABOUT = b"frostline.manifest"
+_GROUP_ROWS = 1 << 20
+_LAST = ".frostline/last-manifest.json"
+# Always as long as this, so that it is read without asking how long it is.
+_LAST_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,6 +40,7 @@ class Manifest:
         samples: one row a sample, ordered by name.
         names: of the images; where they are kept as a ready form, those that it was made from.
         etags: of each sample's object, as the store gives them.
+        columns: the table itself, metadata too; of a part, still that of the whole.
         classes: names, by label.
         digest: SHA-256 of the listing; the name of the table.
         place: URL of the table.
@@ -39,9 +49,10 @@ class Manifest:
         reading: how the bytes at the samples' addresses are found.
     """
 
-    samples: Samples
-    names: tuple[str, ...]
-    etags: tuple[str, ...]
+    samples: SampleTable
+    names: Sequence[str]
+    etags: Sequence[str]
+    columns: Columns
     classes: tuple[str, ...]
     digest: str
     place: str
@@ -50,19 +61,45 @@ class Manifest:
     reading: str = OBJECTS
 
 
-def load_manifest(store: ObjectStore, *, cache: Path, form: str | None = None) -> Manifest:
+class _Last(NamedTuple):
+    """The manifest of some data that was built last: its digest, the form that built it, and the table's bytes."""
+
+    digest: str
+    form: str
+    nbytes: int
+
+
+class _Kept(NamedTuple):
+    """A manifest that was read: its table, what it says of itself, and its URL."""
+
+    columns: Columns
+    about: Mapping[str, Any]
+    place: str
+
+
+def load_manifest(
+    store: ObjectStore,
+    *,
+    cache: Path,
+    form: str | None = None,
+    relist: bool = True,
+    in_memory_bytes: int = IN_MEMORY_BYTES,
+) -> Manifest:
     """List a store, and find the manifest of that listing or build it.
 
-    A listing that has changed has another digest, so its manifest is built anew; so is a damaged one. A ready form
-    brings its own.
+    A listing that has changed has another digest, so its manifest is built anew, from the one before as far as the
+    form can: what did not change is not read again. A damaged one is built anew too. A ready form brings its own.
 
     Args:
         store: that holds the data.
-        cache: folder for the manifests of stores that take no writes; made when needed.
+        cache: folder for the manifests of stores that take no writes and for the mapped copies of large ones; made
+            when needed.
         form: name of the data's form; by default what the listing looks like.
+        relist: False takes the manifest that was built last, and does not look whether the data is still the same.
+        in_memory_bytes: larger tables are mapped from a copy in the cache folder.
 
     Raises:
-        DataNotFound: nothing is at the store's URL.
+        DataNotFound: nothing is at the store's URL, or no manifest was built for it where it is not to be listed.
         EmptyDataset: not one sample of that form is there.
         DataError: the data cannot be used as it is.
         SettingError: there is no form of that name.
@@ -70,98 +107,182 @@ def load_manifest(store: ObjectStore, *, cache: Path, form: str | None = None) -
         OutOfSpace: the disk is full.
         StoreUnavailable: asking again may help.
     """
+    shelf = _Shelf(store, cache, in_memory_bytes)
+    if not relist:
+        return _manifest(shelf.last_kept(), found=True)
     entries = list(store.list())
     chosen = form_of(entries) if form is None else form_named(form)
     digest = chosen.digest(entries)
-    name = f"{_FOLDER}/{digest}.parquet"
-    found = _found(store, name, digest, entries) or _found_in_cache(cache, name, digest)
-    if found is not None:
-        listed, place = found
-        return _manifest(listed, place, found=True)
-    listed = chosen.read(store, entries)
+    sizes = {entry.object: entry.size for entry in entries if entry.object.startswith(".frostline/")}
+    kept = shelf.found(digest, sizes)
+    if kept is not None:
+        return _manifest(kept, found=True)
+    listed = chosen.read(store, entries, shelf.before(chosen, sizes))
     if listed.kept_at:
-        return _manifest(listed, f"{store.url}/{listed.kept_at}", found=True)
-    return _manifest(listed, _kept(store, cache, name, _file(listed)), found=False)
+        columns = Columns(listed.table.combine_chunks())
+        return _manifest(_Kept(columns, _about(listed), f"{store.url}/{listed.kept_at}"), found=True, listed=listed)
+    return _manifest(shelf.keep(chosen, listed), found=False)
 
 
-def _found(store: ObjectStore, name: str, digest: str, entries: list[Entry]) -> tuple[Listed, str] | None:
-    # The listing that was just made knows the manifests too: no further request tells whether one is there.
-    size = next((entry.size for entry in entries if entry.object == name), None)
-    if size is None:
+def row_groups(listed: Listed) -> Iterator[pa.Table]:
+    """A manifest's table in pieces as it is written."""
+    for start in range(0, max(1, listed.table.num_rows), _GROUP_ROWS):
+        yield listed.table.slice(start, _GROUP_ROWS)
+
+
+class _Shelf:
+    """Where the manifests of one store's data are: beside it, or in the cache folder where it takes no writes."""
+
+    def __init__(self, store: ObjectStore, cache: Path, in_memory_bytes: int) -> None:
+        self._store = store
+        self._cache = cache
+        self._in_memory_bytes = in_memory_bytes
+        root = hashlib.sha256(store.url.encode(errors="surrogateescape")).hexdigest()[:16]
+        self._last_in_cache = f".frostline/last/{root}.json"
+
+    def found(self, digest: str, sizes: Mapping[str, int]) -> _Kept | None:
+        """The manifest of that digest; the listing says what lies beside the data."""
+        name = f"{_FOLDER}/{digest}.parquet"
+        # The listing that was just made knows the manifests too: no further request tells whether one is there.
+        if name in sizes:
+            kept = self._opened(self._store, name, sizes[name], digest)
+            if kept is not None:
+                return kept
+        path = self._cache / name
+        return self._opened(self._in_cache(), name, path.stat().st_size, digest) if path.is_file() else None
+
+    def before(self, form: Form, sizes: Mapping[str, int]) -> Listed | None:
+        """What the form made of an earlier listing."""
+        last = self._last_of(sizes)
+        if last is None or last.form != form.name:
+            return None
+        kept = self.found(last.digest, sizes)
+        if kept is None:
+            return None
+        table = kept.columns.table
+        return Listed(
+            table=table,
+            classes=tuple(kept.about["classes"]),
+            digest=last.digest,
+            reading=kept.about["reading"],
+        )
+
+    def last_kept(self) -> _Kept:
+        """The manifest that was built last, found without listing the data."""
+        last = self._last_of(None)
+        name = None if last is None else f"{_FOLDER}/{last.digest}.parquet"
+        kept = None if last is None else self.found(last.digest, {str(name): last.nbytes})
+        if kept is None:
+            raise DataNotFound(f"no manifest of {self._store.url} was built yet: list the data first (frostline index)")
+        return kept
+
+    def keep(self, form: Form, listed: Listed) -> _Kept:
+        """Write a manifest, and say that it is the last one."""
+        name = f"{_FOLDER}/{listed.digest}.parquet"
+        data = _file(listed)
+        last = json.dumps(_Last(listed.digest, form.name, len(data))._asdict()).encode().ljust(_LAST_BYTES)
+        try:
+            self._store.write(name, data)
+            self._store.write(_LAST, last)
+            place = self._store
+        except AccessDenied:
+            self._cache.mkdir(parents=True, exist_ok=True)
+            place = self._in_cache()
+            place.write(name, data)
+            place.write(self._last_in_cache, last)
+        if len(data) > self._in_memory_bytes:
+            kept = self._opened(place, name, len(data), listed.digest)
+            if kept is not None:
+                return kept
+        return _Kept(Columns(listed.table.combine_chunks()), _about(listed), f"{place.url}/{name}")
+
+    def _last_of(self, sizes: Mapping[str, int] | None) -> _Last | None:
+        """What was built last; ``sizes`` of a listing spares asking for what is not there."""
+        places: list[tuple[ObjectStore, str]] = [(self._in_cache(), self._last_in_cache)]
+        if sizes is None or _LAST in sizes:
+            places.insert(0, (self._store, _LAST))
+        for store, name in places:
+            try:
+                value = json.loads(bytes(store.read(name, 0, _LAST_BYTES)))
+                return _Last(str(value["digest"]), str(value["form"]), int(value["nbytes"]))
+            except (ObjectNotFound, DataNotFound, AccessDenied, ValueError, KeyError, TypeError):
+                continue
         return None
-    try:
-        listed = _parsed(store.read(name, 0, size), digest)
-    except (ObjectNotFound, AccessDenied):
-        return None
-    return None if listed is None else (listed, f"{store.url}/{name}")
+
+    def _in_cache(self) -> FolderStore:
+        return FolderStore(str(self._cache))
+
+    def _opened(self, store: ObjectStore, name: str, nbytes: int, digest: str) -> _Kept | None:
+        place = f"{store.url}/{name}"
+        try:
+            if nbytes > self._in_memory_bytes:
+                found = self._mapped(store, name, nbytes, digest)
+            else:
+                found = _parsed(store.read(name, 0, nbytes))
+        except (ObjectNotFound, AccessDenied):
+            return None
+        return None if found is None or not _is_of(*found, digest) else _Kept(*found, place)
+
+    def _mapped(
+        self, store: ObjectStore, name: str, nbytes: int, digest: str
+    ) -> tuple[Columns, Mapping[str, Any]] | None:
+        path = copy_of(self._cache, self._store.url, digest)
+        found = open_copy(path)
+        if found is not None and _is_of(*found, digest):
+            return found
+        try:
+            file = pq.ParquetFile(StoreFile(store, name, nbytes), page_checksum_verification=True)
+            if not _has_columns(file.schema_arrow):
+                return None
+            kept_copy(path, file)
+        except (pa.ArrowException, OSError):
+            return None
+        return open_copy(path)
 
 
-def _found_in_cache(cache: Path, name: str, digest: str) -> tuple[Listed, str] | None:
-    path = cache / name
-    if not path.is_file():
-        return None
-    return _found(FolderStore(str(cache)), name, digest, [Entry(name, path.stat().st_size, "")])
-
-
-def _kept(store: ObjectStore, cache: Path, name: str, data: bytes) -> str:
-    try:
-        store.write(name, data)
-        return f"{store.url}/{name}"
-    except AccessDenied:
-        return _kept_in_cache(cache, name, data)
-
-
-def _kept_in_cache(cache: Path, name: str, data: bytes) -> str:
-    cache.mkdir(parents=True, exist_ok=True)
-    store = FolderStore(str(cache))
-    store.write(name, data)
-    return f"{store.url}/{name}"
+def _about(listed: Listed) -> dict[str, Any]:
+    return {"digest": listed.digest, "classes": listed.classes, "reading": listed.reading}
 
 
 def _file(listed: Listed) -> bytes:
-    about = {"digest": listed.digest, "classes": listed.classes, "reading": listed.reading}
     sink = pa.BufferOutputStream()
-    table = listed.table.replace_schema_metadata({_ABOUT: json.dumps(about)})
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    schema = listed.table.schema.with_metadata({ABOUT: json.dumps(_about(listed))})
+    with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as writer:
+        for group in row_groups(listed):
+            writer.write_table(group.cast(schema))
     return bytes(sink.getvalue())
 
 
-def _parsed(data: bytes | memoryview, digest: str) -> Listed | None:
+def _parsed(data: bytes | memoryview) -> tuple[Columns, Mapping[str, Any]] | None:
     # One thread: Arrow's pool would not survive a fork of the process.
     try:
         table = pq.ParquetFile(pa.py_buffer(data), page_checksum_verification=True).read(use_threads=False)
     except (pa.ArrowException, OSError):
         return None
-    about = json.loads((table.schema.metadata or {}).get(_ABOUT, b"{}"))
-    first = pa.schema([table.schema.field(place) for place in range(min(len(COLUMNS), table.num_columns))])
-    if not first.equals(COLUMNS) or about.get("digest") != digest:
-        return None
-    return Listed(table=table, classes=tuple(about["classes"]), digest=digest, reading=about["reading"])
+    about = json.loads((table.schema.metadata or {}).get(ABOUT, b"{}"))
+    return (Columns(table.combine_chunks()), about) if _has_columns(table.schema) else None
 
 
-def _manifest(listed: Listed, place: str, *, found: bool) -> Manifest:
-    table = listed.table
-    etags = tuple(table["etag"].to_pylist())
-    samples = Samples(
-        ids=_numbers(table, "id"),
-        objects=table["object"].to_pylist(),
-        offsets=_numbers(table, "offset"),
-        lengths=_numbers(table, "length"),
-        labels=_numbers(table, "label"),
-        versions=etags,
-    )
+def _has_columns(schema: pa.Schema) -> bool:
+    first = [schema.field(place) for place in range(min(len(COLUMNS), len(schema)))]
+    return bool(pa.schema(first).equals(COLUMNS))
+
+
+def _is_of(columns: Columns, about: Mapping[str, Any], digest: str) -> bool:
+    return about.get("digest") == digest and len(columns.table.column_names) >= len(COLUMNS)
+
+
+def _manifest(kept: _Kept, *, found: bool, listed: Listed | None = None) -> Manifest:
+    samples = WholeSamples(kept.columns)
     return Manifest(
         samples=samples,
-        names=tuple(table["name"].to_pylist()),
-        etags=etags,
-        classes=listed.classes,
-        digest=listed.digest,
-        place=place,
+        names=kept.columns.texts("name"),
+        etags=samples.versions,
+        columns=kept.columns,
+        classes=tuple(kept.about["classes"]),
+        digest=kept.about["digest"],
+        place=kept.place,
         found=found,
-        applied=listed.applied,
-        reading=listed.reading,
+        applied=None if listed is None else listed.applied,
+        reading=kept.about["reading"],
     )
-
-
-def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    return np.asarray(table[name].to_numpy(), np.int64)

@@ -154,11 +154,11 @@ class Part:
         names: Sequence[str],
         skipped: tuple[Skipped, ...],
     ) -> "Part":
-        """The records of an object that was just made from these rows of the source."""
+        """The records of an object that was just made from these samples, the rows of the source that belong to it."""
         lost = {one.id for one in skipped}
         rows = layout.rows(number)
-        kept = [row for row in rows if int(source.ids[row]) not in lost]
-        places = np.array(kept, np.int64)
+        places = np.flatnonzero([id_ not in lost for id_ in source.ids.tolist()])
+        kept = [rows[place] for place in places.tolist()]
         length = record_bytes(layout.applied.stored)
         samples = Samples(
             ids=source.ids[places],
@@ -172,7 +172,7 @@ class Part:
             number=number,
             sha256=sha256,
             samples=samples,
-            names=[names[row] for row in kept],
+            names=[names[place] for place in places.tolist()],
             skipped=skipped,
         )
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from frostline.client.transport import TrainsBeside
 from frostline.config import LoaderSettings
-from frostline.core import Cut, Route, TensorSpec
+from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
@@ -208,7 +208,7 @@ class Job:
             KeyboardInterrupt: Ctrl-C; what was learned by then has come back.
         """
         data = self._own(train)
-        samples = None if held_out is None else self._own(held_out).samples
+        held = None if held_out is None else self._own(held_out)
         shipment, transport = self._fetcher.shipment, self._fetcher.transport
         if shipment is None or not isinstance(transport, TrainsBeside):
             raise SettingError(
@@ -217,8 +217,8 @@ class Job:
             )
         assignment = Assignment(
             data=self._data.url,
-            train=data.samples,
-            held_out=data.samples.take(np.zeros(0, np.int64)) if samples is None else samples,
+            train=_all_of(data),
+            held_out=data.samples.take(np.zeros(0, np.int64)) if held is None else _all_of(held),
             classes=len(self._data.classes),
             prefix=shipment.digest,
             engine=self._fetcher.engine,
@@ -298,3 +298,7 @@ class Job:
         changed = self._pilot.observe(event)
         if changed is not None:
             self._ledger(changed)
+
+
+def _all_of(data: Dataset) -> Samples:
+    return data.samples.take(np.arange(len(data), dtype=np.int64))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Scope, TieredCache
 from frostline.config import LoaderSettings
-from frostline.core import Samples, View
+from frostline.core import SampleTable, View
 from frostline.preprocess import Preprocess
 
 __all__ = ("Keeper",)
@@ -21,7 +21,7 @@ class Keeper:
     """
 
     def __init__(
-        self, scope: Scope, samples: Samples, settings: LoaderSettings, store: FeatureStore | None = None
+        self, scope: Scope, samples: SampleTable, settings: LoaderSettings, store: FeatureStore | None = None
     ) -> None:
         self._scope = scope
         self._settings = settings

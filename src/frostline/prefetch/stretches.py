@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import FeatureBatch, Route, Samples
+from frostline.core import FeatureBatch, Route, Samples, SampleTable
 
 __all__ = ("Ask", "Deal", "Dealer", "Delivery", "Stretch", "stretches")
 
@@ -91,21 +91,21 @@ class Dealer(Protocol):
 
 
 def stretches(
-    table: Samples, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], dealer: Dealer
+    table: SampleTable, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], dealer: Dealer
 ) -> Iterator[Stretch]:
     """Divide what an epoch must ask for into requests. Lazy: a stretch is made when the window has room for it.
 
     Args:
         table: the data set.
-        rows: ``int64[n]``, row of the table at each place of the epoch.
-        positions: ``int64[m]``, the places to ask for, ascending; leave out what the cache holds.
+        rows: ``int64[n]``, rows of the table to ask for; leave out what the cache holds.
+        positions: ``int64[n]``, the place in the epoch of each of them, ascending.
         dealer: chooses each request's length and way.
     """
     start = 0
     while start < len(positions):
         deal = dealer.deal(len(positions) - start)
         chosen = positions[start : start + deal.rows]
-        samples = table.take(rows[chosen])
+        samples = table.take(rows[start : start + deal.rows])
         expected = deal.bytes_per_sample * len(samples) if deal.bytes_per_sample else samples.encoded_bytes
         start += len(chosen)
         yield Stretch(positions=chosen, samples=samples, expected_bytes=expected, route=deal.route)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from frostline.core import Skipped
+from frostline.core.texts import taken
 from frostline.datasets import Dataset
 from frostline.errors import DataError, ModelError
 from frostline.events import Counted, Observer, PhaseStarted
@@ -141,10 +142,11 @@ class _Work:
         """What arrives, in the manifest's order, cut where a part ends."""
         data = self._setup.data
         rows = np.concatenate([np.array(self._ranges.of(number), np.int64) for number in missing])
-        by_id = np.argsort(data.samples.ids)
+        ids = data.samples.ids
+        by_id = np.argsort(ids)
         done = len(data) - len(rows)
         for batch in self._setup.job.loader(_ROWS, data=data.take(rows)):
-            here = by_id[np.searchsorted(data.samples.ids, batch.ids.numpy(), sorter=by_id)]
+            here = by_id[np.searchsorted(ids, batch.ids.numpy(), sorter=by_id)]
             numbers = here // self._ranges.rows_per_part
             for number in np.unique(numbers).tolist():
                 yield _Piece(number=number, rows=here[numbers == number], features=_features(batch)[numbers == number])
@@ -156,7 +158,7 @@ class _Work:
         data = self._setup.data
         expected = np.array(self._ranges.of(number), np.int64)
         rows = np.concatenate([np.zeros(0, np.int64), *(piece.rows for piece in pieces)])
-        lost = set(data.samples.ids[np.setdiff1d(expected, rows)].tolist())
+        lost = set(data.samples.ids_at(np.setdiff1d(expected, rows)).tolist())
         skipped = tuple(one for one in self._setup.job.statistics().skipped if one.id in lost)
         empty = np.zeros((0, *self.shape), self.dtype)
         features = np.concatenate([empty, *(piece.features for piece in pieces)])
@@ -180,11 +182,11 @@ def _features(batch: Batch) -> npt.NDArray[Any]:
 
 
 def _table(data: Dataset, rows: npt.NDArray[np.int64], features: npt.NDArray[Any]) -> pa.Table:
-    labels = data.samples.labels[rows]
+    labels = data.samples.labels_at(rows)
     return pa.table(
         {
-            "id": pa.array(data.samples.ids[rows]),
-            "object": pa.array([data.names[row] for row in rows.tolist()], pa.string()),
+            "id": pa.array(data.samples.ids_at(rows)),
+            "object": pa.array(taken(data.names, rows), pa.string()),
             "label": pa.array(labels),
             "class": pa.array([data.classes[label] for label in labels.tolist()], pa.string()),
             "features": tensor_column(features),

@@ -1,0 +1,281 @@
+"""The columns of a manifest: Arrow in memory or in a mapped file, seen as numbers and texts without a copy."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frostline.core import Samples
+from frostline.core.texts import Texts
+
+__all__ = ("ArrowTexts", "ChosenTexts", "Columns", "PartOfSamples", "Rows", "WholeSamples")
+
+_Numbers = npt.NDArray[np.int64]
+
+# So many texts are worth a list, which is faster to index; more stay in Arrow.
+_LIST = 1 << 16
+# Rows read from a mapped file before its pages are given back: a row may bring in 64 KiB of each column.
+_TOUCHED_ROWS = 1 << 11
+_SCAN_ROWS = 1 << 19
+
+
+class Rows(Protocol):
+    """Rows chosen of a table; see ``ordering.Chosen`` and ``ordering.Places``."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Names exactly these rows."""
+
+    def at(self, positions: _Numbers) -> _Numbers:
+        """The rows at these positions of the choice."""
+
+    def pieces(self) -> Iterator[_Numbers]:
+        """All of them in order, some at a time."""
+
+
+class ArrowTexts(Texts):
+    """A column of strings.
+
+    Args:
+        column: of strings without nulls, or a dictionary of such.
+    """
+
+    def __init__(self, column: pa.Array) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def take(self, rows: _Numbers) -> Sequence[str]:
+        """See ``Texts.take``."""
+        found = self._column.take(pa.array(rows))
+        return found.to_pylist() if len(rows) <= _LIST else ArrowTexts(found)
+
+
+class ChosenTexts(Texts):
+    """Some rows of a column of texts, which are looked up when they are asked for."""
+
+    def __init__(self, whole: Texts, rows: Rows) -> None:
+        self._whole = whole
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, rows: _Numbers) -> Sequence[str]:
+        """See ``Texts.take``."""
+        return self._whole.take(self._rows.at(rows))
+
+
+class Columns:
+    """A manifest's table, one chunk a column, with what gives back the pages of the file that it may lie in.
+
+    Args:
+        table: without nulls in the columns that every table of samples has.
+        mapped: the memory map that it lies in; None where it lies in memory.
+    """
+
+    def __init__(self, table: pa.Table, mapped: Any = None) -> None:
+        self.table = table
+        self._mapped = mapped
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def is_mapped(self) -> bool:
+        """It lies in a file, and pages that were read can be given back."""
+        return self._mapped is not None
+
+    def numbers(self, name: str) -> _Numbers:
+        """A column of whole numbers, viewed."""
+        return np.asarray(self._array(name).to_numpy(zero_copy_only=True), np.int64)
+
+    def texts(self, name: str) -> ArrowTexts:
+        """A column of strings."""
+        return ArrowTexts(self._array(name))
+
+    def scan(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Some columns in pieces of some hundred thousand rows; pages of a piece are given back before the next."""
+        chosen = self.table.select(list(names))
+        for start in range(0, len(self), _SCAN_ROWS):
+            yield chosen.slice(start, _SCAN_ROWS)
+            self.forget()
+
+    def forget(self) -> None:
+        """Give pages back that were read from the file; they come again when they are read."""
+        if self._mapped is not None:
+            import mmap
+
+            self._mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _array(self, name: str) -> pa.Array:
+        column = self.table.column(name)
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+class WholeSamples:
+    """All samples of a manifest; see ``core.SampleTable``."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        etags = columns.texts("etag")
+        self._samples = Samples(
+            ids=columns.numbers("id"),
+            objects=columns.texts("object"),
+            offsets=columns.numbers("offset"),
+            lengths=columns.numbers("length"),
+            labels=columns.numbers("label"),
+            versions=etags,
+        )
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def ids(self) -> _Numbers:
+        """A view."""
+        return self._samples.ids
+
+    @property
+    def objects(self) -> Sequence[str]:
+        """Looked up when asked for."""
+        return self._samples.objects
+
+    @property
+    def offsets(self) -> _Numbers:
+        """A view."""
+        return self._samples.offsets
+
+    @property
+    def lengths(self) -> _Numbers:
+        """A view."""
+        return self._samples.lengths
+
+    @property
+    def labels(self) -> _Numbers:
+        """A view."""
+        return self._samples.labels
+
+    @property
+    def versions(self) -> Sequence[str]:
+        """Looked up when asked for."""
+        return self._samples.versions
+
+    @property
+    def encoded_bytes(self) -> int:
+        """The bytes of all encoded samples together: one pass over a column."""
+        return sum(int(pc.sum(piece.column(0)).as_py() or 0) for piece in self._columns.scan(("length",)))
+
+    def take(self, rows: _Numbers) -> Samples:
+        """The given rows as columns of their own."""
+        found = self._samples.take(rows)
+        self._columns.forget()
+        return found
+
+    def ids_at(self, rows: _Numbers) -> _Numbers:
+        """The ids of the given rows."""
+        return self._at(self._samples.ids, rows)
+
+    def labels_at(self, rows: _Numbers) -> _Numbers:
+        """The labels of the given rows."""
+        return self._at(self._samples.labels, rows)
+
+    def lengths_at(self, rows: _Numbers) -> _Numbers:
+        """The lengths of the given rows."""
+        return self._at(self._samples.lengths, rows)
+
+    def column_at(self, name: str, rows: _Numbers) -> _Numbers:
+        """Numbers of the given rows."""
+        return self._at(self._columns.numbers(name), rows)
+
+    def pieces(self, name: str, rows: Rows | None) -> Iterator[_Numbers]:
+        """A column of whole numbers in order, some at a time: of the given rows, or of all."""
+        if rows is None:
+            for piece in self._columns.scan((name,)):
+                yield np.asarray(piece.column(0).to_numpy(), np.int64)
+        else:
+            for some in rows.pieces():
+                yield self.column_at(name, some)
+
+    def _at(self, column: _Numbers, rows: _Numbers) -> _Numbers:
+        if not self._columns.is_mapped:
+            return column[rows]
+        out = np.empty(len(rows), np.int64)
+        for start in range(0, len(rows), _TOUCHED_ROWS):
+            out[start : start + _TOUCHED_ROWS] = column[rows[start : start + _TOUCHED_ROWS]]
+            self._columns.forget()
+        return out
+
+
+class PartOfSamples:
+    """Some rows of a manifest; see ``core.SampleTable``. Nothing is copied but what is asked for."""
+
+    def __init__(self, whole: WholeSamples, rows: Rows) -> None:
+        self._whole = whole
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def ids(self) -> _Numbers:
+        """Copied at each access."""
+        return self._all("id")
+
+    @property
+    def objects(self) -> Sequence[str]:
+        """Looked up when asked for."""
+        return self.texts_of(self._whole.objects)
+
+    @property
+    def offsets(self) -> _Numbers:
+        """Copied at each access."""
+        return self._all("offset")
+
+    @property
+    def lengths(self) -> _Numbers:
+        """Copied at each access."""
+        return self._all("length")
+
+    @property
+    def labels(self) -> _Numbers:
+        """Copied at each access."""
+        return self._all("label")
+
+    @property
+    def versions(self) -> Sequence[str]:
+        """Looked up when asked for."""
+        return self.texts_of(self._whole.versions)
+
+    @property
+    def encoded_bytes(self) -> int:
+        """The bytes of all encoded samples together: one pass over a column."""
+        return sum(int(self._whole.lengths_at(rows).sum()) for rows in self._rows.pieces())
+
+    def take(self, rows: _Numbers) -> Samples:
+        """The given rows of the part as columns of their own."""
+        return self._whole.take(self._rows.at(rows))
+
+    def ids_at(self, rows: _Numbers) -> _Numbers:
+        """The ids of the given rows of the part."""
+        return self._whole.ids_at(self._rows.at(rows))
+
+    def labels_at(self, rows: _Numbers) -> _Numbers:
+        """The labels of the given rows of the part."""
+        return self._whole.labels_at(self._rows.at(rows))
+
+    def _all(self, name: str) -> _Numbers:
+        pieces = [self._whole.column_at(name, rows) for rows in self._rows.pieces()]
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+
+    def texts_of(self, whole: Sequence[str]) -> Sequence[str]:
+        """The texts of the part's rows, of a column of the whole."""
+        assert isinstance(whole, Texts), "a manifest's texts are looked up"
+        return ChosenTexts(whole, self._rows)

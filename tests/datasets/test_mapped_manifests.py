@@ -1,0 +1,142 @@
+"""Large manifests: read from a mapped copy, the same rows as in memory, whole or not there."""
+
+import multiprocessing
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from frostline.core.texts import Texts, taken
+from frostline.datasets import Dataset
+from frostline.datasets.columns import ArrowTexts, PartOfSamples
+from frostline.datasets.manifest import load_manifest
+from frostline.datasets.mapped import StoreFile, copy_of
+from frostline.errors import DataNotFound
+from frostline.ordering import Chosen, Places
+from frostline.stores.objects import open_store
+
+
+def folder(root, classes=("cat", "dog", "ü✓"), per_class=50):
+    for name in classes:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in range(per_class):
+            (root / name / f"{number}.jpg").write_bytes(b"x" * (number + 1))
+    return root
+
+
+def loaded(root, cache, **options):
+    return load_manifest(open_store(str(root)), cache=cache, in_memory_bytes=0, **options)
+
+
+def columns(samples):
+    texts = [list(samples.objects), list(samples.versions)]
+    return [*texts, *(one.tolist() for one in (samples.ids, samples.offsets, samples.lengths, samples.labels))]
+
+
+def test_a_mapped_manifest_has_the_rows_of_one_in_memory(tmp_path):
+    data, cache = folder(tmp_path / "data"), tmp_path / "cache"
+    built, found = loaded(data, cache), loaded(data, cache)
+    plain = load_manifest(open_store(str(data)), cache=cache)
+    assert [one.columns.is_mapped for one in (built, found, plain)] == [True, True, False]
+    assert [one.found for one in (built, found, plain)] == [False, True, True]
+    for one in (built, found):
+        assert columns(one.samples) == columns(plain.samples)
+        assert (one.names, one.etags, one.classes, one.digest) == (
+            plain.names,
+            plain.etags,
+            plain.classes,
+            plain.digest,
+        )
+        assert one.samples.encoded_bytes == plain.samples.encoded_bytes
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_damaged_copy_is_made_again(tmp_path, damage):
+    data, cache = folder(tmp_path / "data"), tmp_path / "cache"
+    whole = loaded(data, cache)
+    path = copy_of(cache, open_store(str(data)).url, whole.digest)
+    good = path.read_bytes()
+    path.unlink()  # the one that is mapped stays as it was
+    path.write_bytes({"cut": good[: len(good) // 2], "empty": b"", "other": b"ARROW1" + bytes(64)}[damage])
+    assert columns(loaded(data, cache).samples) == columns(whole.samples)
+    assert path.read_bytes() == good
+
+
+def test_a_new_listing_replaces_the_copy_and_leaves_no_other(tmp_path):
+    data, cache = folder(tmp_path / "data"), tmp_path / "cache"
+    first = loaded(data, cache)
+    folder(data, classes=("dog",), per_class=60)
+    second = loaded(data, cache)
+    assert second.digest != first.digest
+    path = copy_of(cache, open_store(str(data)).url, second.digest)
+    assert list(path.parent.iterdir()) == [path]
+    assert len(first.samples) == 150, "what is mapped stays readable"
+    assert first.samples.take(np.array([0])).objects == ["cat/0.jpg"]
+
+
+def test_the_last_manifest_is_opened_without_a_listing(tmp_path):
+    data, cache = folder(tmp_path / "data"), tmp_path / "cache"
+    with pytest.raises(DataNotFound, match="was built yet: list the data first"):
+        len(Dataset(data, cache=cache, relist=False))
+    before = Dataset(data, cache=cache)
+    assert len(before) == 150
+    folder(data, classes=("cow",), per_class=3)
+    again = Dataset(data, cache=cache, relist=False)
+    assert again.digest == before.digest
+    assert again.manifest.found
+    assert len(Dataset(data, cache=cache)) == 153
+    assert len(Dataset(data, cache=cache, relist=False)) == 153
+
+
+def test_parts_of_a_mapped_manifest_are_looked_up_row_by_row(tmp_path):
+    whole = loaded(folder(tmp_path / "data"), tmp_path / "cache").samples
+    mask = np.arange(150) % 3 == 1
+    for rows, places in ((Chosen.where(mask), np.flatnonzero(mask)), (Places(np.array([7, 3, 140])), [7, 3, 140])):
+        part, wanted = PartOfSamples(whole, rows), whole.take(np.asarray(places, np.int64))
+        assert columns(part) == columns(wanted)
+        assert len(part) == len(wanted)
+        assert part.encoded_bytes == wanted.encoded_bytes
+        some = np.array([2, 0])
+        assert columns(part.take(some)) == columns(wanted.take(some))
+        assert part.ids_at(some).tolist() == wanted.ids[some].tolist()
+        assert part.labels_at(some).tolist() == wanted.labels[some].tolist()
+
+
+def _first_names(samples, answers):
+    answers.put(samples.take(np.arange(3)).objects)
+
+
+def test_a_forked_process_reads_what_its_parent_mapped(tmp_path):
+    samples = loaded(folder(tmp_path / "data"), tmp_path / "cache").samples
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+    child = fork.Process(target=_first_names, args=(samples, answers))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert answers.get() == ["cat/0.jpg", "cat/1.jpg", "cat/10.jpg"]
+
+
+def test_texts_are_a_sequence_like_any_other():
+    words = [f"wört {number}" for number in range(9000)]
+    texts = ArrowTexts(pa.array(words))
+    assert isinstance(texts, Texts)
+    assert texts == words
+    assert list(texts) == words
+    assert (texts[0], texts[-1], texts[5:8], texts[::4000]) == (words[0], words[-1], words[5:8], words[::4000])
+    assert taken(texts, np.array([3, 1])) == taken(words, np.array([3, 1])) == [words[3], words[1]]
+    assert words[77] in texts
+    assert pickle.loads(pickle.dumps(texts)) == words
+    assert texts != words[:-1]
+    with pytest.raises(IndexError, match="lies outside"):
+        texts[9000]
+
+
+def test_an_object_of_a_store_is_a_file_to_read(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(range(100)))
+    with StoreFile(open_store(str(tmp_path)), "x", 100) as file:
+        assert file.read(3) == b"\0\1\2"
+        assert file.seek(-2, 2) == 98
+        assert file.read() == b"bc"
+        assert (file.tell(), file.read(5)) == (100, b"")
