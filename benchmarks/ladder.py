@@ -7,18 +7,21 @@ and run one after another, as a plain loop does: eager torch, channels last, the
 together, torch in bfloat16, the fastest engine of up to 16 bits, the ready form instead of JPEG, the fastest engine of
 8 bits. The last ones stream features from a node to a client in another process, where reading, computing and sending
 overlap: with 16 bits and with 8 allowed, by the same engines, which the node's own trial measures anew. `alone` is the
-engine by itself, with nothing to read or decode. The error is that of `benchmarks/engines.py`, and of the node's trial.
+engine by itself, with nothing to read or decode; in each round of the last steps it is measured next to them, and their
+share of it is the median of the rounds' ratios. The error is that of `benchmarks/engines.py`, and of the node's trial.
 Steps take turns in each round; figures are medians. Writes JSON and a table with --out (without suffix).
 
 Where torchvision was built for CUDA and torch was not, `PYTHONPATH=tests/support/torchvision_cpu` lets it be imported.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +44,8 @@ from frostline.stores.objects import open_store
 from frostline.training.networks import load_model
 
 ROWS = 32
+ALONE_S = 2.0
+STREAMED_S = 5.0
 FUSED = ("torch-compiled", "onnxruntime", "openvino")
 STREAMED = {"fp16": "+ prefetch, 16 bits", "int8": "+ prefetch, 8 bits"}
 
@@ -68,7 +73,7 @@ def climbed(name, wanted):
     model = pretrained.model if name == "efficientnet_lite0" else calibrated(pretrained.model, calibration)
     prefix = cut_network(frozen(model, preprocess.shape), preprocess.shape).prefix
     cut = prefix.cuts[-1].number
-    chosen = argparse.Namespace(engines=None, rows=[ROWS], threads=wanted.threads)
+    chosen = argparse.Namespace(engines=wanted.engines, rows=[ROWS], threads=wanted.threads)
     with tempfile.TemporaryDirectory() as kept, tempfile.TemporaryDirectory() as ready:
         engines, found = built(prefix, cut, calibration, chosen, Path(kept))
         engines = {key: engine for key, engine in engines.items() if "why_not" not in found[key[0]]}
@@ -89,10 +94,12 @@ def climbed(name, wanted):
                 if turn:
                     times[step].append(rate)
         rows = [row(step, offer, times[step], alone[offer], errors[offer]) for step, offer, _ in steps]
-        engines.clear()
         by_accuracy = {"fp16": rows[-2]["engine"], "int8": rows[-1]["engine"]}
+        batch = np.resize(pixels, (ROWS, *pixels.shape[1:]))
+        alone = {offer: partial(by_itself, engines[offer, ROWS], batch, cut) for offer in by_accuracy.values()}
+        engines.clear()
         rows += [
-            streamed(model, Dataset(ready), preprocess, wanted, accuracy, engine, alone)
+            streamed(model, Dataset(ready), preprocess, wanted, accuracy, engine, alone[engine])
             for accuracy, engine in by_accuracy.items()
         ]
     for before, one in zip([rows[0], *rows], rows, strict=False):
@@ -149,6 +156,16 @@ def one_after_another(source, engine, cut, count):
     return count / (time.perf_counter() - started)
 
 
+def by_itself(engine, batch, cut):
+    """Images a second of an engine with nothing else to do."""
+    engine.run(batch, cut)
+    runs, started = 0, time.perf_counter()
+    while time.perf_counter() - started < ALONE_S:
+        engine.run(batch, cut)
+        runs += 1
+    return runs * len(batch) / (time.perf_counter() - started)
+
+
 def streamed(model, data, preprocess, wanted, accuracy, engine, alone):
     """A last step: features stream from a node in another process."""
     settings = NodeSettings(
@@ -160,22 +177,25 @@ def streamed(model, data, preprocess, wanted, accuracy, engine, alone):
         start_node((data.url,), settings) as node,
         fl.offload(model, data, preprocess=preprocess, near=node.url, **options) as job,
     ):
-        rates = [epoch(job, wanted.samples * 2, seed) for seed in range(wanted.rounds + 1)][1:]
+        pairs = [(alone(), streaming(job, seed)) for seed in range(wanted.rounds + 1)][1:]
         profile = job.situation.store
-    return row(STREAMED[accuracy], profile.engine, rates, alone[offer_name(profile.engine)], profile.engine_error)
+    rates, shares = [rate for _, rate in pairs], [rate / by_itself for by_itself, rate in pairs]
+    step = row(STREAMED[accuracy], profile.engine, rates, statistics.median(one for one, _ in pairs), None)
+    return step | {"error": profile.engine_error, "share": statistics.median(shares), "shares": shares}
 
 
-def epoch(job, count, seed):
-    """Images a second of one epoch's first samples, after the first batch."""
+def streaming(job, seed):
+    """Images a second of some epochs, after the first batch."""
     done, started = 0, None
-    for batch in job.loader(batch_size=ROWS, shuffle=True, seed=seed, epoch=0):
-        if started is None:
-            started = time.perf_counter()
-            continue
-        done += len(batch.labels)
-        if done >= count:
-            break
-    return done / (time.perf_counter() - started)
+    for epoch in itertools.count():
+        for batch in job.loader(batch_size=ROWS, shuffle=True, seed=seed, epoch=epoch):
+            if started is None:
+                started = time.perf_counter()
+                continue
+            done += len(batch.labels)
+            if time.perf_counter() - started > STREAMED_S:
+                return done / (time.perf_counter() - started)
+    raise AssertionError("there is always another epoch")
 
 
 def row(step, engine, rates, alone, error):
@@ -205,7 +225,7 @@ def table(result):
     ]
     for name, rows in result["networks"].items():
         for one in rows:
-            share = one["images_per_s"] / one["alone"]
+            share = one.get("share", one["images_per_s"] / one["alone"])
             lines.append(
                 f"| {name} | {one['step']} | {one['engine']} | {one['images_per_s']:.1f} | {one['gain']:.2f} | "
                 f"{one['over_eager']:.2f} | {one['alone']:.1f} | {share:.0%} | {one['error']:.1e} |"
@@ -217,6 +237,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--engines", nargs="+", choices=[offer.name for offer in OFFERS], help="all by default")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

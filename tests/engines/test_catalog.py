@@ -185,3 +185,15 @@ def test_a_graph_that_does_not_give_what_it_declares_is_refused(offer):
     cuts = [*prefix.cuts[:-1], replace(prefix.cuts[-1], shapes=((7,),))]
     with pytest.raises(UnsafeArtifact):
         build(offer.name, prefix.graph, cuts, prefix.tensors, cut=len(cuts), calibration=pixels(8))
+
+
+@pytest.mark.skipif(absence("openvino", "cpu") is not None, reason="OpenVINO is not installed")
+def test_features_do_not_depend_on_how_openvino_divides_a_batch():
+    """By how many threads it has, runs are cut in other pieces: what one node keeps, another may use."""
+    prefix, batch = small_prefix(), pixels(32)
+    cut = last(prefix)
+    engines = [built("openvino", prefix, cut, most_rows=32, threads=threads) for threads in (1, 2, 3)]
+    (expected,) = engines[0].run(batch, cut)
+    for engine in engines[1:]:
+        assert (engine.run(batch, cut)[0] == expected).all()
+        assert (engine.run(batch[:24], cut)[0] == expected[:24]).all()

@@ -44,7 +44,7 @@ class Subject:
         pixels: real samples, ``float32[n, ...]``, at least two; every second one is kept apart for the error, so that
             engines that are calibrated are not judged on what they were calibrated with.
         device: in torch's words.
-        rows: batches to try, in order, multiples of eight.
+        rows: batches to try, multiples of eight, the one to keep where they are equally fast first.
         threads: numbers of threads to try; the first is what the node would take.
         folder: for converted files, of this prefix; one folder a cut is made in it.
     """
@@ -198,7 +198,7 @@ def _error(tensors: Arrays, reference: Arrays) -> float:
 
 
 def _fastest(subject: Subject, engine: Engine, trial: Trial, threads: int, clock: Callable[[], float]) -> Trial:
-    """The trial at its best batch; a larger one must gain more than the noise."""
+    """The trial at its best batch; a later one must gain more than the noise."""
     best: Trial | None = None
     for rows in subject.rows:
         seconds = _seconds(engine, subject.batch(rows), trial.cut, clock) / rows

@@ -54,6 +54,10 @@ class Kind(Protocol):
     def begin(self, rows: range) -> Work:
         """Make place for a batch, and say which of its samples must be read."""
 
+    @property
+    def at_a_time(self) -> int:
+        """Samples that one thread reads in turn: one where it waits for a store, which others do meanwhile."""
+
     def sample(self, row: int, out: Slab | None) -> Made:
         """Read one sample. Called from several threads."""
 
@@ -100,18 +104,18 @@ class _Loading:
     rows: range
     memory: Reservation
     work: Work | None = None
-    samples: "Sequence[Future[Made]]" = ()
+    samples: "Sequence[Future[list[Made]]]" = ()
 
     def start(self, kind: Kind, readers: Executor, leash: Leash) -> None:
         work = self.work = kind.begin(self.rows)
-        samples: list[Future[Made]] = []
+        samples: list[Future[list[Made]]] = []
         self.samples = samples
-        for place, row in enumerate(work.wanted):
-            out = None if work.slab is None else work.slab[place]
-            samples.append(leash.submit(readers, kind.sample, row, out))
+        for start in range(0, len(work.wanted), kind.at_a_time):
+            places = range(start, min(start + kind.at_a_time, len(work.wanted)))
+            samples.append(leash.submit(readers, _read, kind, work, places))
 
     def finish(self, kind: Kind) -> FeatureBatch:
-        made = [sample.result() for sample in self.samples]
+        made = [one for some in self.samples for one in some.result()]
         work, self.work, self.samples = self.work, None, ()
         assert work is not None
         batch = kind.finish(work, made)
@@ -124,3 +128,8 @@ class _Loading:
         wait(self.samples)
         self.work, self.samples = None, ()
         self.memory.release()
+
+
+def _read(kind: Kind, work: Work, places: range) -> list[Made]:
+    slab = work.slab
+    return [kind.sample(work.wanted[place], None if slab is None else slab[place]) for place in places]

@@ -16,6 +16,7 @@ from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_needed, scratch_bytes
 from frostline.stores.faces import Buffer, Versioned
+from frostline.stores.mapped import MappedFolder
 
 __all__ = ("Decoding", "SampleReader")
 
@@ -93,6 +94,11 @@ class SampleReader:
             out.fill(0)
             return self.skipped(row, str(error))
         return None
+
+    @property
+    def is_mapped(self) -> bool:
+        """Reading waits for nothing but, at times, a page of a local file."""
+        return isinstance(self._store, MappedFolder)
 
     def is_as_listed(self, row: int) -> bool:
         """Whether the object was, when it was read, in the version that the request names."""

@@ -244,7 +244,9 @@ def trials_of(settings: NodeSettings, room: Room) -> Trials:
     threads = settings.compute_threads
     terms = Terms(
         device=settings.device,
-        rows=tuple(dict.fromkeys((_ROWS, settings.device_batch))),
+        # Each run costs the node something beside the engine, so that few large ones are better than many small ones
+        # that are as fast: ResNet-18 in 8 bits streams 1.3 times as many images a second by 32 as by 8.
+        rows=tuple(dict.fromkeys((settings.device_batch, _ROWS))),
         threads=(threads, threads // 2) if threads >= _MANY_THREADS else (threads,),
         keeps_freed=keeps_freed_memory(),
         most_bytes=settings.memory_bytes,
