@@ -35,7 +35,6 @@ from frostline.datasets.ingest import ingest
 from frostline.engines.allocator import keep_freed_memory
 from frostline.engines.catalog import OFFERS, REFERENCE
 from frostline.engines.hardware import hardware_name
-from frostline.engines.identity import offer_name
 from frostline.models import cut_network
 from frostline.node.process import start_node
 from frostline.preprocess import Applied
