@@ -5,6 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load, save
 
@@ -35,8 +36,8 @@ def assignment_for(folder, network=None, **changes) -> Assignment:
     line = network.frost_line
     plain = Assignment(
         data=data.url,
-        train=train.samples,
-        held_out=held_out.samples,
+        train=train.samples.take(np.arange(len(train))),
+        held_out=held_out.samples.take(np.arange(len(held_out))),
         classes=len(data.classes),
         prefix=digest_of(write_prefix(network.prefix)),
         engine=REFERENCE,
