@@ -10,7 +10,7 @@ from platformdirs import user_cache_path
 
 from frostline.errors import SettingError
 
-__all__ = ("BATCHING", "LoaderSettings", "NodeSettings", "TenantSettings", "cache_folder")
+__all__ = ("BATCHING", "LoaderSettings", "NodeSettings", "TenantSettings", "cache_folder", "environment")
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -199,6 +199,11 @@ class LoaderSettings:
 def cache_folder() -> Path:
     """The user's cache folder for Frostline (``XDG_CACHE_HOME`` where it is set); it may not exist yet."""
     return user_cache_path("frostline")
+
+
+def environment(prefix: str) -> dict[str, str]:
+    """The environment's variables whose names begin so and that hold something; values may be secrets."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix) and value}
 
 
 def _apart(what: str, values: list[str]) -> None:

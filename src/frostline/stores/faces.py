@@ -1,11 +1,31 @@
 """What a store of objects can do: one narrow protocol a capability, and the entry of a listing."""
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-__all__ = ("Buffer", "Entry", "Listable", "ObjectStore", "Readable", "Versioned", "Writable")
+from frostline.errors import StoreError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = (
+    "LABELS",
+    "Batched",
+    "Buffer",
+    "Entry",
+    "Listable",
+    "ObjectStore",
+    "Place",
+    "Readable",
+    "Tabular",
+    "Versioned",
+    "Writable",
+)
 
 Buffer = bytes | memoryview
+
+LABELS = ".frostline/labels"
+"""Name of the entry that stands in the listing of a ``Tabular`` store for all that its rows say beside the data."""
 
 
 class Entry(NamedTuple):
@@ -13,7 +33,7 @@ class Entry(NamedTuple):
 
     Attributes:
         object: its name, relative to the store's root.
-        size: in bytes.
+        size: in bytes; -1 where the store cannot tell without reading the object.
         etag: changes when the object's bytes change; empty where the store has none.
     """
 
@@ -43,6 +63,46 @@ class Versioned(Readable, Protocol):
         """The bytes as ``read`` gives them, and the ``Entry.etag`` that the object has now; empty where it has none.
 
         Raises what ``read`` raises.
+        """
+
+
+class Place(NamedTuple):
+    """Some bytes of an object."""
+
+    object: str
+    offset: int
+    length: int
+
+
+class Batched(Protocol):
+    """A store that has many reads under way at once without a thread for each."""
+
+    def read_many(
+        self, places: Sequence[Place], *, most: int = ...
+    ) -> Iterator[tuple[int, tuple[Buffer, str] | StoreError]]:
+        """What ``Versioned.read_version`` gives for each place, as it comes: in any order, each once.
+
+        Args:
+            places: to read.
+            most: of them under way, or waiting to be taken, at once.
+
+        Returns:
+            Pairs of an index into ``places`` and what was read; what went wrong with one place alone is in its pair.
+
+        Raises:
+            BadRequest: a name leaves the root or cannot be a name.
+            StoreError: the store failed, and not for one place alone.
+        """
+
+
+@runtime_checkable
+class Tabular(Protocol):
+    """A store whose objects are rows of a table, with further columns beside their bytes."""
+
+    def rows(self) -> "pa.Table":
+        """The column ``object`` with the objects' names, and the further columns, in no particular order.
+
+        Raises what ``Listable.list`` raises.
         """
 
 

@@ -1,5 +1,7 @@
-"""Opens a store of objects by its URL: a folder, a bucket of S3, or memory."""
+"""Opens a store of objects by its URL: a folder, a bucket of S3, a table of Cassandra, or memory."""
 
+from frostline.stores.cql import CqlStore
+from frostline.stores.cql_urls import parse_cql
 from frostline.stores.driver import memory_store, s3_store
 from frostline.stores.faces import Buffer, Entry, Listable, ObjectStore, Readable, Writable
 from frostline.stores.folder import FolderStore
@@ -23,13 +25,16 @@ def open_store(url: str) -> ObjectStore:
 
     Args:
         url: ``file:///folder`` or a plain path; ``s3://bucket/prefix``, whose endpoint and credentials come from
-            the usual ``AWS_*`` variables; ``memory://name``, shared by all of a process that use the name.
+            the usual ``AWS_*`` variables; ``memory://name``, shared by all of a process that use the name;
+            ``cql://user@host/keyspace/table``, whose password comes from ``FROSTLINE_CQL_PASSWORD``.
 
     Raises:
         SettingError: the text is no URL that Frostline reads.
     """
     root = parse_url(url)
     match root.scheme:
+        case "cql":
+            return CqlStore(parse_cql(url.partition("://")[2]))
         case "s3":
             return s3_store(normalise_url(url), root.place, root.path)
         case "memory":

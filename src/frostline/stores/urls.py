@@ -6,24 +6,27 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from frostline.errors import BadRequest, SettingError
+from frostline.stores.cql_urls import parse_cql
 
 __all__ = ("Root", "check_name", "is_within", "normalise_url", "parse_url")
 
-_SCHEMES = ("file", "memory", "s3")
+_SCHEMES = ("cql", "file", "memory", "s3")
 
 
 class Root(NamedTuple):
     """A root taken apart.
 
     Attributes:
-        scheme: ``file``, ``memory`` or ``s3``.
-        place: the bucket, the name of the memory, or empty.
+        scheme: ``cql``, ``file``, ``memory`` or ``s3``.
+        place: the bucket, the name of the memory, the servers and the user, or empty.
         path: the absolute folder, or the prefix within the place without slashes at its ends.
+        options: ordered by name.
     """
 
     scheme: str
     place: str
     path: str
+    options: tuple[tuple[str, str], ...] = ()
 
 
 def normalise_url(url_or_path: str) -> str:
@@ -36,6 +39,8 @@ def normalise_url(url_or_path: str) -> str:
         SettingError: the text is no URL that Frostline reads.
     """
     root = parse_url(url_or_path)
+    if root.scheme == "cql":
+        return parse_cql(url_or_path.partition("://")[2]).url
     if root.scheme == "file":
         return "file://" + quote(root.path, errors="surrogateescape")
     return f"{root.scheme}://{root.place}" + (f"/{root.path}" if root.path else "")
@@ -47,7 +52,9 @@ def is_within(url: str, root: str) -> bool:
     Raises:
         SettingError: one of them is no URL that Frostline reads.
     """
-    inner, outer = normalise_url(url), normalise_url(root)
+    if parse_url(url).options != parse_url(root).options:
+        return False
+    inner, outer = normalise_url(url).partition("?")[0], normalise_url(root).partition("?")[0]
     return inner == outer or inner.startswith(outer.rstrip("/") + "/")
 
 
@@ -64,6 +71,9 @@ def parse_url(url_or_path: str) -> Root:
         return Root("file", "", _absolute(url_or_path))
     if scheme not in _SCHEMES:
         raise SettingError(f"Frostline reads folders, {', '.join(f'{one}://' for one in _SCHEMES)}; not {scheme}://")
+    if scheme == "cql":
+        place = parse_cql(rest)
+        return Root(scheme, place.authority, place.path, place.options)
     return _file(rest) if scheme == "file" else _placed(scheme, rest)
 
 

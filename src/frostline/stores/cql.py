@@ -1,0 +1,191 @@
+"""A table of Cassandra or ScyllaDB as a store of objects, over CQL: a row is an object, its key the object's name.
+
+The driver is imported when a store is first used: its threads do not survive a fork, so a process that only forks
+workers must never have started them.
+"""
+
+import hashlib
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from frostline.config import environment
+from frostline.errors import AccessDenied, BadRequest, DataError, ObjectNotFound, SettingError, StoreError
+from frostline.stores.cql_access import CqlAccess
+from frostline.stores.cql_columns import table_of
+from frostline.stores.cql_errors import error_of_cql, translated
+from frostline.stores.cql_tables import key_of
+from frostline.stores.cql_urls import CqlPlace
+from frostline.stores.faces import LABELS, Buffer, Entry, Place
+from frostline.stores.urls import check_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from frostline.stores.cql_link import Link
+
+__all__ = ("CqlStore",)
+
+_OWN = ".frostline/"
+# Answers that wait to be taken are held in memory: this many photographs of 100 kB are 100 MB.
+_IN_FLIGHT = 1024
+
+
+class CqlStore:
+    """A table's rows as objects. Safe for threads; its session is made on first use, by the process that uses it.
+
+    Args:
+        place: which table, and how to reach it.
+
+    Raises:
+        SettingError: the place names a keyspace only.
+    """
+
+    def __init__(self, place: CqlPlace) -> None:
+        if not place.table:
+            raise SettingError(f"{place.url} names a keyspace: a data set is one of its tables, /keyspace/table")
+        self._place = place
+        self._lock = Lock()
+        self._link: Link | None = None
+
+    @property
+    def url(self) -> str:
+        """The canonical URL of the table."""
+        return self._place.url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def read(self, object: str, offset: int, length: int) -> Buffer:
+        """See ``Readable.read``. The whole cell is fetched: CQL knows no ranges."""
+        return self.read_version(object, offset, length)[0]
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """See ``Versioned.read_version``; the version is the microsecond at which the cell was written."""
+        with self._driven(object) as link:
+            rows = link.run(link.read, (key_of(link.shape.key_type, object),))
+        return _part(rows, object, offset, length)
+
+    def read_many(
+        self, places: Sequence[Place], *, most: int = _IN_FLIGHT
+    ) -> Iterator[tuple[int, tuple[Buffer, str] | StoreError]]:
+        """See ``Batched.read_many``."""
+        with self._driven("") as link:
+            flight = link.flight()
+            waiting = iter(enumerate(places))
+            for index, place in waiting:
+                flight.send(index, link.read.bind((key_of(link.shape.key_type, place.object),)))
+                if len(flight) >= most:
+                    break
+            while len(flight):
+                index, answer = flight.receive()
+                for later, place in waiting:
+                    flight.send(later, link.read.bind((key_of(link.shape.key_type, place.object),)))
+                    break
+                yield index, self._answer(places[index], answer)
+
+    def list(self) -> Iterator[Entry]:
+        """See ``Listable.list``; sizes are -1 where no column holds them.
+
+        One more entry, ``LABELS``, stands for labels and further columns of all rows. Only a table of plain objects has
+        none: its keys are texts, and beside the data it has sizes alone.
+        """
+        with self._driven("") as link:
+            for page in link.scan(link.shape.listing):
+                yield from self._entries(page)
+            if not link.shape.is_plain:
+                rows = link.shape.rows
+                yield _entry_of_labels(() if rows is None else link.scan(rows), () if rows is None else rows.columns)
+
+    def rows(self) -> "pa.Table":
+        """See ``Tabular.rows``."""
+        with self._driven("") as link:
+            return table_of(link.shape, () if link.shape.rows is None else link.scan(link.shape.rows))
+
+    def write(self, object: str, data: Buffer) -> None:
+        """See ``Writable.write``. Labels and further columns of the row stay as they are."""
+        if object.startswith(_OWN):
+            raise AccessDenied(f"Frostline keeps nothing of its own in {self.url}")
+        with self._driven(object) as link:
+            key = key_of(link.shape.key_type, object)
+            link.run(link.write, (key, bytes(data), len(data)) if link.shape.has_size else (key, bytes(data)))
+
+    def __getstate__(self) -> dict[str, object]:
+        # A session cannot travel to another process; the next one makes its own.
+        return {"_place": self._place}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_place"])  # type: ignore[misc]
+
+    def _answer(self, place: Place, answer: "Sequence[Any] | Exception") -> tuple[Buffer, str] | StoreError:
+        try:
+            if isinstance(answer, Exception):
+                raise error_of_cql(answer, self.url, place.object) from answer
+            return _part(answer, place.object, place.offset, place.length)
+        except StoreError as error:
+            return error
+
+    def _entries(self, page: Sequence[Any]) -> Iterator[Entry]:
+        for key, *sizes, version in page:
+            if version is not None:
+                size = sizes[0] if sizes and sizes[0] is not None else -1
+                yield Entry(self._name(str(key)), size, str(version))
+
+    def _name(self, key: str) -> str:
+        try:
+            return check_name(key)
+        except BadRequest as error:
+            raise DataError(f"the key {key!a} of {self.url} cannot be a sample's name") from error
+
+    @contextmanager
+    def _driven(self, name: str) -> Iterator["Link"]:
+        if _driven_by() != os.getpid():
+            raise StoreError(
+                f"{self.url} cannot be read here: this process was forked from one that had used such a store; "
+                "start workers with 'spawn' or 'forkserver'"
+            )
+        with translated(self.url, name):
+            yield self._connected()
+
+    def _connected(self) -> "Link":
+        if self._link is None:
+            from frostline.stores.cql_link import Link
+
+            with self._lock:
+                if self._link is None:
+                    link = Link(self._place, CqlAccess.of(environment("FROSTLINE_CQL_")))
+                    # Whoever drops the store need not wait for farewells; the driver says its own at the end.
+                    weakref.finalize(self, Thread(target=link.close, daemon=True).start).atexit = False
+                    self._link = link
+        return self._link
+
+
+def _part(rows: Sequence[Any], name: str, offset: int, length: int) -> tuple[Buffer, str]:
+    if not rows or rows[0][0] is None:
+        raise ObjectNotFound(f"there is no object {name}")
+    data, version = rows[0]
+    if offset + length > len(data):
+        raise ObjectNotFound(f"{name} has {len(data)} bytes and ends before byte {offset + length}: it has changed")
+    whole = not offset and length == len(data)
+    return (data if whole else memoryview(data)[offset : offset + length]), str(version)
+
+
+def _entry_of_labels(pages: Iterable[Sequence[Any]], columns: Sequence[str]) -> Entry:
+    # A sum, because rows come in no particular order.
+    total, count = 0, 0
+    for page in pages:
+        for row in page:
+            total += int.from_bytes(hashlib.blake2b(repr(row).encode(), digest_size=16).digest(), "little")
+            count += 1
+    content = f"{columns}{total}"
+    return Entry(LABELS, count, hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
+
+
+@cache
+def _driven_by() -> int:
+    # The process that started the driver's threads; a forked child remembers its parent here.
+    return os.getpid()

@@ -1,0 +1,125 @@
+"""A session with servers that speak CQL, and what it knows of one data set's tables: statements, keys and ranges."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cassandra.metadata import Murmur3Token, TokenMap
+from cassandra.query import PreparedStatement
+
+from frostline.errors import DataNotFound, nearest
+from frostline.stores.cql_access import CqlAccess
+from frostline.stores.cql_session import Flight, connect
+from frostline.stores.cql_tables import Scan, Shape, Table, shape_of
+from frostline.stores.cql_urls import CqlPlace
+
+__all__ = ("Link",)
+
+_FIRST, _LAST = -(1 << 63), (1 << 63) - 1
+# Rows without their data are small, and an answer is held in memory whole.
+_ROWS_A_PAGE = 5000
+# Enough that the next answer is on its way while one is taken apart.
+_RANGES_AT_ONCE = 16
+
+
+class Link:
+    """A session for one data set. Safe for threads.
+
+    Args:
+        place: which.
+        access: as whom.
+
+    Raises:
+        SettingError: there is no password, or certificates cannot be used.
+        DataNotFound: there is no such table.
+        DataError: its columns cannot be used.
+
+    What the driver raises comes out as it is.
+    """
+
+    def __init__(self, place: CqlPlace, access: CqlAccess) -> None:
+        self._cluster, self._session = connect(place, access)
+        try:
+            self.shape = self._shape(place)
+            # Only now: a keyspace that is not there has its own sentence.
+            self._session.set_keyspace(place.keyspace)
+            self.read = self._prepared(self.shape.read)
+            self.write = self._prepared(self.shape.write)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the session."""
+        self._cluster.shutdown()
+
+    def run(self, statement: PreparedStatement, values: tuple[Any, ...]) -> Sequence[Any]:
+        """The rows of a statement, waited for."""
+        return self._session.execute(statement, values).current_rows or ()
+
+    def flight(self) -> Flight[Any]:
+        """Room for statements under way."""
+        return Flight(self._session)
+
+    def scan(self, scan: Scan) -> Iterator[Sequence[Any]]:
+        """The pages of a whole table, in no particular order: ranges of tokens, each asked of a server that has it."""
+        statement = self._prepared(scan.text)
+        statement.fetch_size = _ROWS_A_PAGE
+        waiting = iter(self._ranges(statement.keyspace))
+        flight: Flight[None] = Flight(self._session)
+        for bounds, near in waiting:
+            flight.send(None, _near(statement.bind(bounds), near))
+            if len(flight) >= _RANGES_AT_ONCE:
+                break
+        while len(flight):
+            _, page = flight.receive_page()
+            if isinstance(page, Exception):
+                raise page
+            if len(flight) < _RANGES_AT_ONCE:
+                for bounds, near in waiting:
+                    flight.send(None, _near(statement.bind(bounds), near))
+                    break
+            yield page
+
+    def _prepared(self, text: str) -> PreparedStatement:
+        statement = self._session.prepare(text)
+        # Reads, and writes that put the same under the same key: each may run again where nobody knows if it did.
+        statement.is_idempotent = True
+        return statement
+
+    def _ranges(self, keyspace: str) -> Iterator[tuple[tuple[int, int], Sequence[Any]]]:
+        known: TokenMap | None = self._cluster.metadata.token_map
+        if known is None or known.token_class is not Murmur3Token:
+            yield (_FIRST, _LAST), ()
+            return
+        # A server has what lies behind the token before its own, up to its own; behind the last one is the first's.
+        ends = [token.value for token in known.ring]
+        for start, end, token in zip([_FIRST, *ends], [*ends, _LAST], [*known.ring, known.ring[0]], strict=True):
+            if start < end:
+                yield (start, end), known.get_replicas(keyspace, token)
+
+    def _shape(self, place: CqlPlace) -> Shape:
+        meta = self._table(place, *place.meta_table) if place.meta else None
+        return shape_of(place, self._table(place, place.keyspace, place.table), meta)
+
+    def _table(self, place: CqlPlace, keyspace: str, name: str) -> Table:
+        keyspaces = self._cluster.metadata.keyspaces
+        if keyspace not in keyspaces:
+            known = nearest(keyspace, keyspaces)
+            raise DataNotFound(f"there is no keyspace {keyspace} on the servers of {place.url}{known}")
+        tables = keyspaces[keyspace].tables
+        if name not in tables:
+            known = nearest(name, tables)
+            raise DataNotFound(f"there is no table {name} in the keyspace {keyspace} for {place.url}{known}")
+        found = tables[name]
+        return Table(
+            keyspace=keyspace,
+            name=name,
+            columns={column.name: str(column.cql_type) for column in found.columns.values()},
+            partition=tuple(column.name for column in found.partition_key),
+            clustering=tuple(column.name for column in found.clustering_key),
+        )
+
+
+def _near(statement: Any, hosts: Sequence[Any]) -> Any:
+    statement.near = hosts
+    return statement

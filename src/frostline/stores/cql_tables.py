@@ -1,0 +1,182 @@
+"""Decides how tables are read as samples: which of their columns count, and the statements. Pure."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from frostline.errors import BadRequest, DataError
+from frostline.stores.cql_urls import CqlPlace
+from frostline.stores.urls import check_name
+
+__all__ = ("TEXTS", "WHOLE", "Scan", "Shape", "Table", "key_of", "shape_of")
+
+TEXTS = ("ascii", "text", "timeuuid", "uuid", "varchar", "inet", "date", "decimal")
+"""Types that become text in a table of samples."""
+WHOLE = ("bigint", "int", "smallint", "tinyint", "varint", "counter")
+"""Types that become whole numbers."""
+_OTHERS = ("boolean", "double", "float", "timestamp")
+
+_BITS = {"bigint": 64, "int": 32}
+_KEYS: dict[str, Callable[[str], object]] = {
+    "ascii": check_name,
+    "text": check_name,
+    "varchar": check_name,
+    "timeuuid": uuid.UUID,
+    "uuid": uuid.UUID,
+    "bigint": int,
+    "int": int,
+    "varint": int,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What the servers say of a table.
+
+    Attributes:
+        keyspace: it is in.
+        name: of it.
+        columns: name and CQL type of each.
+        partition: columns by whose values rows go to servers.
+        clustering: columns that tell rows of one partition apart.
+    """
+
+    keyspace: str
+    name: str
+    columns: Mapping[str, str]
+    partition: tuple[str, ...]
+    clustering: tuple[str, ...]
+
+    @property
+    def full_name(self) -> str:
+        """Keyspace and name, quoted."""
+        return f"{_quoted(self.keyspace)}.{_quoted(self.name)}"
+
+    def require(self, column: str, option: str) -> str:
+        """The column, if it is there.
+
+        Raises:
+            DataError: it is not; the sentence names those that are.
+        """
+        if column not in self.columns:
+            raise DataError(
+                f"the table {self.keyspace}.{self.name} has no column {column!a}, only "
+                f"{', '.join(sorted(self.columns))}: name one with the option {option}"
+            )
+        return column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """A statement that reads a range of a table's tokens, as ``token > ? AND token <= ?``.
+
+    Attributes:
+        text: of the statement.
+        columns: that it gives, in this order: the key, and what else was asked for.
+    """
+
+    text: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How the tables of a data set are read.
+
+    Attributes:
+        key_type: CQL type of the key.
+        is_plain: rows are named as objects are, and say nothing more.
+        read: gives data and its version by key.
+        write: puts data, and its size where there is a column for it, by key.
+        has_size: there is one.
+        listing: scan of keys, versions and sizes.
+        rows: scan of keys, labels and further columns, None where there are none.
+        types: CQL types of the columns of ``rows``, by name.
+    """
+
+    key_type: str
+    is_plain: bool
+    read: str
+    write: str
+    has_size: bool
+    listing: Scan
+    rows: Scan | None
+    types: Mapping[str, str]
+
+
+def shape_of(place: CqlPlace, data: Table, meta: Table | None) -> Shape:
+    """How to read a table of samples, and the one that is beside it.
+
+    Raises:
+        DataError: a column is missing, is of a type that cannot be used, or a key is not enough to find a row.
+    """
+    key = data.require(place.id, "id")
+    blob = data.require(place.data, "data")
+    if data.partition != (key,) or data.clustering:
+        raise DataError(f"rows of {data.keyspace}.{data.name} are not found by {key} alone: it must be the primary key")
+    if data.columns[key] not in _KEYS:
+        raise DataError(
+            f"the key {key} of {data.keyspace}.{data.name} is {data.columns[key]}, not one of {', '.join(_KEYS)}"
+        )
+    if data.columns[blob] != "blob":
+        raise DataError(f"the column {blob} of {data.keyspace}.{data.name} is {data.columns[blob]}, not a blob")
+    has_size = data.columns.get(place.size) in WHOLE
+    names, sizes = ([blob, place.size], [place.size]) if has_size else ([blob], [])
+    beside, link = (data, key) if meta is None else (meta, meta.require(place.meta_id or key, "meta_id"))
+    known = {link, *(sizes if meta is None else ())}
+    further = [
+        name for name, kind in beside.columns.items() if name not in known and kind in (*TEXTS, *WHOLE, *_OTHERS)
+    ]
+    rows = _scan(beside, [link, *sorted(further)]) if further else None
+    return Shape(
+        key_type=data.columns[key],
+        is_plain=has_size and not further and _KEYS[data.columns[key]] is check_name,
+        read=_reading(data, key, blob),
+        write=_writing(data, [key, *names]),
+        has_size=has_size,
+        listing=_scan(data, [key, *sizes], version_of=blob),
+        rows=rows,
+        types=dict(beside.columns),
+    )
+
+
+def key_of(kind: str, name: str) -> object:
+    """The key of the object of that name, of a CQL type.
+
+    Raises:
+        BadRequest: it cannot be one.
+    """
+    try:
+        key = _KEYS[kind](name)
+    except ValueError as error:
+        raise BadRequest(f"{name!a} is no key: the table's keys are {kind}") from error
+    if str(key) != name:
+        raise BadRequest(f"{name!a} is no key: the table has {str(key)!a}")
+    if isinstance(key, int) and kind in _BITS and not -(1 << _BITS[kind] - 1) <= key < 1 << _BITS[kind] - 1:
+        raise BadRequest(f"{name} is no key: the table's keys are {kind}, of {_BITS[kind]} bits")
+    return key
+
+
+# Only quoted names get into the statements, and values only as what is bound to their question marks.
+
+
+def _reading(table: Table, key: str, blob: str) -> str:
+    what = f"{_quoted(blob)}, writetime({_quoted(blob)})"
+    return f"SELECT {what} FROM {table.full_name} WHERE {_quoted(key)} = ?"  # noqa: S608
+
+
+def _writing(table: Table, columns: list[str]) -> str:
+    names, marks = ", ".join(map(_quoted, columns)), ", ".join("?" for _ in columns)
+    return f"INSERT INTO {table.full_name} ({names}) VALUES ({marks})"  # noqa: S608
+
+
+def _scan(table: Table, columns: list[str], *, version_of: str = "") -> Scan:
+    wanted = ", ".join([*map(_quoted, columns), *([f"writetime({_quoted(version_of)})"] if version_of else [])])
+    token = f"token({', '.join(map(_quoted, table.partition))})"
+    text = f"SELECT {wanted} FROM {table.full_name} WHERE {token} > ? AND {token} <= ?"  # noqa: S608
+    return Scan(text=text, columns=tuple(columns))
+
+
+def _quoted(name: str) -> str:
+    # Names of a URL were checked and hold no quotation mark; those that servers tell may.
+    return '"' + name.replace('"', '""') + '"'
