@@ -5,6 +5,7 @@ import uuid
 import pytest
 
 from frostline.datasets.forms.folders import ClassFolders
+from frostline.datasets.forms.parquet import Parquet
 from frostline.datasets.forms.webdataset import WebDataset
 from frostline.stores.objects import open_store
 from frostline.testing.forms import FormTests
@@ -39,3 +40,11 @@ class TestWebDataset(Stores):
 
     def put(self, store, examples, part=0):
         forms.put_webdataset(store, examples, part)
+
+
+class TestParquet(Stores):
+    form = Parquet()
+    looks_at_ends = True
+
+    def put(self, store, examples, part=0):
+        forms.put_parquet(store, examples, part)

@@ -169,6 +169,7 @@ def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same
     fetcher = Fetcher(
         transport=transport,
         url=images.as_uri(),
+        reading="objects",
         preprocess=preprocess(),
         shipment=Shipment(digest=DIGEST, artifact=ARTIFACT),
         trainer_side=TrainerSide(cuts=NETWORK.cuts),

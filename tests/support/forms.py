@@ -4,6 +4,9 @@ import io
 import json
 import tarfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 
 def tar_of(files, fmt=tarfile.PAX_FORMAT):
     """A tar of named contents."""
@@ -32,3 +35,22 @@ def put_folders(store, examples, part=0, *, suffix="jpg"):
 
 def put_webdataset(store, examples, part=0, **options):
     store.write(f"shards/train-{part:06}.tar", tar_of(webdataset_files(examples, **options)))
+
+
+def parquet_of(examples, *, nested=True, names=None, group=5, **options):
+    """A Parquet file as Hugging Face writes them; with names of classes labels are numbers, else texts."""
+    images = [{"bytes": one.data, "path": f"{one.key}.jpg"} if nested else one.data for one in examples]
+    labels = [one.label if names is None else names.index(one.label) for one in examples]
+    features = {"image": {"_type": "Image"}}
+    if names is not None:
+        features["label"] = {"_type": "ClassLabel", "names": list(names)}
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()}) if nested else pa.binary()
+    columns = {"image": pa.array(images, kind), "label": pa.array(labels), "key": [one.key for one in examples]}
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns).replace_schema_metadata(about), out, row_group_size=group, **options)
+    return out.getvalue()
+
+
+def put_parquet(store, examples, part=0, **options):
+    store.write(f"data/train-{part:05}.parquet", parquet_of(examples, **options))

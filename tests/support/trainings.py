@@ -36,6 +36,7 @@ def assignment_for(folder, network=None, **changes) -> Assignment:
     line = network.frost_line
     plain = Assignment(
         data=data.url,
+        reading=data.reading,
         train=train.samples.take(np.arange(len(train))),
         held_out=held_out.samples.take(np.arange(len(held_out))),
         classes=len(data.classes),

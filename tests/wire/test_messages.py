@@ -51,3 +51,16 @@ def test_a_view_comes_again_or_it_does_not(recurs):
     value["view"]["recurs"] = recurs
     with pytest.raises(BadRequest, match=r"view\.recurs"):
         FeatureRequest.from_json(value)
+
+
+def test_the_reading_travels_and_is_objects_where_an_older_client_names_none():
+    assert FeatureRequest.from_json(message(reading="cells").to_json()).reading == "cells"
+    value = message().to_json()
+    del value["reading"]
+    assert FeatureRequest.from_json(value).reading == "objects"
+
+
+@pytest.mark.parametrize("reading", ["pickles", "", None, 1, ["cells"]])
+def test_an_unknown_reading_is_refused_naming_it(reading):
+    with pytest.raises(BadRequest, match="reading"):
+        FeatureRequest.from_json({**message().to_json(), "reading": reading})

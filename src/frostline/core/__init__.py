@@ -2,7 +2,7 @@
 
 from frostline.core.features import FeatureBatch, Packed, Skipped
 from frostline.core.graph import Cut, Dim, Graph, Node, Ref, TensorSpec, Token
-from frostline.core.readings import CELLS, OBJECTS, READINGS, URLS
+from frostline.core.readings import CELLS, OBJECTS, READINGS, URLS, read_as
 from frostline.core.routes import EXACT, REFERENCE, Route
 from frostline.core.samples import Samples, SampleTable, View
 
@@ -27,4 +27,5 @@ __all__ = (
     "TensorSpec",
     "Token",
     "View",
+    "read_as",
 )

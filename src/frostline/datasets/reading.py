@@ -1,28 +1,46 @@
 """Opens what a sample's address is read from: the one function that knows the readings."""
 
-from frostline.core import OBJECTS
+from frostline.core import CELLS, OBJECTS
+from frostline.datasets.cells import Cell, CellCache, CellReader
 from frostline.errors import BadRequest
 from frostline.stores.faces import Versioned
 from frostline.stores.folder import FolderStore
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import open_store
+from frostline.stores.urls import check_name
 
-__all__ = ("open_samples",)
+__all__ = ("check_object", "open_samples")
 
 
-def open_samples(url: str, reading: str = OBJECTS, *, mapped: bool = False) -> Versioned:
+def open_samples(
+    url: str, reading: str = OBJECTS, *, mapped: bool = False, cells: CellCache | None = None
+) -> Versioned:
     """What gives the bytes at the addresses of a data set's samples.
 
     Args:
         url: of its root.
         reading: how the bytes are found: one of ``core.READINGS``.
         mapped: from memory maps, where that is a local folder and the objects are sealed.
+        cells: where decoded columns are kept, if cells are read; by default a cache of its own.
 
     Raises:
         BadRequest: there is no such reading.
         SettingError: the URL is none that Frostline reads.
     """
-    if reading != OBJECTS:
-        raise BadRequest(f"reading: there is no {reading[:50]!r}")
     store = open_store(url)
-    return MappedFolder(store) if mapped and isinstance(store, FolderStore) else store
+    match reading:
+        case _ if reading == OBJECTS:
+            return MappedFolder(store) if mapped and isinstance(store, FolderStore) else store
+        case _ if reading == CELLS:
+            return CellReader(store, cells or CellCache(), store.url)
+        case _:
+            raise BadRequest(f"reading: there is no {reading[:50]!r}")
+
+
+def check_object(object: str, reading: str) -> None:
+    """Do nothing if the name of a sample's object makes sense in a reading, and stays within the data.
+
+    Raises:
+        BadRequest: it does not.
+    """
+    check_name(Cell.parse(object).file if reading == CELLS else object)

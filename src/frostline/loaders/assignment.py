@@ -22,7 +22,7 @@ from frostline.wire.recipes import Recipe
 
 __all__ = ("Assignment", "read_assignment", "write_assignment")
 
-_FORMAT = 1
+_FORMAT = 2
 _KEY = "frostline.training"
 _HEAD, _TRAIN, _HELD_OUT = "head.", "train.", "held_out."
 _TEXTS = ("objects", "versions")
@@ -35,6 +35,7 @@ class Assignment:
 
     Attributes:
         data: URL of the data set's root, which the node must serve.
+        reading: how the bytes at its samples' addresses are found.
         train: the samples, with labels from 0 to below ``classes``.
         held_out: samples to score after each epoch; may be empty.
         classes: how many scores the head gives.
@@ -51,6 +52,7 @@ class Assignment:
     """
 
     data: str
+    reading: str
     train: Samples
     held_out: Samples
     classes: int
@@ -84,6 +86,7 @@ def write_assignment(assignment: Assignment) -> bytes:
     about = {
         "format": _FORMAT,
         "data": assignment.data,
+        "reading": assignment.reading,
         "classes": assignment.classes,
         "prefix": assignment.prefix,
         "engine": assignment.engine,
@@ -122,6 +125,7 @@ def _read(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Assignment
         raise UnsafeArtifact(f"this training is of format {about['format']}; this node reads format {_FORMAT}")
     return Assignment(
         data=text(about["data"]),
+        reading=text(about["reading"]),
         train=_samples(_part(tensors, _TRAIN)),
         held_out=_samples(_part(tensors, _HELD_OUT)),
         classes=integer(about["classes"]),

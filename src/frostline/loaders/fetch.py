@@ -35,6 +35,7 @@ class Fetcher:
     Attributes:
         transport: to the node.
         url: of the data set's root.
+        reading: how the bytes at its samples' addresses are found.
         preprocess: declared once for both sides.
         shipment: the prefix; None where there is no model.
         trainer_side: computes the rest of the frozen part.
@@ -46,6 +47,7 @@ class Fetcher:
 
     transport: Transport
     url: str
+    reading: str
     preprocess: Preprocess
     shipment: Shipment | None
     trainer_side: TrainerSide
@@ -62,6 +64,7 @@ class Fetcher:
         """The message that asks for them."""
         return FeatureRequest(
             data=self.url,
+            reading=self.reading,
             samples=samples,
             prefix=self.shipment.digest if self.shipment is not None and route.cut > 1 else None,
             cut=route.cut,

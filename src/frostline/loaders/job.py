@@ -217,6 +217,7 @@ class Job:
             )
         assignment = Assignment(
             data=self._data.url,
+            reading=self._data.reading,
             train=_all_of(data),
             held_out=data.samples.take(np.zeros(0, np.int64)) if held is None else _all_of(held),
             classes=len(self._data.classes),

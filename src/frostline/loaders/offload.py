@@ -16,7 +16,7 @@ from frostline.client.local import LocalTransport
 from frostline.client.spread import SpreadTransport
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.core import EXACT, REFERENCE, FeatureBatch, Route
+from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, read_as
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event, Observer, PhaseStarted
@@ -207,7 +207,7 @@ def _keeper(scene: Scene, situation: Situation | None, stack: ExitStack) -> Keep
     if settings.cache_folder is not None:
         store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
     scope = Scope(
-        data=scene.data.url,
+        data=read_as(scene.data.url, scene.data.reading),
         prefix="" if scene.shipment is None else scene.shipment.digest,
         cut=frost_line.number,
         preprocess="",
@@ -254,6 +254,7 @@ def _fetcher(
     return Fetcher(
         transport=scene.transport,
         url=scene.data.url,
+        reading=scene.data.reading,
         preprocess=scene.preprocess,
         shipment=scene.shipment,
         trainer_side=TrainerSide(

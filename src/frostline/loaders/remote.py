@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from frostline.cache import Scope
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch, Route, Samples
+from frostline.core import FeatureBatch, Route, Samples, read_as
 from frostline.events import Event, Observer
 from frostline.loaders.assignment import Assignment
 from frostline.loaders.fetch import Fetcher, Shipment
@@ -42,7 +42,7 @@ class Remote:
             bytes_per_sample=assignment.bytes_per_sample,
         )
         scope = Scope(
-            data=assignment.data,
+            data=read_as(assignment.data, assignment.reading),
             prefix=assignment.prefix,
             cut=assignment.cut,
             preprocess="",
@@ -94,6 +94,7 @@ class Remote:
         return Fetcher(
             transport=self._transport,
             url=self._assignment.data,
+            reading=self._assignment.reading,
             preprocess=preprocess,
             # The node keeps the prefix for as long as the training runs: it is never uploaded again.
             shipment=Shipment(digest=self._assignment.prefix, artifact=b""),

@@ -155,6 +155,7 @@ def _profile_node(scene: Scene) -> tuple[Profile | None, str | None]:
 def _request(scene: Scene, samples: Samples, *, cut: int) -> FeatureRequest:
     return FeatureRequest(
         data=scene.data.url,
+        reading=scene.data.reading,
         samples=samples,
         prefix=scene.shipment.digest if scene.shipment is not None and cut > 1 else None,
         cut=cut,

@@ -13,7 +13,7 @@ from frostline.cache import DiskStatistics, FeatureStore, RowLayout, Scope, Shar
 from frostline.cache.disk import Keys
 from frostline.cache.rows import Tensors
 from frostline.config import NodeSettings
-from frostline.core import Samples
+from frostline.core import Samples, read_as
 from frostline.engines.hardware import hardware_name
 from frostline.errors import SettingError
 from frostline.node.statistics import Counters
@@ -147,7 +147,7 @@ class NodeCache:
             return None
         shapes, dtypes = crossing or ((preprocess.shape,), ("float32",))
         scope = Scope(
-            data=normalise_url(request.data),
+            data=read_as(normalise_url(request.data), request.reading),
             prefix=request.prefix or "",
             cut=request.cut,
             preprocess=preprocess.digest,

@@ -9,7 +9,7 @@ from typing import Self
 
 from frostline.batching import ANYBODY, Budget, Claim, FairShares
 
-__all__ = ("Abandoned", "Lane", "Pool", "PoolStatistics", "Reservation", "Shares")
+__all__ = ("Abandoned", "Lane", "Pool", "PoolStatistics", "Reservation", "Shares", "cells_bytes")
 
 
 class Abandoned(Exception):
@@ -39,7 +39,7 @@ class Shares:
 
     @classmethod
     def of(cls, memory_bytes: int) -> "Shares":
-        """Sixteenths: one, three, two, three, two; five are left to the allocator.
+        """Sixteenths: one, three, two, three, two; one for decoded Parquet columns, four are left to the allocator.
 
         Blocks that were freed between others that are in use still take memory. A node under a load of everything
         at once took up to 1.46 times what was reserved (``tests/node/test_node_memory.py`` with 400 MiB, ten runs).
@@ -50,6 +50,11 @@ class Shares:
     def pools(self, turns: FairShares | None = None) -> "dict[str, Pool]":
         """An empty pool for each share, by its name; for work by the tenants' turns where those are given."""
         return {name: Pool(nbytes, turns if name == "work" else None) for name, nbytes in asdict(self).items()}
+
+
+def cells_bytes(memory_bytes: int) -> int:
+    """Of a node's budget, what decoded columns of Parquet files may take: who waits for it holds none of it."""
+    return memory_bytes // 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

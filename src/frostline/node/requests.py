@@ -5,14 +5,13 @@ from collections import OrderedDict
 
 import numpy as np
 
-from frostline.core import Samples
+from frostline.core import OBJECTS, Samples
+from frostline.datasets.cells import CELLS_BYTES, CellCache
+from frostline.datasets.reading import check_object, open_samples
 from frostline.errors import BadRequest, SettingError
 from frostline.preprocess import Preprocess
 from frostline.stores.faces import Versioned
-from frostline.stores.folder import FolderStore
-from frostline.stores.mapped import MappedFolder
-from frostline.stores.objects import is_within, normalise_url, open_store
-from frostline.stores.urls import check_name
+from frostline.stores.objects import is_within, normalise_url
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Stores", "checked_preprocess")
@@ -26,15 +25,17 @@ class Stores:
 
     Args:
         roots: URLs under which data is served.
+        cells_bytes: of decoded columns that are kept at once.
 
     Raises:
         SettingError: One of them is no URL that Frostline reads.
     """
 
-    def __init__(self, roots: tuple[str, ...]) -> None:
+    def __init__(self, roots: tuple[str, ...], cells_bytes: int = CELLS_BYTES) -> None:
         self._roots = tuple(normalise_url(root) for root in roots)
         self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[str, bool], Versioned] = OrderedDict()
+        self._cells = CellCache(cells_bytes)
+        self._open: OrderedDict[tuple[str, str, bool], Versioned] = OrderedDict()
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -45,12 +46,15 @@ class Stores:
         """The canonical URLs of what somebody may read who is allowed those; None is all."""
         return self._roots if roots is None else tuple(normalise_url(root) for root in roots)
 
-    def store(self, data: str, allowed: tuple[str, ...] | None = None, *, mapped: bool = False) -> Versioned:
-        """The store of a data set.
+    def store(
+        self, data: str, allowed: tuple[str, ...] | None = None, *, reading: str = OBJECTS, mapped: bool = False
+    ) -> Versioned:
+        """What gives the samples of a data set.
 
         Args:
             data: URL of its root.
             allowed: roots under which its asker may read; None is all.
+            reading: how the bytes at their addresses are found.
             mapped: read its objects from memory maps, where it is a local folder and they are sealed.
 
         Raises:
@@ -65,10 +69,10 @@ class Stores:
         is_served = any(is_within(url, root) for root in self._roots)
         if "://" not in data or not is_served or not any(is_within(url, root) for root in roots):
             raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
-        key = (url, mapped)
+        key = (url, reading, mapped)
         with self._lock:
             if key not in self._open:
-                self._open[key] = _opened(url, mapped=mapped)
+                self._open[key] = open_samples(url, reading, mapped=mapped, cells=self._cells)
             self._open.move_to_end(key)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
@@ -81,7 +85,7 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     Raises:
         BadRequest: They do not; the message names the field.
     """
-    _check_samples(request.samples)
+    _check_samples(request.samples, request.reading)
     preprocess = Preprocess.from_json(request.preprocess)
     if request.cut > 0 and preprocess.is_random and request.view is None:
         raise BadRequest("view: random preprocessing needs one, with seed and epoch")
@@ -90,13 +94,8 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     return preprocess
 
 
-def _opened(url: str, *, mapped: bool) -> Versioned:
-    store = open_store(url)
-    return MappedFolder(store) if mapped and isinstance(store, FolderStore) else store
-
-
-def _check_samples(samples: Samples) -> None:
+def _check_samples(samples: Samples, reading: str) -> None:
     if len(np.unique(samples.ids)) != len(samples):
         raise BadRequest("samples.ids: an id stands there twice")
     for name in samples.objects:
-        check_name(name)
+        check_object(name, reading)

@@ -78,7 +78,7 @@ class SampleReader:
         """The sample as it is stored; the caller has reserved its declared length."""
         try:
             return self._read(row)
-        except ObjectNotFound as error:
+        except (ObjectNotFound, SampleError) as error:
             return self.skipped(row, str(error))
 
     def pixels_into(self, row: int, out: npt.NDArray[np.float32]) -> Skipped | None:

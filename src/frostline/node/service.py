@@ -23,6 +23,7 @@ from frostline.node.answers import Answer, Ending
 from frostline.node.cached import NodeCache
 from frostline.node.kinds import Decoded, Encoded
 from frostline.node.leash import Leash
+from frostline.node.memory import cells_bytes
 from frostline.node.packing import Packing
 from frostline.node.pipeline import Kind, batches
 from frostline.node.prefixes import Prefixes, Resident
@@ -66,7 +67,7 @@ class Node:
 
     def __init__(self, settings: NodeSettings, roots: tuple[str, ...]) -> None:
         self._settings = settings
-        self._stores = Stores(roots)
+        self._stores = Stores(roots, cells_bytes(settings.memory_bytes))
         self._sharing = Sharing(settings)
         self._pools = self._sharing.pools
         run_bytes = int(self._pools["device"].total_bytes / HEADROOM)
@@ -246,7 +247,7 @@ class Node:
     ) -> SampleReader:
         decoding = Decoding(memory=self._pools["decode"], turns=self._decoders, counters=counters)
         mapped = preprocess.stored is not None
-        store = self._stores.store(request.data, account.settings.roots, mapped=mapped)
+        store = self._stores.store(request.data, account.settings.roots, reading=request.reading, mapped=mapped)
         return SampleReader(store, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def _resident(

@@ -62,6 +62,8 @@ class FormTests:
 
     form: Form
     """The form under test."""
+    looks_at_ends: bool = False
+    """It looks at the ends of objects that did not change; say so where that is all."""
 
     def put(self, store: ObjectStore, examples: Sequence[Example], part: int = 0) -> None:
         """Write samples in this form, in one step.
@@ -145,7 +147,7 @@ class FormTests:
         counting = _Counting(store)
         assert self.form.read(counting, list(store.list()), before).table.equals(before.table)
         # Where a form has a table of its own, that is all that may be read.
-        assert counting.objects_read <= {before.kept_at}
+        assert self.looks_at_ends or counting.objects_read <= {before.kept_at}
         self.put(store, ODD_EXAMPLES, part=1)
         both = self.read(store, before)
         assert both.table.equals(self.read(store).table)

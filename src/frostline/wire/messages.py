@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from frostline.core import EXACT, REFERENCE, Samples, View
+from frostline.core import EXACT, OBJECTS, READINGS, REFERENCE, Samples, View
 from frostline.errors import BadRequest, SettingError
 from frostline.wire.codecs import CODECS, Codec
 from frostline.wire.codecs.names import offered_precisions
@@ -30,6 +30,7 @@ class FeatureRequest:
         tolerance: the largest relative error that a lossy codec may make in a batch, which is packed without loss
             where it would make more; None takes any.
         engine: what runs the prefix; of no account without one.
+        reading: how the bytes at the samples' addresses are found: one of ``core.READINGS``.
     """
 
     data: str
@@ -41,8 +42,11 @@ class FeatureRequest:
     codec: str = EXACT
     tolerance: float | None = None
     engine: str = REFERENCE
+    reading: str = OBJECTS
 
     def __post_init__(self) -> None:
+        if self.reading not in READINGS:
+            raise BadRequest(f"reading must be {', '.join(READINGS[:-1])} or {READINGS[-1]}")
         if not _ENGINE.fullmatch(self.engine):
             raise BadRequest("engine must be a name in small letters, digits and dashes, and may have @ and a digest")
         try:
@@ -72,6 +76,7 @@ class FeatureRequest:
             "codec": self.codec,
             "tolerance": self.tolerance,
             "engine": self.engine,
+            "reading": self.reading,
         }
 
     @classmethod
@@ -91,6 +96,7 @@ class FeatureRequest:
             codec=_text(body.get("codec", EXACT), "codec"),
             tolerance=None if tolerance is None else _number(tolerance, "tolerance"),
             engine=_text(body.get("engine", REFERENCE), "engine"),
+            reading=_text(body.get("reading", OBJECTS), "reading"),
         )
 
 

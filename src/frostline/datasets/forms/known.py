@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from frostline.datasets.forms.faces import Form
 from frostline.datasets.forms.folders import ClassFolders
+from frostline.datasets.forms.parquet import Parquet
 from frostline.datasets.forms.ready_form import ReadyForm
 from frostline.datasets.forms.webdataset import WebDataset
 from frostline.errors import SettingError, nearest
@@ -11,7 +12,7 @@ from frostline.stores.faces import Entry
 
 __all__ = ("FORMS", "form_named", "form_of")
 
-FORMS: tuple[Form, ...] = (ReadyForm(), ClassFolders(), WebDataset())
+FORMS: tuple[Form, ...] = (ReadyForm(), ClassFolders(), WebDataset(), Parquet())
 """In the order in which they are asked."""
 
 # Says what it found nothing of, where no form claims a listing.

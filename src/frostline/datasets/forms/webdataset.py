@@ -6,26 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of, is_hidden
+from frostline.datasets.forms.faces import Listed, digest_of, is_hidden
 from frostline.datasets.forms.folders import IMAGE_SUFFIXES
-from frostline.datasets.forms.labels import classified, said_by
+from frostline.datasets.forms.labels import LABEL_FIELDS, classified, said_by
 from frostline.datasets.forms.metadata import columns_of, joined
+from frostline.datasets.forms.tables import SAID, Parts, finished, known_parts
 from frostline.datasets.forms.tar_index import Member, members
-from frostline.datasets.ids import stable_ids
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.faces import Entry, ObjectStore, Versioned
 
-__all__ = ("LABEL_FIELDS", "WebDataset", "samples_of")
-
-LABEL_FIELDS = ("label", "cls", "class", "class_name")
-"""Fields of a sample's JSON that say its label, the first that is there."""
+__all__ = ("WebDataset", "samples_of")
 
 _RULE = "frostline webdataset 1"
-_SAID = "said"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 
@@ -70,13 +64,13 @@ class WebDataset:
         shards = sorted(filter(_is_shard, entries))
         if not shards:
             raise EmptyDataset(f"{store.url} holds no WebDataset shards (such as train-000000.tar)")
-        known = {} if before is None else _known(before)
+        known = known_parts(before)
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
             table = joined(list(threads.map(partial(_table, store, known), shards)))
         if not len(table):
             raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images: see what they are packed with")
-        labels, classes = classified(table[_SAID].to_pylist())
-        return Listed(table=_finished(table, labels), classes=classes, digest=self.digest(entries))
+        labels, classes = classified(table[SAID].to_pylist())
+        return Listed(table=finished(table, labels), classes=classes, digest=self.digest(entries))
 
 
 def samples_of(shard: str, found: Iterable[Member]) -> list[Packed]:
@@ -130,7 +124,7 @@ def _split(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{key}", kind.lower()
 
 
-def _table(store: Versioned, known: dict[tuple[str, str], pa.Table], shard: Entry) -> pa.Table:
+def _table(store: Versioned, known: Parts, shard: Entry) -> pa.Table:
     if shard.etag and (shard.object, shard.etag) in known:
         return known[shard.object, shard.etag]
     samples = samples_of(shard.object, members(store, shard, (".cls", ".json")))
@@ -141,27 +135,10 @@ def _table(store: Versioned, known: dict[tuple[str, str], pa.Table], shard: Entr
             "offset": pa.array([one.offset for one in samples], pa.int64()),
             "length": pa.array([one.length for one in samples], pa.int64()),
             "etag": pa.array([shard.etag] * len(samples), pa.string()),
-            _SAID: pa.array([one.said for one in samples], pa.string()),
+            SAID: pa.array([one.said for one in samples], pa.string()),
             **columns_of([one.about for one in samples]),
         }
     )
-
-
-def _finished(table: pa.Table, labels: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
-    ids = stable_ids(table["name"].to_pylist())
-    about = [name for name in table.schema.names if name not in COLUMNS.names and name != _SAID]
-    table = table.append_column("id", pa.array(ids)).append_column("label", pa.array(labels))
-    return table.select([*COLUMNS.names, *about])
-
-
-def _known(before: Listed) -> dict[tuple[str, str], pa.Table]:
-    """The rows of each shard as ``_table`` made them, by name and version."""
-    said = pa.array([None if label < 0 else before.classes[label] for label in before.table["label"].to_pylist()])
-    table = before.table.append_column(_SAID, said.cast(pa.string())).drop_columns(["id", "label"])
-    runs = pc.run_end_encode(table["object"].combine_chunks().cast(pa.string()))
-    ends = runs.run_ends.to_pylist()
-    parts = [table.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]
-    return {(part["object"][0].as_py(), part["etag"][0].as_py()): part for part in parts}
 
 
 def _is_shard(entry: Entry) -> bool:

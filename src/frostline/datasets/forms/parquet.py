@@ -1,0 +1,135 @@
+"""Parquet files with a column of images, as Hugging Face keeps data sets: samples are cells, read in place."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from frostline.core import CELLS
+from frostline.datasets.cells import Cell, cells_of
+from frostline.datasets.forms.faces import Listed, digest_of, is_hidden
+from frostline.datasets.forms.labels import classified
+from frostline.datasets.forms.metadata import column_name, joined
+from frostline.datasets.forms.parquet_schema import Columns, columns_of_schema
+from frostline.datasets.forms.tables import SAID, Parts, finished, known_parts
+from frostline.datasets.parquet_file import leaf, opened
+from frostline.errors import DataError, EmptyDataset
+from frostline.stores.faces import Entry, ObjectStore, Versioned
+
+__all__ = ("Parquet", "is_parquet")
+
+_RULE = "frostline parquet 1"
+# Files read at once: each holds a row group of images while their sizes are looked at.
+_THREADS = 4
+
+
+class _File(NamedTuple):
+    table: pa.Table
+    classes: tuple[str, ...]
+
+
+class Parquet:
+    """Files with images as ``struct{bytes, path}`` or plain binary, and a label as a number or a name.
+
+    What the schema's ``huggingface`` metadata says of columns and classes holds. Parquet tells the size of no cell but
+    with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
+    change only the end is read again. Scalar columns become metadata.
+    """
+
+    name = "parquet"
+
+    def claims(self, entries: Sequence[Entry]) -> bool:
+        """See ``Form.claims``: one Parquet file is enough."""
+        return any(map(is_parquet, entries))
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """See ``Form.digest``."""
+        return digest_of(_RULE, filter(is_parquet, entries))
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+        """See ``Form.read``."""
+        found = sorted(filter(is_parquet, entries))
+        if not found:
+            raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
+        known = known_parts(before, cells_of)
+        with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
+            files = list(threads.map(partial(_read, store, known), found))
+        table = joined([file.table for file in files])
+        if not len(table):
+            raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds an image")
+        names = {file.classes for file in files if file.classes}
+        labels, classes = classified(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
+        return Listed(table=finished(table, labels), classes=classes, digest=self.digest(entries), reading=CELLS)
+
+
+def is_parquet(entry: Entry) -> bool:
+    """Whether an object is a Parquet file by its name, and not hidden."""
+    return entry.object.lower().endswith(".parquet") and not is_hidden(entry.object)
+
+
+def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
+    with opened(store, entry.object, entry.size) as (parquet, source):
+        columns = columns_of_schema(parquet.schema_arrow)
+        if columns is None:
+            raise DataError(
+                f"{entry.object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
+                f"its columns are {', '.join(parquet.schema_arrow.names)[:200]}"
+            )
+        if entry.etag and (entry.object, entry.etag) in known:
+            return _File(known[entry.object, entry.etag], columns.classes)
+        table = _table(parquet, entry, columns)
+    if entry.etag and source.version != entry.etag:
+        raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
+    return _File(table, columns.classes)
+
+
+def _table(parquet: pq.ParquetFile, entry: Entry, columns: Columns) -> pa.Table:
+    groups = range(parquet.num_row_groups)
+    lengths = pa.chunked_array([_lengths(parquet, group, columns.image) for group in groups], pa.int64())
+    wanted = [*columns.about, *([columns.label] if columns.label else [])]
+    beside = parquet.read(columns=wanted, use_threads=False) if wanted else None
+    rows = len(lengths)
+    said = _said(entry, columns, beside[columns.label]) if beside and columns.label else pa.nulls(rows, pa.string())
+    places = pa.array(range(rows), pa.int64())
+    table = pa.table(
+        {
+            "name": pa.array([f"{entry.object}/{row}" for row in range(rows)], pa.string()),
+            "object": pa.array([str(Cell.of(entry, columns.image))] * rows, pa.string()),
+            "offset": places,
+            "length": lengths,
+            "etag": pa.array([entry.etag] * rows, pa.string()),
+            SAID: said,
+            **({column_name(name): _plain(beside[name]) for name in columns.about} if beside else {}),
+        }
+    )
+    return table.filter(pc.is_valid(lengths))
+
+
+def _lengths(parquet: pq.ParquetFile, group: int, image: str) -> pa.Array:
+    table = parquet.read_row_group(group, columns=[image], use_threads=False)
+    return pc.binary_length(leaf(table.column(0))).combine_chunks()
+
+
+def _said(entry: Entry, columns: Columns, labels: pa.ChunkedArray) -> pa.ChunkedArray:
+    plain = _plain(labels)
+    if not columns.classes or not pa.types.is_integer(plain.type):
+        return plain.cast(pa.string())
+    greatest = pc.max(plain).as_py()
+    if greatest is not None and greatest >= len(columns.classes):
+        raise DataError(f"{entry.object} has a label {greatest} and names for {len(columns.classes)} classes only")
+    numbers = pc.if_else(pc.greater_equal(plain, 0), plain, pa.scalar(None, plain.type))
+    return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column in one of four types, so that those of several files go together."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_boolean(kind):
+        return column.cast(pa.bool_())
+    if pa.types.is_integer(kind):
+        return column.cast(pa.int64(), safe=kind != pa.uint64())
+    return column.cast(pa.float64() if pa.types.is_floating(kind) else pa.string())

@@ -1,0 +1,91 @@
+"""Decides which columns of a Parquet file are image, label and metadata; Hugging Face's own words come first."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from frostline.datasets.forms.labels import LABEL_FIELDS
+
+__all__ = ("Columns", "columns_of_schema")
+
+# Where no words say it: what image columns are called, and then the first that could be one.
+_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What the columns of a file are.
+
+    Attributes:
+        image: path of the leaf with the encoded images.
+        label: name of the column; None where no column is one.
+        classes: names that a label's number stands for; empty where it is its own.
+        about: scalar columns beside them.
+    """
+
+    image: str
+    label: str | None
+    classes: tuple[str, ...]
+    about: tuple[str, ...]
+
+
+def columns_of_schema(schema: pa.Schema) -> Columns | None:
+    """What the columns are; None where none can hold images.
+
+    Args:
+        schema: of the file; what Hugging Face's ``datasets`` writes into its metadata tells images, labels and classes.
+    """
+    features = _features(schema)
+    leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
+    named = [name for name in leaves if _kind(features.get(name)) == "Image"]
+    image = next(iter([*named, *(name for name in _IMAGE_NAMES if name in leaves), *leaves]), None)
+    if image is None:
+        return None
+    numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
+    wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
+    label = next((name for name in wanted if name in schema.names and _is_label(schema.field(name).type)), None)
+    about = tuple(field.name for field in schema if _is_scalar(field.type) and field.name != label)
+    classes = features[label].get("names") if label is not None and label in numbered else None
+    names = tuple(map(str, classes)) if isinstance(classes, list) else ()
+    return Columns(image=leaves[image], label=label, classes=names, about=about)
+
+
+def _features(schema: pa.Schema) -> dict[str, Any]:
+    try:
+        said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = said["info"]["features"]
+        return features if isinstance(features, dict) else {}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _kind(feature: Any) -> str | None:
+    return feature.get("_type") if isinstance(feature, dict) else None
+
+
+def _image_leaf(field: pa.Field) -> str | None:
+    if _is_binary(field.type):
+        return str(field.name)
+    if pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
+        return f"{field.name}.bytes" if _is_binary(field.type.field("bytes").type) else None
+    return None
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_label(kind: pa.DataType) -> bool:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_integer(plain) or _is_text(plain)
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain) or _is_text(plain)

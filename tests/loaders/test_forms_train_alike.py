@@ -1,0 +1,93 @@
+"""The same images give the same losses from every form and store, over a node too."""
+
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline.config import NodeSettings
+from frostline.node import Node
+from frostline.stores.objects import open_store
+from frostline.testing.forms import Example
+from support import forms
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+from support.nodes import served
+
+SETTINGS = NodeSettings(device_batch=8)
+PUT = {"folders": forms.put_folders, "webdataset": forms.put_webdataset, "parquet": forms.put_parquet}
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    root = Path(image_folder(tmp_path_factory.mktemp("images"), per_class=8))
+    return [Example(path.stem, path.parent.name, path.read_bytes()) for path in sorted(root.rglob("*.jpg"))]
+
+
+def losses(data, near=None):
+    torch.manual_seed(0)
+    model = fl.freeze(Small().train(), until="stem", input_shape=(3, 32, 32))
+    seen = []
+    with fl.offload(model, data, preprocess=tiny_preprocess(flip=False), near=near, policy="min_bytes") as job:
+        optimizer = torch.optim.SGD(job.head.parameters(), lr=0.1)
+        for epoch in range(2):
+            for batch in job.loader(8, shuffle=True, seed=3, epoch=epoch):
+                loss = torch.nn.functional.cross_entropy(job.head(batch.features), batch.labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                seen.append(loss.item())
+    return seen
+
+
+def place(kind, request, tmp_path, monkeypatch):
+    if kind == "folder":
+        return tmp_path.as_uri()
+    if kind == "memory":
+        return f"memory://{uuid.uuid4()}"
+    server = request.getfixturevalue("s3")
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    server.make_bucket("alike")
+    return f"s3://alike/{uuid.uuid4()}"
+
+
+@pytest.fixture(scope="module")
+def plain(examples):
+    url = f"memory://{uuid.uuid4()}"
+    forms.put_folders(open_store(url), examples)
+    return losses(fl.Dataset(url))
+
+
+@pytest.mark.parametrize("form", PUT)
+@pytest.mark.parametrize("store", ["folder", "memory", "s3"])
+def test_a_run_has_the_same_losses_from_every_form_and_store(
+    form, store, plain, examples, request, tmp_path, monkeypatch
+):
+    url = place(store, request, tmp_path, monkeypatch)
+    PUT[form](open_store(url), examples)
+    data = fl.Dataset(url)
+    assert data.classes == ("circle", "noise", "stripe")
+    assert len(plain) == 6
+    assert losses(data) == plain
+
+
+@pytest.mark.parametrize("form", ["webdataset", "parquet"])
+def test_a_node_elsewhere_reads_them_too(form, plain, examples, tmp_path):
+    PUT[form](open_store(str(tmp_path)), examples)
+    with Node(SETTINGS, (tmp_path.as_uri(),)) as node, served(node) as near:
+        assert losses(fl.Dataset(tmp_path), near) == pytest.approx(plain, abs=1e-6)
+
+
+@pytest.mark.parametrize("form", PUT)
+def test_encoded_samples_come_as_they_are_stored(form, examples, tmp_path):
+    PUT[form](open_store(str(tmp_path)), examples)
+    data = fl.Dataset(tmp_path)
+    with fl.offload(None, data, preprocess=tiny_preprocess()) as job:
+        batches = list(job.loader(8))
+    assert sum(len(batch.labels) for batch in batches) == len(examples)
+    labels = np.concatenate([batch.labels for batch in batches])
+    assert sorted(labels.tolist()) == sorted([*range(3)] * 8)
