@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from frostline.cli.amounts import ACCURACY, BANDWIDTH, BYTES, TIMES
+from frostline.cli.amounts import ACCURACY, BANDWIDTH, BYTES, SHARES, TIMES
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,16 @@ def test_bytes(text, count):
 )
 def test_bandwidths_in_bits_and_in_bytes(text, bytes_per_s):
     assert BANDWIDTH.convert(text, None, None) == pytest.approx(bytes_per_s)
+
+
+def test_shares_have_names():
+    assert SHARES.convert("train=0.8, val=.2", None, None) == {"train": 0.8, "val": 0.2}
+
+
+@pytest.mark.parametrize("text", ["", "0.8", "train=", "=0.8", "train=much", "a=0.5,a=0.5", "a=0.5,"])
+def test_what_names_no_shares_is_refused(text):
+    with pytest.raises(click.BadParameter, match="write it like train="):
+        SHARES.convert(text, None, None)
 
 
 @pytest.mark.parametrize(("text", "accuracy"), [("exact", "exact"), ("int8", "int8"), ("0.01", 0.01), ("0", 0.0)])

@@ -180,6 +180,32 @@ def test_index_counts_and_finds_the_manifest_again(capsys, folder):
     assert "24 samples" in run(capsys, "index", "--data", folder)[1]
 
 
+def test_index_saves_splits_and_the_other_verbs_use_them(capsys, tmp_path):
+    folder = image_folder(tmp_path, per_class=8)
+    shares = "train=0.5,val=0.25,test=0.25"
+    found = run_json(capsys, "index", "--data", folder, "--split", shares, "--seed", 3)
+    assert found["splits"] == {"train": 12, "val": 6, "test": 6}
+    assert "splits: train 12, val 6, test 6" in run(capsys, "index", "--data", folder)[1]
+    few = run_json(capsys, "index", "--data", folder, "--where", "label != 'noise'")
+    assert (few["samples"], few["splits"]["val"], few["per_class"]["noise"]) == (16, 4, 0)
+    train = ("train", "--data", folder, *SMALL, "--epochs", 1, "--batch-size", 4)
+    report = run_json(capsys, *train, "--split", "train", "--val-split", "val")
+    assert (report["train_samples"], report["val_samples"]) == (12, 6)
+    report = run_json(capsys, *train, "--where", "label != 'noise'")
+    assert (report["train_samples"], report["val_samples"]) == (12, 4)
+    out = tmp_path / "features.parquet"
+    run_json(capsys, "extract", "--data", folder, *SMALL, "--split", "test", "--out", out)
+    assert pq.read_table(out).num_rows == 6
+    for arguments, sentence in (
+        (("--val-split", "val"), "6 samples of split 'val' are among those to train on"),
+        (("--split", "tset"), "has no split 'tset', only train, val, test"),
+        (("--where", "label == 'nois'"), "there is no class 'nois'"),
+        (("--where", "length < 0"), "there is no sample in"),
+    ):
+        code, _, err = run(capsys, *train, *arguments)
+        assert (code, sentence in err) == (2, True), err
+
+
 def test_extract_writes_a_row_for_each_sample(capsys, folder, tmp_path):
     out = tmp_path / "features.parquet"
     done = run_json(capsys, "extract", "--data", folder, *SMALL, "--out", out)

@@ -1,14 +1,15 @@
-"""Amounts as people write them on a command line: bytes, bytes a second, factors, and how exact features must be."""
+"""Amounts as people write them on a command line: bytes, bytes a second, factors, shares, and how exact is enough."""
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from frostline.planning.situation import ACCURACIES
 
-__all__ = ("ACCURACY", "BANDWIDTH", "BYTES", "TIMES")
+__all__ = ("ACCURACY", "BANDWIDTH", "BYTES", "SHARES", "TIMES")
 
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -50,6 +51,24 @@ def _bytes_per_s(number: str, prefix: str, unit: str) -> float:
     return float(number) * _SIZES[prefix.lower()] / (1 if unit == "B" else 8)
 
 
+class _Shares(click.ParamType[Mapping[str, float]]):
+    """Named shares, such as train=0.8,val=0.2."""
+
+    name = "shares"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Mapping[str, float]:
+        if isinstance(value, Mapping):
+            return value
+        shares: dict[str, float] = {}
+        for one in str(value).split(","):
+            name, _, number = one.partition("=")
+            share = _number(number)
+            if not name.strip() or share is None or name.strip() in shares:
+                self.fail(f"{value!r} names no shares; write it like train=0.8,val=0.1,test=0.1", param, ctx)
+            shares[name.strip()] = share
+        return shares
+
+
 class _Times(click.ParamType[float]):
     """A factor above 0, such as 0.5 or 2."""
 
@@ -87,4 +106,5 @@ def _number(value: object) -> float | None:
 ACCURACY = _Accuracy()
 BANDWIDTH = _Bandwidth()
 BYTES = _Bytes()
+SHARES = _Shares()
 TIMES = _Times()

@@ -1,41 +1,86 @@
-"""The verb ``index``: build a data set's manifest, or find it, and show what it holds."""
+"""The verb ``index``: build a data set's manifest, or find it, show what it holds, and divide it."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from frostline.cli.options import as_json
-from frostline.cli.show import print_json, print_table
+from frostline.cli.amounts import SHARES
+from frostline.cli.options import as_json, where_option
+from frostline.cli.show import bar, print_json, print_table
 from frostline.core.amounts import in_bytes
+
+if TYPE_CHECKING:
+    from frostline.datasets import Dataset, DatasetStatistics
 
 __all__ = ("index",)
 
+_MOST_CLASSES = 60
 
-@click.command(epilog="Example: frostline index --data photos/")
+
+@click.command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
 @click.option("--data", required=True, metavar="URL", help="Folder or s3:// prefix of images in class folders.")
+@where_option
+@click.option(
+    "--split", "shares", type=SHARES, metavar="NAME=SHARE,...", help="Divide the samples and save the parts by name."
+)
+@click.option("--by", metavar="COLUMN", help="Keep samples with the same value in this column in one part.")
+@click.option("--split-by", "column", metavar="COLUMN", help="Save one part for each value of this column.")
+@click.option("--seed", default=0, show_default=True, help="Of the division.")
 @as_json
-def index(data: str, as_json: bool) -> None:
-    """Build the manifest of a data set, or find it, and show what it holds.
+def index(
+    data: str,
+    where: str | None,
+    shares: Mapping[str, float] | None,
+    by: str | None,
+    column: str | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Build the manifest of a data set, or find it, show what it holds, and divide it.
 
     The manifest is kept beside the data (in the user's cache folder where the store takes no writes) and is built
-    again only when the listing has changed.
+    again only when the listing has changed. Splits are kept beside it: see train --split.
     """
     from frostline.datasets import Dataset
 
-    dataset = Dataset(data)
+    whole = Dataset(data)
+    dataset = whole if where is None else whole.select(where)
+    if shares is not None:
+        whole.save_splits(dataset.split(shares, seed, by=by))
+    if column is not None:
+        whole.save_splits(dataset.split_by(column))
     found = dataset.statistics()
     if as_json:
         applied = None if dataset.applied is None else dataset.applied.to_json()
         about = {"data": dataset.url, "digest": dataset.digest, "applied": applied}
-        print_json({**about, **asdict(found), "per_class": dict(found.per_class)})
+        tables = {name: dict(getattr(found, name)) for name in ("per_class", "columns", "splits")}
+        print_json({**about, **asdict(found), **tables})
         return
-    rows = [(name, str(count)) for name, count in found.per_class]
-    print_table(f"{dataset.url}: {found.samples} samples", ("class", "samples"), rows)
+    _show(dataset, found)
+
+
+def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
+    shown = found.per_class
+    if len(shown) > _MOST_CLASSES:
+        shown = tuple(sorted(shown, key=lambda one: -one[1])[:_MOST_CLASSES])
+    most = max((count for _, count in shown), default=0)
+    rows = [(name, str(count), bar(count, most)) for name, count in shown]
+    print_table(f"{dataset.url}: {found.samples} samples", ("class", "samples", ""), rows, left=(0, 2))
+    if len(shown) < len(found.per_class):
+        click.echo(f"the {len(shown)} largest of {len(found.per_class)} classes; --json has all")
+    if found.without_label:
+        click.echo(f"{found.without_label} samples without a label")
     click.echo(
         f"{in_bytes(found.total_bytes)} encoded, {in_bytes(found.mean_bytes)} a sample "
-        f"({in_bytes(found.min_bytes)} to {in_bytes(found.max_bytes)}); "
-        + ", ".join(f"{count} {suffix}" for suffix, count in found.formats)
+        f"({in_bytes(found.min_bytes)} to {in_bytes(found.max_bytes)}, half of them below "
+        f"{in_bytes(found.quantiles.p50)}, 95 % below {in_bytes(found.quantiles.p95)}); "
+        + ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in found.formats)
     )
+    click.echo("columns: " + ", ".join(f"{name} ({kind})" for name, kind in found.columns))
+    if found.splits:
+        click.echo("splits: " + ", ".join(f"{name} {count}" for name, count in found.splits))
     if dataset.applied is not None:
         click.echo(f"a ready form, made with {dataset.applied}")
     click.echo(f"manifest {'found' if found.manifest_found else 'built'}: {found.manifest}")

@@ -13,11 +13,15 @@ from frostline.core import EXACT
 from frostline.planning import POLICIES
 from frostline.training.settings import JobSettings
 
-__all__ = ("as_json", "job_options", "node_options", "policy_option")
+__all__ = ("as_json", "job_options", "node_options", "policy_option", "where_option")
 
 Verb = Callable[..., int | None]
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result alone, as JSON, on stdout.")
+
+where_option = click.option(
+    "--where", metavar="SELECTION", help="Samples to use, such as \"label != 'trash' and length < 200000\"."
+)
 
 _NODE = (
     click.option("--memory", type=BYTES, default="2GiB", show_default=True, help="The node's memory budget."),
@@ -33,6 +37,8 @@ _NODE = (
 )
 _JOB = (
     click.option("--data", required=True, metavar="URL", help="Folder or s3:// prefix of images in class folders."),
+    where_option,
+    click.option("--split", metavar="NAME", help="Use this split alone, as it was saved (see: index --split)."),
     click.option(
         "--model",
         required=True,

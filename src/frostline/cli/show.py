@@ -10,9 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ("print_json", "print_table")
+__all__ = ("bar", "print_json", "print_table")
 
 _WIDE = 1000
+_BAR = 24
+
+
+def bar(count: float, most: float) -> str:
+    """A bar as long as its share of the largest, at most 24 characters."""
+    eighths = round(8 * _BAR * count / most) if most else 0
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def print_json(value: Any) -> None:

@@ -24,6 +24,7 @@ __all__ = ("train",)
 @click.option(
     "--val-share", default=0.2, show_default=True, metavar="SHARE", help="Of each class, held out and scored."
 )
+@click.option("--val-split", metavar="NAME", help="Score this split, as it was saved, instead of a share.")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True)
 @click.option("--learning-rate", "--lr", default=2e-3, show_default=True, help="Of the optimiser.")
 @click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch.")

@@ -108,6 +108,10 @@ class Columns:
             yield chosen.slice(start, _SCAN_ROWS)
             self.forget()
 
+    def of(self, table: pa.Table) -> "Columns":
+        """Another table of the same rows, columns of which may lie in the same file."""
+        return Columns(table, self._mapped)
+
     def forget(self) -> None:
         """Give pages back that were read from the file; they come again when they are read."""
         if self._mapped is not None:

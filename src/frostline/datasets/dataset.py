@@ -1,53 +1,33 @@
 """The public data set: labelled samples at a URL, listed when they are first needed."""
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from frostline.config import cache_folder
 from frostline.core import SampleTable
 from frostline.datasets.columns import PartOfSamples, Rows, WholeSamples
-from frostline.datasets.forms.folders import suffix_of
 from frostline.datasets.forms.known import form_named
 from frostline.datasets.manifest import Manifest, load_manifest
+from frostline.datasets.named_splits import NamedSplits
+from frostline.datasets.parts import as_chosen, numbered, within
+from frostline.datasets.selecting import groups_of, select_rows, values_of
+from frostline.datasets.statistics import DatasetStatistics, formats_of, quantiles_of
 from frostline.errors import DataError, SettingError
-from frostline.ordering import Chosen, Labels, Places, count_labels, split_by_class
+from frostline.ordering import Chosen, Labels, Places, count_labels, split_at_random, split_by_class, split_by_group
 from frostline.preprocess import Applied, Preprocess
 from frostline.stores.objects import normalise_url, open_store
 
 __all__ = ("Dataset", "DatasetStatistics")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetStatistics:
-    """What a data set holds.
-
-    Attributes:
-        samples: how many.
-        per_class: name and number of samples of each class, by label.
-        total_bytes: encoded bytes of all samples.
-        mean_bytes: of one sample.
-        min_bytes: of the smallest.
-        max_bytes: of the largest.
-        formats: suffix and number of samples, the commonest first.
-        manifest: URL of the table.
-        manifest_found: it was there already; False where it was built now.
-    """
-
-    samples: int
-    per_class: tuple[tuple[str, int], ...]
-    total_bytes: int
-    mean_bytes: float
-    min_bytes: int
-    max_bytes: int
-    formats: tuple[tuple[str, int], ...]
-    manifest: str
-    manifest_found: bool
+_MOST_PARTS = 255
 
 
 class Dataset:
@@ -80,6 +60,9 @@ class Dataset:
         self._whole: Manifest | None = None
         self._rows: Rows | None = None
         self._part: Manifest | None = None
+
+    # One that looks like a sequence would be taken for one that can be iterated.
+    __iter__ = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -122,6 +105,11 @@ class Dataset:
         """How the bytes at the samples' addresses are found: one of ``core.READINGS``."""
         return self.manifest.reading
 
+    @property
+    def rows(self) -> Rows | None:
+        """Which rows of the whole data set these samples are; None where they are all of them."""
+        return self._rows
+
     def rest_of(self, preprocess: Preprocess) -> Preprocess:
         """What is left to do of a preprocessing: all of it, but where the data is a ready form.
 
@@ -150,23 +138,142 @@ class Dataset:
         rows = np.asarray(rows, np.int64)
         return self._with(Places(rows if self._rows is None else self._rows.at(rows)))
 
-    def split(self, share: float, seed: int) -> "tuple[Dataset, Dataset]":
-        """Hold out a share of every class.
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that every sample has, metadata among them."""
+        return tuple(self._manifest_of_all.columns.table.column_names)
 
-        Args:
-            share: of each class to hold out, from 0 to below 1.
-            seed: of the draw; the same one holds out the same samples.
-
-        Returns:
-            The part to train on and the part held out; together every sample once.
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column's values, one a sample, in the samples' order.
 
         Raises:
-            SettingError: the share or the seed makes no sense.
+            SettingError: there is no such column.
         """
-        if not 0 <= share < 1:
-            raise SettingError(f"the share to hold out lies from 0 to below 1, not {share}")
-        parts = split_by_class(self._labels(), (1 - share, share), seed)
+        return values_of(self._manifest_of_all.columns, self._rows, name)
+
+    def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> "Dataset":
+        """The same samples with further columns, such as whose they are, to select and to split by. They are not kept.
+
+        Args:
+            columns: values by name, one for each sample in the samples' order.
+
+        Raises:
+            SettingError: a column has another length or a name that is taken, or this is a part of a data set.
+        """
+        whole = self._manifest_of_all
+        if self._rows is not None:
+            raise SettingError("columns are added to a whole data set: add them before select, split or take")
+        table = whole.columns.table
+        for name, values in columns.items():
+            if len(values) != len(whole.samples) or name in table.column_names:
+                raise SettingError(
+                    f"column {name!r} has {len(values)} values for {len(whole.samples)} samples, or its name is taken"
+                )
+            table = table.append_column(name, pa.array(values))
+        same = Dataset(self._url, cache=self._cache, form=self._form, relist=self._relist)
+        same._whole = replace(whole, columns=whole.columns.of(table))
+        return same
+
+    def select(self, chosen: str | pc.Expression) -> "Dataset":
+        """The samples for which a selection holds, in the samples' order.
+
+        Args:
+            chosen: text such as ``"label == 'glass' and width >= 200"`` (see ``datasets.expressions``), or an
+                expression of Arrow, in which labels are numbers: ``pyarrow.compute.field("width") >= 200``.
+
+        Raises:
+            SettingError: it cannot be read, or does not fit the columns.
+        """
+        whole = self._manifest_of_all
+        return self._with(select_rows(whole.columns, self._rows, chosen, whole.classes))
+
+    @overload
+    def split(
+        self, shares: float, seed: int = 0, *, by: str | None = None, balanced: bool = True
+    ) -> "tuple[Dataset, Dataset]": ...
+
+    @overload
+    def split(
+        self, shares: Mapping[str, float], seed: int = 0, *, by: str | None = None, balanced: bool = True
+    ) -> "dict[str, Dataset]": ...
+
+    def split(
+        self, shares: float | Mapping[str, float], seed: int = 0, *, by: str | None = None, balanced: bool = True
+    ) -> "tuple[Dataset, Dataset] | dict[str, Dataset]":
+        """Divide the samples by a seeded draw: every sample is in one part, and the parts keep the samples' order.
+
+        Args:
+            shares: the share to hold out, from 0 to below 1; or a share for each part by its name, which sum to 1,
+                such as ``{"train": 0.8, "val": 0.1, "test": 0.1}``.
+            seed: of the draw; the same one gives the same parts.
+            by: a column, such as ``"patient"``: samples with the same value there stay together. A part is then off
+                its share by up to the samples of one value.
+            balanced: divide each class by the shares; False divides the samples whatever their class.
+
+        Returns:
+            The part to train on and the part held out, or the parts by their names.
+
+        Raises:
+            SettingError: the shares or the seed make no sense, or there is no such column.
+            DataError: a sample has no value in that column, or a part would be empty.
+        """
+        if isinstance(shares, Mapping):
+            parts = self._divided(list(shares.values()), seed, by=by, balanced=balanced)
+            found = {name: self._part_number(parts, number) for number, name in enumerate(shares)}
+            empty = [name for name, part in found.items() if not len(part) and shares[name]]
+            if empty and len(self):
+                raise DataError(f"the part {empty[0]!r} would be empty: give it a larger share, or split fewer ways")
+            return found
+        if not 0 <= shares < 1:
+            raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
+        parts = self._divided([1 - shares, shares], seed, by=by, balanced=balanced)
         return self._part_number(parts, 0), self._part_number(parts, 1)
+
+    def split_by(self, column: str) -> "dict[str, Dataset]":
+        """One part for each value of a column, by the value as text, such as the folds or splits that the data brings.
+
+        Raises:
+            SettingError: there is no such column, or it has more than 255 values.
+            DataError: a sample has no value there.
+        """
+        numbers, values = groups_of(self._manifest_of_all.columns, self._rows, column)
+        if len(values) > _MOST_PARTS:
+            raise SettingError(f"column {column!r} has {len(values)} values, and a split up to {_MOST_PARTS} parts")
+        parts = numbers.astype(np.uint8)
+        return {str(value): self._part_number(parts, number) for number, value in enumerate(values)}
+
+    def save_splits(self, splits: "Mapping[str, Dataset]") -> str:
+        """Keep parts of this data set by name beside its manifest, in place of any of the same name; say where.
+
+        They are ``data["train"]`` from then on, for everyone and on the command line, for as long as the listing is the
+        same. Which samples a part has is kept, not their order.
+
+        Raises:
+            SettingError: a part is one of other data.
+            OutOfSpace: the disk is full.
+        """
+        other = [name for name, part in splits.items() if (part.url, part.listing) != (self.url, self.listing)]
+        if other:
+            raise SettingError(f"the part {other[0]!r} is one of other data than {self._url} as it is listed now")
+        size = len(self._manifest_of_all.samples)
+        return self._named.save({name: as_chosen(part.rows, size) for name, part in splits.items()})
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits that were saved."""
+        return tuple(self._named.load())
+
+    def __getitem__(self, name: str) -> "Dataset":
+        """The samples of a split that was saved; of a part of the data set, those that are in it too.
+
+        Raises:
+            SettingError: there is no split of that name.
+        """
+        found = self._named.load()
+        if name not in found:
+            known = f"only {', '.join(found)}" if found else "and none at all: save_splits and index --split make them"
+            raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
+        return self._within(found[name])
 
     def require_classes(self, at_least: int = 2) -> None:
         """Make sure that there is something to tell apart.
@@ -174,27 +281,32 @@ class Dataset:
         Raises:
             DataError: fewer classes have samples.
         """
-        present = [name for name, count in self.statistics().per_class if count]
+        labels = self._labels()
+        counted = zip(range(labels.first, labels.first + len(labels.counts)), labels.counts.tolist(), strict=True)
+        present = [self.classes[label] for label, count in counted if count and label >= 0]
         if len(present) < at_least:
             names = ", ".join(repr(name) for name in present)
             raise DataError(f"{self._url} has {len(present)} class ({names}); training needs at least {at_least}")
 
     def statistics(self) -> DatasetStatistics:
-        """Counts, sizes and formats of the samples."""
-        samples = self.samples
-        counts = self._class_counts()
-        sizes = samples.lengths if len(samples) else np.zeros(1, np.int64)
-        formats = Counter(suffix_of(name) for name in samples.objects)
+        """Counts, sizes, formats, columns and splits of the samples, from the manifest alone."""
+        manifest, lengths = self.manifest, self.samples.lengths
+        labels = self._labels()
+        counts = dict(zip(range(labels.first, labels.first + len(labels.counts)), labels.counts.tolist(), strict=True))
         return DatasetStatistics(
-            samples=len(samples),
-            per_class=tuple(zip(self.classes, counts, strict=True)),
-            total_bytes=samples.encoded_bytes,
-            mean_bytes=float(sizes.mean()),
-            min_bytes=int(sizes.min()),
-            max_bytes=int(sizes.max()),
-            formats=tuple(formats.most_common()),
-            manifest=self.manifest.place,
-            manifest_found=self.manifest.found,
+            samples=len(self),
+            per_class=tuple((name, counts.get(label, 0)) for label, name in enumerate(self.classes)),
+            without_label=counts.get(-1, 0),
+            total_bytes=int(lengths.sum()),
+            mean_bytes=float(lengths.mean()) if len(lengths) else 0.0,
+            min_bytes=int(lengths.min()) if len(lengths) else 0,
+            max_bytes=int(lengths.max(initial=0)),
+            quantiles=quantiles_of(lengths),
+            formats=formats_of(manifest),
+            columns=tuple((one.name, str(one.type)) for one in manifest.columns.table.schema),
+            splits=tuple((name, len(self._within(chosen))) for name, chosen in self._named.load().items()),
+            manifest=manifest.place,
+            manifest_found=manifest.found,
         )
 
     @property
@@ -211,25 +323,28 @@ class Dataset:
 
     def _part_number(self, parts: npt.NDArray[np.uint8], number: int) -> "Dataset":
         """The samples of one part of a division of this data set."""
-        chosen = Chosen.equal(parts, number)
-        if self._rows is None:
-            return self._with(chosen)
-        rows = self._rows
-        if isinstance(rows, Chosen):
-            return self._with(Chosen.of((rows.at(some) for some in chosen.pieces()), rows.size))
-        return self._with(Places(rows.at(np.flatnonzero(parts == number))))
+        return self._with(numbered(self._rows, parts, number))
+
+    @property
+    def _named(self) -> NamedSplits:
+        whole = self._manifest_of_all
+        return NamedSplits(open_store(self._url), self._cache or cache_folder(), whole.digest, len(whole.samples))
+
+    def _within(self, chosen: Chosen) -> "Dataset":
+        return self._with(within(self._rows, chosen))
+
+    def _divided(self, shares: Sequence[float], seed: int, *, by: str | None, balanced: bool) -> npt.NDArray[np.uint8]:
+        if by is not None:
+            return split_by_group(groups_of(self._manifest_of_all.columns, self._rows, by)[0], shares, seed)
+        if not balanced:
+            return split_at_random(len(self), shares, seed)
+        return split_by_class(self._labels(), shares, seed)
 
     def _labels(self) -> Labels:
         return count_labels(self._label_pieces)
 
     def _label_pieces(self) -> Iterator[npt.NDArray[np.int64]]:
         return _samples_of(self._manifest_of_all).pieces("label", self._rows)
-
-    def _class_counts(self) -> list[int]:
-        labels = self._labels()
-        place = np.arange(len(self.classes)) - labels.first
-        inside = (place >= 0) & (place < len(labels.counts))
-        return [int(labels.counts[one]) if there else 0 for one, there in zip(place, inside, strict=True)]
 
 
 def _part_of(whole: Manifest, rows: Rows) -> Manifest:

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from frostline.core import Route
 from frostline.datasets import Dataset
-from frostline.errors import FrostlineError, ModelError, Unavailable
+from frostline.errors import FrostlineError, ModelError, SettingError, Unavailable
 from frostline.events import Observer
 from frostline.loaders import Loader
 from frostline.planning import ALL_IN_STORE, Plan
@@ -24,7 +25,7 @@ from frostline.training.page import render_page
 from frostline.training.record import Record
 from frostline.training.report import Report, WayTaken, Whereabouts
 from frostline.training.settings import TrainSettings
-from frostline.training.setup import Setup, set_up
+from frostline.training.setup import Setup, chosen_of, set_up
 from frostline.training.versions import versions
 
 __all__ = ("train",)
@@ -62,7 +63,7 @@ class _Run:
         self._setup = setup
         self._job = setup.job
         self._record = record
-        self._train, self._held_out = setup.data.split(settings.val_share, settings.job.seed)
+        self._train, self._held_out = _sides(settings, setup)
         self._loop = self._here()
         self._check_head()
         self._started = datetime.now(UTC)
@@ -182,6 +183,20 @@ class _Run:
     def _baseline_bytes(self, epochs: int) -> int:
         """What a loop without Frostline would have fetched: each epoch's training and held-out images, encoded."""
         return epochs * (self._train.samples.encoded_bytes + self._held_out.samples.encoded_bytes)
+
+
+def _sides(settings: TrainSettings, setup: Setup) -> tuple[Dataset, Dataset]:
+    """The samples to train on and those to score."""
+    if settings.val_split is None:
+        return setup.data.split(settings.val_share, settings.job.seed)
+    held_out = chosen_of(setup.whole, settings.job, settings.val_split)
+    both = np.intersect1d(setup.data.samples.ids, held_out.samples.ids)
+    if len(both):
+        raise SettingError(
+            f"{len(both)} samples of split {settings.val_split!r} are among those to train on too: name the split to "
+            "train on (--split)"
+        )
+    return setup.data, held_out
 
 
 def _ways(plan: Plan, routed: Iterable[tuple[Route, int]]) -> tuple[WayTaken, ...]:

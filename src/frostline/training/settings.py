@@ -18,6 +18,8 @@ class JobSettings:
 
     Attributes:
         data: folder or ``s3://`` prefix of images in class folders.
+        where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
+        split: name of a split that was saved: of it alone; None takes all.
         model: name of the network (``training.networks.load_model``).
         until: the last frozen module, or ``features``: all but the classifier.
         near: URL of a node beside the data; None starts one in a process of its own.
@@ -37,6 +39,8 @@ class JobSettings:
     data: str
     model: str
     until: str
+    where: str | None = None
+    split: str | None = None
     near: str | None = None
     also_near: tuple[str, ...] = ()
     weights: str | None = None
@@ -65,6 +69,7 @@ class TrainSettings:
         epochs: passes over the training samples.
         batch_size: samples of one optimiser step.
         val_share: of each class, held out and scored after each epoch; 0 holds out none.
+        val_split: name of a split that was saved, which is held out instead of a share.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
         learning_rate: of the optimiser.
         out: folder for the files; None writes none.
@@ -74,6 +79,7 @@ class TrainSettings:
     epochs: int
     batch_size: int
     val_share: float = 0.2
+    val_split: str | None = None
     optimizer: str = "adam"
     learning_rate: float = 2e-3
     out: Path | None = None

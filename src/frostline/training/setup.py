@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from frostline.datasets import Dataset
+from frostline.errors import EmptyDataset
 from frostline.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
 from frostline.loaders import Job, offload
 from frostline.models import freeze
@@ -13,14 +14,22 @@ from frostline.planning import ALL_IN_STORE
 from frostline.training.networks import Pretrained, load_model
 from frostline.training.settings import JobSettings
 
-__all__ = ("Setup", "set_up")
+__all__ = ("Setup", "chosen_of", "set_up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setup:
-    """A job that is ready to run."""
+    """A job that is ready to run.
+
+    Attributes:
+        data: the samples to use.
+        whole: the data set that they are of.
+        network: to train or run.
+        job: on it.
+    """
 
     data: Dataset
+    whole: Dataset
     network: Pretrained
     job: Job
 
@@ -41,7 +50,8 @@ def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, 
         Unavailable: there is no node at ``near``.
     """
     observe(PhaseStarted(name="listing the data"))
-    data = Dataset(settings.data)
+    whole = Dataset(settings.data)
+    data = chosen_of(whole, settings, settings.split)
     data.require_classes(least_classes)
     observe(PhaseStarted(name="building the network"))
     network = load_model(
@@ -67,7 +77,22 @@ def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, 
             settings=settings.loader,
             observe=watch,
         )
-        yield Setup(data=data, network=network, job=stack.enter_context(job))
+        yield Setup(data=data, whole=whole, network=network, job=stack.enter_context(job))
+
+
+def chosen_of(whole: Dataset, settings: JobSettings, split: str | None) -> Dataset:
+    """The samples of a split that a job is to use.
+
+    Raises:
+        SettingError: there is no such split, or the selection makes no sense.
+        EmptyDataset: there is no such sample.
+    """
+    data = whole if split is None else whole[split]
+    data = data if settings.where is None else data.select(settings.where)
+    if not len(data):
+        where = "" if settings.where is None else f" for which {settings.where} holds"
+        raise EmptyDataset(f"there is no sample in {f'split {split!r} of ' if split else ''}{whole.url}{where}")
+    return data
 
 
 @contextmanager

@@ -1,0 +1,203 @@
+"""Manifests of a hundred million rows: what opening, splitting and shuffling one takes; and what listing takes.
+
+Each figure is taken in a process of its own. Names are generated; the big table is written a row group at a time.
+
+    python benchmarks/manifest.py --parts open --rows 100000000 --folder DIR
+    python benchmarks/manifest.py --parts list --objects 1000000 --folder DIR
+
+``DIR`` needs some 20 GB for a hundred million rows. ``--keep`` leaves the table there for the next run.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SHARD = 10_000
+GROUP = 1 << 20
+
+
+def resident_bytes(field="VmRSS"):
+    """What this process has in memory, mapped files too, or the most it had (VmHWM)."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+
+
+def forget_peak():
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+class Watch:
+    """Seconds of each step, and how much memory it added at most."""
+
+    def __init__(self):
+        self.before = resident_bytes()
+        self.steps = {}
+
+    def step(self, name, call):
+        forget_peak()
+        started = time.perf_counter()
+        result = call()
+        seconds = time.perf_counter() - started
+        self.steps[name] = {"s": round(seconds, 4), "peak_growth_bytes": resident_bytes("VmHWM") - self.before}
+        return result
+
+
+def group(schema, start, rows, classes, total, *, shuffled):
+    """Rows of a data set of tar shards: names, places and labels that follow from the row's number."""
+    number = np.arange(start, start + rows, dtype=np.int64)
+    ids = (number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(1)).astype(np.int64)
+    shards = [f"shards/{one:06}.tar" for one in range(start // SHARD, (start + rows - 1) // SHARD + 1)]
+    etags = [hashlib.blake2b(one.encode(), digest_size=8).hexdigest() for one in shards]
+    of = pa.array((number // SHARD - start // SHARD).astype(np.int32))
+    names = pa.array(np.char.mod("%012d.jpg", number)) if False else _names(start, rows)
+    label = (number * 2654435761 % 4294967296 % classes) if shuffled else number * classes // total
+    return pa.table(
+        [
+            ids,
+            names,
+            pa.DictionaryArray.from_arrays(of, shards).cast(pa.string()),
+            number % SHARD * 102_400,
+            80_000 + number % 40_000,
+            label,
+            pa.DictionaryArray.from_arrays(of, etags).cast(pa.string()),
+            number // 100,
+        ],
+        schema=schema,
+    )
+
+
+def _names(start, rows):
+    digits = np.arange(start, start + rows, dtype=np.int64)[:, None] // 10 ** np.arange(11, -1, -1) % 10 + ord("0")
+    text = np.empty((rows, 16), np.uint8)
+    text[:, :12] = digits
+    text[:, 12:] = np.frombuffer(b".jpg", np.uint8)
+    ends = np.arange(0, 16 * (rows + 1), 16, dtype=np.int32)
+    return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(text)])
+
+
+def write_manifest(folder, rows, classes, *, shuffled):
+    """A manifest beside data that is not there, as it is kept; and the note of what was built last."""
+    from frostline.datasets.forms.faces import COLUMNS
+
+    digest = hashlib.sha256(f"{rows} {classes} {shuffled}".encode()).hexdigest()
+    path = folder / ".frostline" / "manifests" / f"{digest}.parquet"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"digest": digest, "classes": [f"class {one}" for one in range(classes)], "reading": "objects"}
+        schema = COLUMNS.append(pa.field("patient", pa.int64()))
+        schema = schema.with_metadata({"frostline.manifest": json.dumps(about)})
+        partial = path.with_suffix(".partial")
+        with pq.ParquetWriter(partial, schema, compression="zstd", write_page_checksum=True) as writer:
+            for start in range(0, rows, GROUP):
+                writer.write_table(group(schema, start, min(GROUP, rows - start), classes, rows, shuffled=shuffled))
+        partial.rename(path)
+    last = {"digest": digest, "form": "folders", "nbytes": path.stat().st_size}
+    (folder / ".frostline" / "last-manifest.json").write_text(json.dumps(last).ljust(256), encoding="ascii")
+    return path
+
+
+def child_open(folder, batches):
+    """Open, split, shuffle: what a training takes before its first batch, and what batches take."""
+    from frostline.datasets import Dataset
+    from frostline.ordering import Order
+
+    import frostline.core.texts  # noqa: F401 (imports are not what is measured)
+
+    def first_batch():
+        order = Order(size=len(train), seed=0, epoch=0)
+        return train.samples.take(order.indices(0, 256))
+
+    def some_batches():
+        order = Order(size=len(train), seed=0, epoch=0)
+        for number in range(1, batches + 1):
+            some = train.samples.take(order.indices(256 * number, 256 * (number + 1)))
+            assert len(some.objects) == len(some.versions) == 256
+
+    watch = Watch()
+    data = watch.step("open", lambda: _opened(Dataset(folder, cache=Path(folder) / "cache", relist=False)))
+    train, _ = watch.step("split", lambda: data.split(0.2, seed=0))
+    watch.step("shuffle, first batch", first_batch)
+    watch.step(f"{batches} shuffled batches of 256", some_batches)
+    total = sum(one["s"] for name, one in watch.steps.items() if not name[0].isdigit())
+    peak = max(one["peak_growth_bytes"] for one in watch.steps.values())
+    print(json.dumps({"rows": len(data), "steps": watch.steps, "opened_split_shuffled_s": total, "peak_bytes": peak}))
+
+
+def _opened(data):
+    assert len(data) > 0
+    return data
+
+
+def child_copy(folder):
+    """The first time on a machine: the mapped copy is made of the Parquet file."""
+    from frostline.datasets import Dataset
+
+    watch = Watch()
+    data = watch.step("copy", lambda: _opened(Dataset(folder, cache=Path(folder) / "cache", relist=False)))
+    print(json.dumps({"rows": len(data), **watch.steps["copy"]}))
+
+
+def run(*arguments):
+    """This script again, in a process of its own; what it printed."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ)
+    return json.loads(done.stdout)
+
+
+def measure_open(folder, rows, classes, rounds, batches):
+    found = {}
+    for kind, shuffled in (("rows in the order of their classes", False), ("labels mixed", True)):
+        root = folder / f"open-{rows}-{'mixed' if shuffled else 'sorted'}"
+        started = time.perf_counter()
+        path = write_manifest(root, rows, classes, shuffled=shuffled)
+        written = time.perf_counter() - started
+        copied = list((root / "cache").rglob("*.arrow"))
+        first = None if copied else run("--child", "copy", "--folder", root)
+        again = [run("--child", "open", "--folder", root, "--batches", batches) for _ in range(rounds)]
+        (copy,) = (root / "cache").rglob("*.arrow")
+        found[kind] = {
+            "parquet_bytes": path.stat().st_size,
+            "copy_bytes": copy.stat().st_size,
+            "written_s": round(written, 1),
+            "first_time": first,
+            "opened": again,
+        }
+        print(kind, json.dumps(found[kind], indent=1), flush=True)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default="open")
+    parser.add_argument("--rows", type=int, default=100_000_000)
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=100)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child")
+    options = parser.parse_args()
+    if options.child == "open":
+        return child_open(options.folder, options.batches)
+    if options.child == "copy":
+        return child_copy(options.folder)
+    report = {}
+    if "open" in options.parts:
+        report["open"] = measure_open(
+            options.folder, options.rows, options.classes, options.rounds, options.batches
+        )
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Keeps named splits of a data set beside its manifest: which samples each has, as one small Parquet table."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from frostline.errors import AccessDenied, DataNotFound, ObjectNotFound
+from frostline.ordering import Chosen
+from frostline.stores.faces import ObjectStore
+from frostline.stores.folder import FolderStore
+
+__all__ = ("NamedSplits",)
+
+_FOLDER = ".frostline/splits"
+# Always as long as this, so that it is read without asking how long it is.
+_ABOUT_BYTES = 256
+_SCHEMA = pa.schema({"name": pa.string(), "samples": pa.int64(), "bits": pa.large_binary()})
+
+
+class NamedSplits:
+    """The splits of one listing of some data; of another listing there are others.
+
+    Args:
+        store: that holds the data.
+        cache: folder for the splits of stores that take no writes.
+        digest: of the listing.
+        size: samples of all of the data.
+    """
+
+    def __init__(self, store: ObjectStore, cache: Path, digest: str, size: int) -> None:
+        self._store = store
+        self._cache = cache
+        self._digest = digest
+        self._size = size
+
+    def load(self) -> dict[str, Chosen]:
+        """All of them by name, in the order in which they were saved.
+
+        Raises:
+            StoreUnavailable: asking again may help.
+        """
+        for store in (self._store, self._in_cache()):
+            try:
+                about = json.loads(bytes(store.read(self._about, 0, _ABOUT_BYTES)))
+                return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
+            except (AccessDenied, DataNotFound, ObjectNotFound, ValueError, KeyError, pa.ArrowException):
+                continue
+        return {}
+
+    def save(self, splits: Mapping[str, Chosen]) -> str:
+        """Keep them, in place of any of the same name, and say where.
+
+        Raises:
+            OutOfSpace: the disk is full.
+            StoreUnavailable: asking again may help.
+        """
+        data = _file({**self.load(), **splits})
+        try:
+            return self._write(self._store, data)
+        except AccessDenied:
+            self._cache.mkdir(parents=True, exist_ok=True)
+            return self._write(self._in_cache(), data)
+
+    @property
+    def _about(self) -> str:
+        return f"{_FOLDER}/{self._digest}.json"
+
+    def _write(self, store: ObjectStore, data: bytes) -> str:
+        # Named by its content, and named last: a reader finds the old splits or the new ones.
+        name = f"{_FOLDER}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+        store.write(name, data)
+        store.write(self._about, json.dumps({"object": name, "nbytes": len(data)}).encode().ljust(_ABOUT_BYTES))
+        return f"{store.url}/{name}"
+
+    def _in_cache(self) -> FolderStore:
+        return FolderStore(str(self._cache))
+
+    def _parsed(self, data: bytes) -> dict[str, Chosen]:
+        table = pq.ParquetFile(pa.py_buffer(data)).read(use_threads=False)
+        rows = zip(table["name"].to_pylist(), table["bits"], strict=True)
+        return {name: Chosen(np.frombuffer(bits.as_buffer(), np.uint8), self._size) for name, bits in rows}
+
+
+def _file(splits: Mapping[str, Chosen]) -> bytes:
+    columns = [list(splits), [len(one) for one in splits.values()], [one.bits.tobytes() for one in splits.values()]]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns, schema=_SCHEMA), sink, compression="zstd", write_page_checksum=True)
+    return bytes(sink.getvalue())

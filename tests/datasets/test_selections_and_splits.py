@@ -1,0 +1,250 @@
+"""Parts of a data set: by an expression over columns, by shares, by groups and by columns, and kept by name."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from frostline.datasets import Dataset
+from frostline.datasets.expressions import parse_expression
+from frostline.errors import DataError, SettingError
+
+CLASSES = ("cat", "dog", "glass")
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Thirty samples of each class, sizes from 1 to 30, each patient in one class alone, with three samples."""
+    for name in CLASSES:
+        (tmp_path / name).mkdir()
+        for number in range(30):
+            (tmp_path / name / f"{number:02}.jpg").write_bytes(b"x" * (number + 1))
+    return Dataset(tmp_path).with_columns(
+        {
+            "patient": [f"p{row // 3:02}" for row in range(90)],
+            "width": [None if row % 10 == 0 else row * 10 for row in range(90)],
+            "fold": [row % 4 for row in range(90)],
+            "is_sharp": [row % 2 == 0 for row in range(90)],
+        }
+    )
+
+
+def rows_of(part):
+    return [] if part.rows is None else np.concatenate([*part.rows.pieces(), np.zeros(0, np.int64)]).tolist()
+
+
+SELECTIONS = {
+    "label == 'glass'": lambda row: row >= 60,
+    "label != 'glass' and width >= 300": lambda row: 30 <= row < 60 and row % 10,
+    "label in ('cat', 'dog') or fold == 3": lambda row: row < 60 or row % 4 == 3,
+    "label not in ['cat']": lambda row: row >= 30,
+    "not (width < 880)": lambda row: row >= 88,
+    "100 < width <= 120": lambda row: row in (11, 12),
+    "width is None": lambda row: row % 10 == 0,
+    "width is not None and not is_sharp": lambda row: row % 10 and row % 2,
+    "is_sharp == True": lambda row: row % 2 == 0,
+    "'at/0' in name": lambda row: row < 10,
+    "length == 7": lambda row: row % 30 == 6,
+    "patient == 'p29'": lambda row: row >= 87,
+    "-1 < label and 700 <= width": lambda row: row >= 70 and row % 10,
+    "object == name": lambda row: True,
+    "patient < 'p01' and offset == 0": lambda row: row < 3,
+}
+
+
+@pytest.mark.parametrize("text", SELECTIONS)
+def test_a_selection_gives_the_samples_for_which_it_holds(data, text):
+    assert rows_of(data.select(text)) == [row for row in range(90) if SELECTIONS[text](row)]
+
+
+def test_an_expression_of_arrow_selects_too(data):
+    assert rows_of(data.select(pc.field("width") > 870)) == [88, 89]
+    assert rows_of(data.select((pc.field("label") == 1) & (pc.field("fold") == 0))) == list(range(32, 60, 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("widht > 3", r"there is no column 'widht', only id, .*did you mean width"),
+        ("label == 'galss'", r"there is no class 'galss'.*did you mean glass"),
+        ("width == 'wide'", "column 'width' holds int64 and cannot be compared with 'wide'"),
+        ("patient > 3", "cannot be compared with 3"),
+        ("patient == width", "cannot be compared"),
+        ("'x' in width", "holds no text"),
+        ("width", "a selection compares columns with values"),
+        ("width + 1 > 3", "a selection compares columns"),
+        ("__import__('os').system('true')", "a selection compares columns"),
+        ("name.startswith('x') == True", "a selection compares columns"),
+        ("[width for width in (1, 2)] == 1", "a selection compares columns"),
+        ("width > ", "cannot be read"),
+        ("", "cannot be read"),
+        ("width > 3; 1", "cannot be read"),
+        ("(" * 3000 + "width > 3" + ")" * 3000, "cannot be read"),
+        ("width > 3 and " * 1000, "up to 10000 characters"),
+    ],
+)
+def test_what_is_no_selection_gets_a_sentence(data, text, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        data.select(text)
+
+
+def test_an_expression_of_arrow_that_does_not_fit_gets_a_sentence(data):
+    with pytest.raises(SettingError, match="does not fit the columns"):
+        data.select(pc.field("nothing") > 3)
+    with pytest.raises(SettingError, match="says of each sample whether it is wanted"):
+        data.select(pc.field("width"))
+
+
+def test_nothing_of_a_selections_text_is_run(tmp_path):
+    schema = pa.schema({"width": pa.int64()})
+    mark = tmp_path / "mark"
+    with pytest.raises(SettingError):
+        parse_expression(f"width == open({str(mark)!r}, 'w').write('x')", schema, ())
+    assert not mark.exists()
+
+
+def test_a_part_of_a_part_keeps_its_order(data):
+    part = data.take(np.array([80, 5, 61, 33, 62]))
+    assert rows_of(part.select("label == 'glass'")) == [80, 61, 62]
+    assert rows_of(data.select("label == 'dog'").select("width > 570")) == [58, 59]
+    assert data.select("label == 'dog'").select("label == 'cat'").samples.objects == []
+    train, held_out = data.select("label == 'dog'").split(0.5, seed=2)
+    assert sorted(rows_of(train) + rows_of(held_out)) == list(range(30, 60))
+    assert rows_of(train) == sorted(rows_of(train))
+    one, other = part.split(0.4, seed=1)
+    order = [80, 5, 61, 33, 62]
+    assert [row for row in order if row in rows_of(one)] == rows_of(one)
+    assert sorted(rows_of(one) + rows_of(other)) == sorted(order)
+
+
+def test_a_part_is_named_by_its_samples(data):
+    one, same, other = (data.select(text) for text in ("width > 50", "50 < width", "width > 60"))
+    assert one.digest == same.digest != other.digest
+    assert len({one.digest, data.digest}) == 2
+    assert one.listing == data.listing
+    assert one.classes == CLASSES
+
+
+def test_columns_are_those_of_the_manifest_and_those_added(data):
+    assert data.columns[:7] == ("id", "name", "object", "offset", "length", "label", "etag")
+    assert data.columns[7:] == ("patient", "width", "fold", "is_sharp")
+    part = data.take(np.array([80, 5]))
+    assert part.column("patient").to_pylist() == ["p26", "p01"]
+    assert part.column("length").to_pylist() == part.samples.lengths.tolist()
+    with pytest.raises(SettingError, match="there is no column 'age'"):
+        part.column("age")
+    with pytest.raises(SettingError, match="2 values for 90 samples"):
+        data.with_columns({"age": [1, 2]})
+    with pytest.raises(SettingError, match="its name is taken"):
+        data.with_columns({"patient": [""] * 90})
+    with pytest.raises(SettingError, match="before select"):
+        part.with_columns({"age": [1, 2]})
+
+
+def test_several_parts_at_once_have_their_shares_of_every_class(data):
+    parts = data.split({"train": 0.8, "val": 0.1, "test": 0.1}, seed=5)
+    assert list(parts) == ["train", "val", "test"]
+    assert {name: dict(part.statistics().per_class) for name, part in parts.items()} == {
+        "train": dict.fromkeys(CLASSES, 24),
+        "val": dict.fromkeys(CLASSES, 3),
+        "test": dict.fromkeys(CLASSES, 3),
+    }
+    assert sorted(row for part in parts.values() for row in rows_of(part)) == list(range(90))
+    assert rows_of(data.split({"a": 0.8, "b": 0.2}, seed=1)["b"]) == rows_of(data.split(0.2, seed=1)[1])
+
+
+def test_a_grouped_split_keeps_a_patient_on_one_side(data):
+    parts = data.split({"train": 0.6, "val": 0.2, "test": 0.2}, seed=5, by="patient")
+    seen = [set(part.column("patient").to_pylist()) for part in parts.values()]
+    assert sum(map(len, seen)) == len(set.union(*seen))
+    assert [len(part) for part in parts.values()] == [54, 18, 18]
+    train, held_out = data.split(0.2, seed=5, by="patient")
+    assert not set(train.column("patient").to_pylist()) & set(held_out.column("patient").to_pylist())
+    assert rows_of(data.split(0.2, seed=6, by="patient")[1]) != rows_of(held_out)
+
+
+def test_groups_do_not_depend_on_where_their_samples_stand(data):
+    order = np.random.default_rng(0).permutation(90)
+    straight, shuffled = data.split(0.3, 1, by="patient")[1], data.take(order).split(0.3, 1, by="patient")[1]
+    assert sorted(rows_of(shuffled)) == rows_of(straight)
+
+
+def test_a_group_that_is_not_known_is_refused(data):
+    with pytest.raises(DataError, match="9 samples have no 'width'"):
+        data.split(0.2, by="width")
+    with pytest.raises(SettingError, match="there is no column 'person'"):
+        data.split(0.2, by="person")
+    with pytest.raises(DataError, match="the part 'val' would be empty"):
+        data.select("patient == 'p01'").split({"train": 0.9, "val": 0.1}, by="patient")
+
+
+def test_an_unbalanced_split_has_its_share_of_all_samples(data):
+    train, held_out = data.split(0.1, seed=3, balanced=False)
+    assert (len(train), len(held_out)) == (81, 9)
+    assert rows_of(held_out) != rows_of(data.split(0.1, seed=3)[1])
+
+
+def test_a_column_divides_by_its_values(data):
+    parts = data.split_by("fold")
+    assert list(parts) == ["0", "1", "2", "3"]
+    assert rows_of(parts["2"]) == list(range(2, 90, 4))
+    assert list(data.split_by("is_sharp")) == ["False", "True"]
+
+
+def test_a_column_of_too_many_values_divides_nothing(tmp_path):
+    (tmp_path / "a").mkdir()
+    for number in range(256):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(b"")
+    with pytest.raises(SettingError, match="has 256 values, and a split up to 255 parts"):
+        Dataset(tmp_path).split_by("name")
+
+
+def test_saved_splits_are_there_for_everyone_who_lists_the_same(data, tmp_path):
+    parts = data.split({"train": 0.8, "val": 0.2}, seed=1, by="patient")
+    place = data.save_splits(parts)
+    assert place.startswith(f"{tmp_path.as_uri()}/.frostline/splits/")
+    other = Dataset(tmp_path)
+    assert other.splits == ("train", "val")
+    assert other["val"].digest == parts["val"].digest
+    assert rows_of(other["train"]) == rows_of(parts["train"])
+    other.save_splits({"val": other.take(np.array([9, 3])), "few": other})
+    assert Dataset(tmp_path).splits == ("train", "val", "few")
+    assert rows_of(Dataset(tmp_path)["val"]) == [3, 9]
+    assert rows_of(other.select("label == 'glass'")["val"]) == []
+    assert rows_of(other.take(np.array([9, 8, 3]))["val"]) == [9, 3]
+    assert dict(other.statistics().splits) == {"train": 72, "val": 2, "few": 90}
+
+
+def test_a_split_that_is_not_there_is_named(data, tmp_path):
+    with pytest.raises(SettingError, match="has no split 'train', and none at all: save_splits"):
+        data["train"]
+    data.save_splits({"train": data})
+    with pytest.raises(SettingError, match="has no split 'test', only train"):
+        data["test"]
+    (tmp_path / "cat" / "new.jpg").write_bytes(b"x")
+    changed = Dataset(tmp_path)
+    assert changed.splits == ()
+    with pytest.raises(SettingError, match="the part 'train' is one of other data"):
+        changed.save_splits({"train": data})
+
+
+def test_a_damaged_file_of_splits_is_as_none(data, tmp_path):
+    data.save_splits({"train": data})
+    for path in (tmp_path / ".frostline" / "splits").glob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert Dataset(tmp_path).splits == ()
+
+
+def test_a_data_set_is_not_iterated_by_mistake(data):
+    with pytest.raises(TypeError):
+        iter(data)
+
+
+def test_statistics_of_a_part_are_those_of_its_samples(data):
+    found = data.select("label == 'dog' and length <= 20").statistics()
+    assert (found.samples, found.min_bytes, found.max_bytes, found.total_bytes) == (20, 1, 20, 210)
+    assert found.per_class == (("cat", 0), ("dog", 20), ("glass", 0))
+    assert (found.quantiles.p5, found.quantiles.p95) == (2, 19)
+    assert ("width", "int64") in found.columns
+    empty = data.select("length > 99").statistics()
+    assert (empty.samples, empty.mean_bytes, empty.quantiles.p50) == (0, 0.0, 0)
