@@ -3,9 +3,10 @@
 Each figure is taken in a process of its own. Names are generated; the big table is written a row group at a time.
 
     python benchmarks/manifest.py --parts open --rows 100000000 --folder DIR
-    python benchmarks/manifest.py --parts list --objects 1000000 --folder DIR
+    python benchmarks/manifest.py --parts list,local --objects 1000000 --folder DIR
+    python benchmarks/manifest.py --parts seaweed --objects 50000 --folder DIR
 
-``DIR`` needs some 20 GB for a hundred million rows. ``--keep`` leaves the table there for the next run.
+``DIR`` needs some 25 GB for a hundred million rows. The tables stay there for the next run.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -58,12 +60,11 @@ def group(schema, start, rows, classes, total, *, shuffled):
     shards = [f"shards/{one:06}.tar" for one in range(start // SHARD, (start + rows - 1) // SHARD + 1)]
     etags = [hashlib.blake2b(one.encode(), digest_size=8).hexdigest() for one in shards]
     of = pa.array((number // SHARD - start // SHARD).astype(np.int32))
-    names = pa.array(np.char.mod("%012d.jpg", number)) if False else _names(start, rows)
     label = (number * 2654435761 % 4294967296 % classes) if shuffled else number * classes // total
     return pa.table(
         [
             ids,
-            names,
+            _names(start, rows),
             pa.DictionaryArray.from_arrays(of, shards).cast(pa.string()),
             number % SHARD * 102_400,
             80_000 + number % 40_000,
@@ -110,8 +111,6 @@ def child_open(folder, batches):
     from frostline.datasets import Dataset
     from frostline.ordering import Order
 
-    import frostline.core.texts  # noqa: F401 (imports are not what is measured)
-
     def first_batch():
         order = Order(size=len(train), seed=0, epoch=0)
         return train.samples.take(order.indices(0, 256))
@@ -144,6 +143,97 @@ def child_copy(folder):
     watch = Watch()
     data = watch.step("copy", lambda: _opened(Dataset(folder, cache=Path(folder) / "cache", relist=False)))
     print(json.dumps({"rows": len(data), **watch.steps["copy"]}))
+
+
+class Generated:
+    """A store whose listing is made up, in class folders; what is written to it lies in a folder."""
+
+    def __init__(self, folder, objects, changed=0):
+        from frostline.stores.folder import FolderStore
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._store = FolderStore(str(folder))
+        self.url, self.read, self.write = self._store.url, self._store.read, self._store.write
+        self._objects, self._changed = objects, changed
+
+    def list(self):
+        from frostline.stores.faces import Entry
+
+        yield from self._store.list()
+        for number in range(self._objects):
+            etag = f"{number + (number < self._changed):032x}"
+            yield Entry(f"class{number % 1000:03}/photograph-{number:09}.jpg", 80_000 + number % 40_000, etag)
+
+
+def child_list(folder, objects):
+    """Build the manifest of generated names, find it again, and build it after one in a thousand changed."""
+    from frostline.datasets.manifest import load_manifest
+
+    watch = Watch()
+    steps = (("built", 0), ("found again", 0), ("one in a thousand changed", max(1, objects // 1000)))
+    for name, changed in steps:
+        store = Generated(folder, objects, changed)
+        found = watch.step(name, partial(load_manifest, store, cache=folder / "cache"))
+        assert len(found.samples) == objects
+        watch.steps[name]["objects_per_s"] = round(objects / watch.steps[name]["s"])
+        del found
+    print(json.dumps({"objects": objects, "steps": watch.steps}))
+
+
+def child_folder(folder, objects, url):
+    """The same over a real store: it is filled first, which is not measured."""
+    from frostline.datasets import Dataset
+
+    watch = Watch()
+    for name in ("built", "found again"):
+        data = watch.step(name, lambda: _opened(Dataset(url, cache=folder / "cache")))
+        assert len(data) == objects
+        watch.steps[name]["objects_per_s"] = round(objects / watch.steps[name]["s"])
+    print(json.dumps({"objects": objects, "steps": watch.steps}))
+
+
+def measure_list(folder, objects):
+    found = run("--child", "list", "--folder", folder / f"list-{objects}", "--objects", objects)
+    print("generated names", json.dumps(found, indent=1), flush=True)
+    return {"generated names": found}
+
+
+def fill_folder(folder, objects):
+    for number in range(objects):
+        place = folder / f"class{number % 1000:03}"
+        if number < 1000:
+            place.mkdir(parents=True, exist_ok=True)
+        (place / f"photograph-{number:09}.jpg").touch()
+
+
+def measure_local(folder, objects):
+    """Empty files: a listing asks for their names, sizes and times alone."""
+    root = folder / f"local-{objects}"
+    if not root.exists():
+        fill_folder(root, objects)
+    found = run("--child", "folder", "--folder", folder, "--objects", objects, "--url", root)
+    print("a folder", json.dumps(found, indent=1), flush=True)
+    return {"a folder": found}
+
+
+def measure_seaweed(folder, objects):
+    """Objects of a byte in SeaweedFS, put there by its plain HTTP face."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from concurrent.futures import ThreadPoolExecutor
+
+    from support.seaweed import seaweed
+
+    root = folder / "seaweed"
+    root.mkdir(parents=True, exist_ok=True)
+    with seaweed(root) as server:
+        server.make_bucket("many")
+        names = [f"many/class{number % 1000:03}/photograph-{number:09}.jpg" for number in range(objects)]
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(lambda name: server.put(name, b"x"), names))
+        os.environ.update(server.environment())
+        found = run("--child", "folder", "--folder", folder / "s3", "--objects", objects, "--url", "s3://many")
+    print("SeaweedFS", json.dumps(found, indent=1), flush=True)
+    return {"SeaweedFS": found}
 
 
 def run(*arguments):
@@ -180,6 +270,8 @@ def main():
     parser.add_argument("--parts", default="open")
     parser.add_argument("--rows", type=int, default=100_000_000)
     parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--objects", type=int, default=1_000_000)
+    parser.add_argument("--url")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--folder", type=Path, required=True)
@@ -187,14 +279,23 @@ def main():
     parser.add_argument("--child")
     options = parser.parse_args()
     if options.child == "open":
-        return child_open(options.folder, options.batches)
+        child_open(options.folder, options.batches)
+        return
     if options.child == "copy":
-        return child_copy(options.folder)
+        child_copy(options.folder)
+        return
+    if options.child == "list":
+        child_list(options.folder, options.objects)
+        return
+    if options.child == "folder":
+        child_folder(options.folder, options.objects, options.url)
+        return
     report = {}
     if "open" in options.parts:
-        report["open"] = measure_open(
-            options.folder, options.rows, options.classes, options.rounds, options.batches
-        )
+        report["open"] = measure_open(options.folder, options.rows, options.classes, options.rounds, options.batches)
+    for name, measure in (("list", measure_list), ("local", measure_local), ("seaweed", measure_seaweed)):
+        if name in options.parts:
+            report.update(measure(options.folder, options.objects))
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
