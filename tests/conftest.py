@@ -7,6 +7,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from frostline.engines.allocator import keep_freed_memory
+from support.azurite import azurite as run_azurite
+from support.azurite import find_azurite
 from support.cassandra import cassandra, why_no_cassandra
 from support.photographs import photographs_folder
 from support.seaweed import find_weed, seaweed
@@ -53,4 +55,13 @@ def cql(tmp_path_factory):
     if (why := why_no_cassandra()) is not None:
         pytest.skip(why)
     with cassandra(tmp_path_factory.mktemp("cassandra"), secured=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory):
+    """An emulator of Azure's blob storage."""
+    if find_azurite() is None:
+        pytest.skip("there is no Azurite here: run scripts/azurite.sh, which fetches it and the 373 packages it needs")
+    with run_azurite(tmp_path_factory.mktemp("azurite")) as server:
         yield server

@@ -20,6 +20,7 @@ FrostlineError
 │   ├── ObjectNotFound        no such object
 │   ├── AccessDenied          the store refused the credentials
 │   └── StoreUnavailable      worth trying again
+│       └── StoreThrottled    it has more requests than it takes; carries how long to wait
 ├── SampleError               one sample cannot be decoded; it is counted and skipped
 ├── Refused                   the node will not do this, however often it is asked
 │   ├── BadRequest            the request does not make sense
@@ -63,6 +64,7 @@ __all__ = (
     "SampleError",
     "SettingError",
     "StoreError",
+    "StoreThrottled",
     "StoreUnavailable",
     "TooManySkipped",
     "Unavailable",
@@ -156,6 +158,14 @@ class AccessDenied(StoreError):
 
 class StoreUnavailable(StoreError):
     """The store did not answer, or was too busy: worth trying again."""
+
+
+class StoreThrottled(StoreUnavailable):
+    """The store has more requests than it takes; ``retry_after_s`` says how long to wait, as far as it said so."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class SampleError(FrostlineError):

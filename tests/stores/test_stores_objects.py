@@ -21,9 +21,10 @@ from frostline.errors import (
     OutOfSpace,
     SettingError,
     StoreError,
+    StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.driver import error_of_driver
+from frostline.stores.driver_errors import error_of_driver
 from frostline.stores.folder import error_of_system
 from frostline.stores.objects import open_store
 
@@ -143,12 +144,19 @@ def test_every_exception_of_the_driver_has_its_own_in_our_tree():
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("status code: 404 Not Found: <Code>NoSuchBucket</Code>", ObjectNotFound),
+        ("status code: 404 Not Found: <Code>NoSuchKey</Code>", ObjectNotFound),
+        ("status code: 404 Not Found: <Code>NoSuchBucket</Code>", StoreError),
+        ("status code: 404 Not Found: <Code>ContainerNotFound</Code>", StoreError),
         ("status code: 403 Forbidden: <Code>SignatureDoesNotMatch</Code>", AccessDenied),
         ("status code: 416 Range Not Satisfiable", ObjectNotFound),
         ("status code: 507 Insufficient Storage", OutOfSpace),
         ("status code: 400 Bad Request", StoreError),
-        ("status code: 503 Slow Down", StoreUnavailable),
+        ("status code: 503 Service Unavailable", StoreUnavailable),
+        ("status code: 503 Slow Down: <Code>SlowDown</Code>", StoreThrottled),
+        ("status code: 503 Service Unavailable: <Code>ServerBusy</Code>", StoreThrottled),
+        ("status code: 429 Too Many Requests", StoreThrottled),
+        ("Received non-partial response when range requested", StoreError),
+        ("Wanted range starting at 10, but object was only 10 bytes long", ObjectNotFound),
         ("HTTP error: builder error", SettingError),
         ("PUT http://169.254.169.254/latest/api/token", AccessDenied),
         ("error sending request for http://user:hunter2@host/", StoreUnavailable),

@@ -1,6 +1,7 @@
-"""Folder, memory and S3 do what every store must do: the tests that are shipped, run on each."""
+"""Folder, memory, S3, Google, Azure and the web do what every store must do: the shipped tests, run on each."""
 
 import uuid
+from base64 import b64encode
 
 import pytest
 
@@ -9,6 +10,7 @@ from frostline.testing.stores import (
     ListingTests,
     MissingRootTests,
     ReadingTests,
+    ReadOnlyTests,
     RefusalTests,
     SharingTests,
     Staged,
@@ -16,6 +18,7 @@ from frostline.testing.stores import (
     VersionTests,
     WritingTests,
 )
+from support.bucket_peer import bucket_peer
 
 
 class Everything(ReadingTests, VersionTests, ListingTests, WritingTests, SharingTests):
@@ -71,3 +74,72 @@ class TestS3(Everything, TravellingTests, MissingRootTests, RefusalTests):
     def refused(self, s3, bucket, monkeypatch):
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", self.secret)
         return open_store(bucket)
+
+
+@pytest.fixture
+def google(monkeypatch):
+    """A bucket as Google's, which asks for a token."""
+    with bucket_peer() as peer:
+        peer.token = "token"
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", peer.token)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", peer.url)
+        yield peer
+
+
+class TestGoogle(Everything, TravellingTests, MissingRootTests, RefusalTests):
+    """Against a peer that was written by hand: no server of Google's kind can be run here."""
+
+    __test__ = True
+
+    @pytest.fixture
+    def staged(self, google):
+        store = open_store("gs://photos/a b%20")
+        return Staged(store=store, put=store.write)
+
+    @pytest.fixture
+    def missing(self, google):
+        return open_store("gs://nowhere")
+
+    @pytest.fixture
+    def refused(self, google, monkeypatch):
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", self.secret)
+        return open_store("gs://photos")
+
+
+class TestAzure(Everything, TravellingTests, MissingRootTests, RefusalTests):
+    __test__ = True
+
+    @pytest.fixture(autouse=True)
+    def account(self, azurite, monkeypatch):
+        for name, value in azurite.environment().items():
+            monkeypatch.setenv(name, value)
+        azurite.make_container("stores")
+
+    @pytest.fixture
+    def staged(self):
+        store = open_store(f"abfs://stores/{uuid.uuid4()}/a b%20")
+        return Staged(store=store, put=store.write)
+
+    @pytest.fixture
+    def missing(self):
+        return open_store("az://nowhere")
+
+    @pytest.fixture
+    def refused(self, monkeypatch):
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", b64encode(self.secret.encode()).decode())
+        return open_store("az://stores")
+
+
+class TestWeb(ReadingTests, VersionTests, SharingTests, TravellingTests, ReadOnlyTests):
+    """A real web server that lists nothing."""
+
+    __test__ = True
+
+    @pytest.fixture
+    def staged(self, s3):
+        folder = f"web-{uuid.uuid4()}"
+        s3.make_bucket(folder)
+        return Staged(
+            store=open_store(f"http://{s3.filer}/buckets/{folder}"),
+            put=lambda name, data: s3.put(f"{folder}/{name}", data),
+        )

@@ -19,6 +19,7 @@ from frostline.errors import AccessDenied, DataNotFound, ObjectNotFound
 from frostline.preprocess import Applied
 from frostline.stores.faces import ObjectStore
 from frostline.stores.folder import FolderStore
+from frostline.stores.urls import object_url
 
 __all__ = ("IN_MEMORY_BYTES", "Manifest", "load_manifest", "row_groups")
 
@@ -120,7 +121,9 @@ def load_manifest(
     listed = chosen.read(store, entries, shelf.before(chosen, sizes))
     if listed.kept_at:
         columns = Columns(listed.table.combine_chunks())
-        return _manifest(_Kept(columns, _about(listed), f"{store.url}/{listed.kept_at}"), found=True, listed=listed)
+        return _manifest(
+            _Kept(columns, _about(listed), object_url(store.url, listed.kept_at)), found=True, listed=listed
+        )
     return _manifest(shelf.keep(chosen, listed), found=False)
 
 
@@ -194,7 +197,7 @@ class _Shelf:
             kept = self._opened(place, name, len(data), listed.digest)
             if kept is not None:
                 return kept
-        return _Kept(Columns(listed.table.combine_chunks()), _about(listed), f"{place.url}/{name}")
+        return _Kept(Columns(listed.table.combine_chunks()), _about(listed), object_url(place.url, name))
 
     def _last_of(self, sizes: Mapping[str, int] | None) -> _Last | None:
         """What was built last; ``sizes`` of a listing spares asking for what is not there."""
@@ -213,7 +216,7 @@ class _Shelf:
         return FolderStore(str(self._cache))
 
     def _opened(self, store: ObjectStore, name: str, nbytes: int, digest: str) -> _Kept | None:
-        place = f"{store.url}/{name}"
+        place = object_url(store.url, name)
         try:
             if nbytes > self._in_memory_bytes:
                 found = self._mapped(store, name, nbytes, digest)

@@ -1,11 +1,12 @@
-"""Opens a store of objects by its URL: a folder, a bucket of S3, a table of Cassandra, or memory."""
+"""Opens a store of objects by its URL: a folder, memory, a bucket, a web server or a table of Cassandra."""
 
+from frostline.stores.clouds import cloud_store
 from frostline.stores.cql import CqlStore
 from frostline.stores.cql_urls import parse_cql
-from frostline.stores.driver import memory_store, s3_store
+from frostline.stores.driver import memory_store
 from frostline.stores.faces import Buffer, Entry, Listable, ObjectStore, Readable, Writable
 from frostline.stores.folder import FolderStore
-from frostline.stores.urls import is_within, normalise_url, parse_url
+from frostline.stores.urls import is_within, normalise_url, object_url, parse_url
 
 __all__ = (
     "Buffer",
@@ -16,6 +17,7 @@ __all__ = (
     "Writable",
     "is_within",
     "normalise_url",
+    "object_url",
     "open_store",
 )
 
@@ -24,8 +26,10 @@ def open_store(url: str) -> ObjectStore:
     """The store at a URL. Nothing is connected or looked at until it is used.
 
     Args:
-        url: ``file:///folder`` or a plain path; ``s3://bucket/prefix``, whose endpoint and credentials come from
-            the usual ``AWS_*`` variables; ``memory://name``, shared by all of a process that use the name;
+        url: ``file:///folder`` or a plain path; ``memory://name``, shared by all of a process that use the name;
+            ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``, whose servers and credentials
+            come from the usual ``AWS_*``, ``GOOGLE_*`` and ``AZURE_*`` variables, and options such as
+            ``?endpoint=https://store:9000`` (``stores.options``); ``https://host/path``, which is read alone;
             ``cql://user@host/keyspace/table``, whose password comes from ``FROSTLINE_CQL_PASSWORD``.
 
     Raises:
@@ -35,9 +39,9 @@ def open_store(url: str) -> ObjectStore:
     match root.scheme:
         case "cql":
             return CqlStore(parse_cql(url.partition("://")[2]))
-        case "s3":
-            return s3_store(normalise_url(url), root.place, root.path)
+        case "file":
+            return FolderStore(root.path)
         case "memory":
             return memory_store(normalise_url(url), root.place, root.path)
         case _:
-            return FolderStore(root.path)
+            return cloud_store(normalise_url(url), root)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound
+from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
 
 __all__ = (
     "ABSENT",
@@ -270,7 +270,7 @@ class MissingRootTests:
         with pytest.raises(DataNotFound) as caught:
             list(missing.list())
         assert missing.url.removeprefix("file://") in str(caught.value)
-        with pytest.raises((DataNotFound, ObjectNotFound)):
+        with pytest.raises((DataNotFound, StoreError)):
             missing.read("x", 0, 1)
 
 

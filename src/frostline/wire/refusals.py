@@ -17,6 +17,7 @@ from frostline.errors import (
     Overloaded,
     Refused,
     StoreError,
+    StoreThrottled,
     StoreUnavailable,
     Unavailable,
     Unidentified,
@@ -49,6 +50,7 @@ TRAVELLING: dict[type[FrostlineError], int] = {
     UnsafeArtifact: 422,
     Overloaded: 429,
     StoreError: 502,
+    StoreThrottled: 503,
     StoreUnavailable: 503,
     NodeUnreachable: 503,
     Unavailable: 503,
@@ -70,7 +72,7 @@ def status_of(error: FrostlineError) -> int:
 def error_to_json(error: FrostlineError) -> dict[str, Any]:
     """The body of the answer: ``error``, ``message`` and, where it is known, ``retry_after_s``."""
     kind = next((kind for kind in type(error).__mro__ if kind in TRAVELLING), type(error))
-    wait = {"retry_after_s": error.retry_after_s} if isinstance(error, Overloaded) else {}
+    wait = {"retry_after_s": error.retry_after_s} if isinstance(error, Overloaded | StoreThrottled) else {}
     return {"error": kind.__name__, "message": str(error), **wait}
 
 
@@ -78,7 +80,7 @@ def retry_after(error: FrostlineError) -> dict[str, str]:
     """The headers that tell a client what to do: ``Retry-After`` in whole seconds, or how to say who it is."""
     if isinstance(error, Unidentified):
         return {"WWW-Authenticate": "Bearer"}
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | StoreThrottled):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     return {"Retry-After": "1"} if isinstance(error, Unavailable | StoreUnavailable) else {}
 
@@ -104,8 +106,8 @@ def error_from_json(value: object) -> FrostlineError | None:
     if not isinstance(value, dict) or not isinstance(value.get("message"), str):
         return None
     kind = _BY_NAME.get(str(value.get("error")))
-    if kind is Overloaded:
-        return Overloaded(value["message"], retry_after_s=_seconds(value.get("retry_after_s")))
+    if kind is Overloaded or kind is StoreThrottled:
+        return kind(value["message"], retry_after_s=_seconds(value.get("retry_after_s")))
     return kind(value["message"]) if kind else None
 
 

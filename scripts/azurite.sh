@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Install Azurite, Microsoft's emulator of Azure's blob storage, under build/ for the tests of Azure.
+#
+# Not part of `make test`: it comes with some 370 packages. Where it is not there those tests skip.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+package=azurite@3.35.0
+
+[ -f build/azurite/node_modules/azurite/dist/src/blob/main.js ] && exit 0
+command -v npm >/dev/null || { echo "Azurite needs Node.js and npm" >&2; exit 1; }
+mkdir -p build/azurite
+echo '{"name": "azurite-for-tests", "version": "1.0.0", "private": true}' >build/azurite/package.json
+exec npm install --prefix build/azurite --no-audit --no-fund --no-save --ignore-scripts "$package"

@@ -1,0 +1,135 @@
+"""S3, Google Cloud Storage, Azure and web servers: where their servers and credentials are read from.
+
+Credentials and addresses come from the variables that each ecosystem uses, of which the driver reads most by itself;
+what it does not read is read here. Options of the URL go before them.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from frostline.config import environment
+from frostline.errors import SettingError
+from frostline.stores.driver import DriverStore
+from frostline.stores.urls import Root
+
+if TYPE_CHECKING:
+    from obstore.store import AzureStore, GCSStore, HTTPStore, RetryConfig, S3Store
+
+__all__ = ("azure_settings", "cloud_store", "google_settings", "s3_settings")
+
+# Not as the driver's client options: those put aside what AWS_ALLOW_HTTP and its like say.
+_TIMES = {"connect_timeout": "5s", "timeout": "60s"}
+_PLAIN = {"allow_http": "true"}
+_CONNECTION_STRING = {"AccountName": "account_name", "AccountKey": "account_key", "BlobEndpoint": "endpoint"}
+
+
+def cloud_store(url: str, root: Root) -> DriverStore:
+    """The objects of a bucket, a container or a web server. Nothing is looked at until it is used.
+
+    Args:
+        url: canonical.
+        root: the same taken apart.
+    """
+    match root.scheme:
+        case "s3":
+            return DriverStore(url, partial(_s3, root), root.path)
+        case "gs":
+            return DriverStore(url, partial(_google, root), root.path)
+        case "az":
+            return DriverStore(url, partial(_azure, root), root.path)
+        case _:
+            return DriverStore(url, partial(_web, root), root.path, is_read_only=True)
+
+
+def s3_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG001
+    """What the driver is told beside what it reads from ``AWS_*`` by itself, profiles aside."""
+    told = {name: options[name] for name in ("endpoint", "region") if name in options}
+    if "endpoint" in options:
+        # It goes before the address of the environment, also before the one for S3 alone.
+        told["aws_endpoint_url_s3"] = options["endpoint"]
+    return {**told, **_plain(options.get("endpoint", "")), **_anonymous(options)}
+
+
+def google_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """What the driver is told beside what it reads from ``GOOGLE_*`` by itself."""
+    address = options.get("endpoint", "") or _emulator(environment.get("STORAGE_EMULATOR_HOST", ""))
+    told = {"base_url": address} if address else {}
+    return {**told, **_plain(address), **_anonymous(options)}
+
+
+def azure_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """What the driver is told beside what it reads from ``AZURE_*`` by itself.
+
+    Raises:
+        SettingError: ``AZURE_STORAGE_CONNECTION_STRING`` is none.
+    """
+    told = _connection(environment.get("AZURE_STORAGE_CONNECTION_STRING", ""))
+    told |= {"account_name": options["account"]} if "account" in options else {}
+    told |= {"endpoint": options["endpoint"]} if "endpoint" in options else {}
+    return {**told, **_plain(told.get("endpoint", "")), **_anonymous(options)}
+
+
+def _connection(text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(";") if part]
+    if any(not mark for _, mark, _ in pairs):
+        raise SettingError("AZURE_STORAGE_CONNECTION_STRING is written name=value;name=value")
+    given = {name: value for name, _, value in pairs}
+    return {ours: given[theirs] for theirs, ours in _CONNECTION_STRING.items() if theirs in given}
+
+
+def _emulator(host: str) -> str:
+    return host if not host or "://" in host else f"http://{host}"
+
+
+def _plain(address: str) -> dict[str, str]:
+    # Whoever writes the address out with http:// means it.
+    return _PLAIN if address.startswith("http://") else {}
+
+
+def _anonymous(options: Mapping[str, str]) -> dict[str, str]:
+    return {"skip_signature": "true"} if "anonymous" in options else {}
+
+
+def _tries() -> "RetryConfig":
+    # Short tries: whoever asks decides how long it is worth trying, and must be able to say so.
+    return {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+
+
+def _s3(root: Root) -> "S3Store":
+    from obstore.store import S3Store
+
+    from frostline.stores.profiles import profile_of, signed
+
+    options, said = dict(root.options), environment("AWS_")
+    config: dict[str, Any] = {**_TIMES, **s3_settings(options, said)}
+    profile = None if "anonymous" in options else profile_of(options, said)
+    if profile is None:
+        return S3Store(root.place, retry_config=_tries(), config=config)  # type: ignore[arg-type]
+    config, credentials = signed(profile, config, said)
+    return S3Store(root.place, retry_config=_tries(), config=config, credential_provider=credentials)  # type: ignore[arg-type]
+
+
+def _google(root: Root) -> "GCSStore":
+    from obstore.store import GCSStore
+
+    settings: Any = {**_TIMES, **google_settings(dict(root.options), environment("STORAGE_"))}
+    return GCSStore(root.place, retry_config=_tries(), config=settings)
+
+
+def _azure(root: Root) -> "AzureStore":
+    from obstore.store import AzureStore
+
+    settings: Any = {**_TIMES, **azure_settings(dict(root.options), environment("AZURE_"))}
+    return AzureStore(root.place, retry_config=_tries(), config=settings)
+
+
+def _web(root: Root) -> "HTTPStore":
+    from obstore.store import HTTPStore
+
+    # The prefix is the store's own matter, as everywhere.
+    address = f"{root.scheme}://{root.place}"
+    times = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
+    plain: Any = {"allow_http": root.scheme == "http", **times}
+    return HTTPStore(address, retry_config=_tries(), client_options=plain)

@@ -1,0 +1,189 @@
+"""Where buckets and containers are looked for and as whom: variables, profiles and options; and no secret gets out."""
+
+import logging
+import os
+import pickle
+
+import pytest
+
+from frostline.datasets import Dataset
+from frostline.errors import AccessDenied, DataNotFound, SettingError, StoreError, StoreThrottled
+from frostline.stores.clouds import azure_settings, google_settings, s3_settings
+from frostline.stores.objects import open_store
+from frostline.stores.profiles import profile_of
+from support.bucket_peer import bucket_peer
+
+TEN = b"0123456789"
+
+
+@pytest.fixture
+def nobody(monkeypatch, tmp_path):
+    """An environment that says nothing of S3."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def profile(folder, monkeypatch, server, **changes):
+    """Files as `aws configure` writes them, with one profile `shop`."""
+    said = server.environment(**changes)
+    credentials, config = folder / "credentials", folder / "config"
+    keys = {f"{name} = {said[name.upper()]}" for name in ("aws_access_key_id", "aws_secret_access_key")}
+    credentials.write_text("\n".join(["[shop]", *keys]))
+    config.write_text(f"[profile shop]\nregion = us-east-1\nendpoint_url = {said['AWS_ENDPOINT_URL']}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+
+
+def test_a_profile_of_the_url_says_server_region_and_credentials(s3, nobody, monkeypatch):
+    s3.make_bucket("profiles")
+    profile(nobody, monkeypatch, s3)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    store = open_store("s3://profiles/a?profile=shop")
+    store.write("x", TEN)
+    assert bytes(store.read("x", 3, 4)) == b"3456"
+    assert bytes(pickle.loads(pickle.dumps(store)).read("x", 3, 4)) == b"3456"
+
+
+def test_the_profile_of_the_environment_is_used_where_it_holds_no_keys(s3, nobody, monkeypatch):
+    s3.make_bucket("profiles")
+    profile(nobody, monkeypatch, s3)
+    monkeypatch.setenv("AWS_PROFILE", "shop")
+    assert list(open_store("s3://profiles/none").list()) == []
+
+
+def test_a_profile_that_is_not_there_is_named(s3, nobody, monkeypatch):
+    profile(nobody, monkeypatch, s3)
+    with pytest.raises(SettingError, match="no AWS profile shopp"):
+        list(open_store("s3://profiles?profile=shopp").list())
+
+
+def test_a_profile_without_credentials_is_refused(nobody, monkeypatch):
+    (nobody / "config").write_text("[profile shop]\nregion = eu-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(nobody / "config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(AccessDenied, match="the AWS profile shop holds no credentials"):
+        list(open_store("s3://profiles?profile=shop").list())
+
+
+def test_wrong_credentials_of_a_profile_are_refused_and_not_shown(s3, nobody, monkeypatch):
+    s3.make_bucket("profiles")
+    profile(nobody, monkeypatch, s3, secret="hunter2")
+    store = open_store("s3://profiles?profile=shop")
+    with pytest.raises(AccessDenied) as caught:
+        list(store.list())
+    assert "hunter2" not in f"{caught.value}{store!r}"
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "profile"),
+    [
+        ({"profile": "one"}, {"AWS_ACCESS_KEY_ID": "key", "AWS_PROFILE": "two"}, "one"),
+        ({}, {"AWS_ACCESS_KEY_ID": "key", "AWS_PROFILE": "two"}, None),
+        ({}, {"AWS_WEB_IDENTITY_TOKEN_FILE": "/x", "AWS_PROFILE": "two"}, None),
+        ({}, {"AWS_SKIP_SIGNATURE": "true", "AWS_PROFILE": "two"}, None),
+        ({}, {"AWS_PROFILE": "two"}, "two"),
+        ({}, {"AWS_SHARED_CREDENTIALS_FILE": __file__}, "default"),
+        ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}, None),
+    ],
+)
+def test_which_profile_is_read_is_decided_as_the_tools_of_aws_do(options, environment, profile):
+    assert profile_of(options, environment) == profile
+
+
+def test_options_of_a_url_go_before_the_environment(s3, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    s3.make_bucket("optional")
+    store = open_store(f"s3://optional/x?endpoint=http://{s3.s3}&region=us-east-1")
+    store.write("a", TEN)
+    assert bytes(store.read("a", 0, 10)) == TEN
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "environment", "told"),
+    [
+        (s3_settings, {}, {}, {}),
+        (s3_settings, {"region": "eu-1", "anonymous": "true"}, {}, {"region": "eu-1", "skip_signature": "true"}),
+        (google_settings, {}, {"STORAGE_EMULATOR_HOST": "h:1"}, {"base_url": "http://h:1", "allow_http": "true"}),
+        (google_settings, {"endpoint": "https://g"}, {"STORAGE_EMULATOR_HOST": "h:1"}, {"base_url": "https://g"}),
+        (
+            azure_settings,
+            {"account": "other"},
+            {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=one;AccountKey=a2V5==;BlobEndpoint=http://h/one;X=y"},
+            {"account_name": "other", "account_key": "a2V5==", "endpoint": "http://h/one", "allow_http": "true"},
+        ),
+    ],
+)
+def test_what_the_driver_does_not_read_by_itself_is_told_it(settings, options, environment, told):
+    assert settings(options, environment) == told
+
+
+def test_a_connection_string_that_is_none_is_not_repeated():
+    with pytest.raises(SettingError, match="AZURE_STORAGE_CONNECTION_STRING") as caught:
+        azure_settings({}, {"AZURE_STORAGE_CONNECTION_STRING": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_google_is_asked_by_its_own_interface(monkeypatch):
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "token")
+    with bucket_peer() as peer:
+        peer.token = "token"
+        store = open_store(f"gs://photos/a?endpoint={peer.url}")
+        store.write("b c", TEN)
+        assert list(store.list())
+        assert peer.seen == [("PUT", "/photos/a%2Fb%20c"), ("GET", "/photos?list-type=2&prefix=a%2F")]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (403, b"<Error><Code>AccessDenied</Code></Error>", AccessDenied),
+        (404, b"<Error><Code>NoSuchBucket</Code></Error>", DataNotFound),
+        (429, b"<Error><Code>TooManyRequests</Code></Error>", StoreThrottled),
+        (503, b"<Error><Code>SlowDown</Code></Error>", StoreThrottled),
+    ],
+)
+def test_what_google_answers_becomes_a_sentence(monkeypatch, status, body, kind):
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "hunter2")
+    with bucket_peer() as peer:
+        peer.answers = lambda: (status, {"Retry-After": "0"}, body)
+        with pytest.raises(kind) as caught:
+            list(open_store(f"gs://photos?endpoint={peer.url}").list())
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_web_server_that_lists_nothing_says_what_to_do(s3):
+    with pytest.raises(StoreError, match="lists nothing: that takes WebDAV"):
+        list(open_store(f"http://{s3.filer}/buckets").list())
+
+
+def test_a_web_server_without_ranges_is_named():
+    with bucket_peer() as peer:
+        peer.gives_ranges = False
+        peer.objects["x"] = TEN
+        with pytest.raises(StoreError, match="whole objects only"):
+            open_store(f"{peer.url}/photos").read("x", 0, 3)
+
+
+def test_no_secret_gets_into_a_manifest_a_log_or_a_repr(s3, monkeypatch, caplog, tmp_path):
+    said = s3.environment()
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("secrets")
+    for label in ("cats", "dogs"):
+        s3.put(f"secrets/{label}/1.jpg", b"is listed, never read")
+    caplog.set_level(logging.DEBUG)
+    data = Dataset(f"s3://secrets?endpoint=http://{s3.s3}", cache=tmp_path)
+    (entry,) = (one for one in open_store(data.url).list() if one.object.endswith(".parquet")) if len(data) else ()
+    table = bytes(open_store(data.url).read(entry.object, 0, entry.size))
+    shown = f"{data!r}{data.manifest!r}{data.statistics()!r}{open_store(data.url)!r}{caplog.text}"
+    for secret in (said["AWS_SECRET_ACCESS_KEY"], said["AWS_ACCESS_KEY_ID"]):
+        assert secret not in shown
+        assert secret.encode() not in table
