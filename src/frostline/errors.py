@@ -161,9 +161,9 @@ class StoreUnavailable(StoreError):
 
 
 class StoreThrottled(StoreUnavailable):
-    """The store has more requests than it takes; ``retry_after_s`` says how long to wait, as far as it said so."""
+    """The store has more requests than it takes; ``retry_after_s`` says how long to wait; 0 where it did not say."""
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

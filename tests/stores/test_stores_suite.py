@@ -137,9 +137,8 @@ class TestWeb(ReadingTests, VersionTests, SharingTests, TravellingTests, ReadOnl
 
     @pytest.fixture
     def staged(self, s3):
-        folder = f"web-{uuid.uuid4()}"
-        s3.make_bucket(folder)
-        return Staged(
-            store=open_store(f"http://{s3.filer}/buckets/{folder}"),
-            put=lambda name, data: s3.put(f"{folder}/{name}", data),
-        )
+        # One bucket for all: SeaweedFS sets volumes aside for each.
+        s3.make_bucket("web")
+        folder = f"web/{uuid.uuid4()}"
+        url = f"http://{s3.filer}/buckets/{folder}"
+        return Staged(store=open_store(url), put=lambda name, data: s3.put(f"{folder}/{name}", data))

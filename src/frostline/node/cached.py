@@ -18,7 +18,7 @@ from frostline.engines.hardware import hardware_name
 from frostline.errors import SettingError
 from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
-from frostline.stores.objects import is_within, normalise_url, open_store
+from frostline.stores.objects import is_within, normalise_url, object_url, open_store
 from frostline.stores.urls import parse_url
 from frostline.wire.messages import FeatureRequest
 
@@ -192,7 +192,7 @@ def _shared(settings: NodeSettings, roots: Sequence[str]) -> SharedStore | None:
     if parse_url(url).scheme == "file" and not Path(parse_url(url).path).is_dir():
         raise SettingError(f"there is no folder {normalise_url(url)}: make it, or mount what holds the shared cache")
     return SharedStore(
-        lambda folder: open_store(f"{normalise_url(url)}/{folder}" if folder else url),
+        lambda folder: open_store(object_url(url, folder) if folder else url),
         budget_bytes=settings.shared_cache_bytes,
         memory_bytes=shared_bytes(settings),
         wait_s=settings.shared_cache_wait_s,

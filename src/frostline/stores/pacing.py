@@ -1,0 +1,133 @@
+"""Decides when the next request may go: a bucket of tokens, and a rate that follows what a store allows."""
+
+import math
+from dataclasses import dataclass, replace
+
+__all__ = ("FollowingRate", "TokenBucket")
+
+# Times the rate that was refused last.
+_NEAR = (0.9, 1.25)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBucket:
+    """So many requests a second, and some at once after a pause.
+
+    Attributes:
+        per_s: tokens that come back each second.
+        most: tokens that it holds at most, and to begin with.
+        tokens: that it holds; fewer than none where requests wait for some.
+        at_s: when it held those.
+    """
+
+    per_s: float
+    most: float
+    tokens: float
+    at_s: float
+
+    def __post_init__(self) -> None:
+        if not self.per_s > 0 or not self.most >= 1:
+            raise ValueError("a bucket takes more than no request a second, and one at least at once")
+
+    @classmethod
+    def full(cls, per_s: float, *, most: float, now_s: float) -> "TokenBucket":
+        """One that nobody has used."""
+        return cls(per_s=per_s, most=most, tokens=most, at_s=now_s)
+
+    def take(self, now_s: float) -> "tuple[TokenBucket, float]":
+        """Take a token; the bucket after that, and how long its taker waits before it goes on."""
+        now_s = max(now_s, self.at_s)
+        tokens = min(self.most, self.tokens + (now_s - self.at_s) * self.per_s) - 1
+        return replace(self, tokens=tokens, at_s=now_s), max(0.0, -tokens / self.per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowingRate:
+    """A rate just under what a store allows: it grows while all goes well, and falls when the store refuses.
+
+    Increase and multiplicative decrease, as TCP does (Chiu and Jain, 1989), slow near the rate that was refused last
+    and fast elsewhere (as CUBIC is, RFC 9438). There is no bound until the store refuses for the first time; then it
+    begins with what went well in the second before. Refusals of what was sent before the last fall tell nothing new
+    and change nothing. One request at a time should wait to be admitted, so that a rate that fell holds for the next.
+
+    Attributes:
+        rate_per_s: requests that may go each second; infinite until the store has refused.
+        refused_per_s: the rate that was refused last; 0 where none was.
+        free_at_s: when the next may go.
+        fell_at_s: when the rate fell last.
+        changed_at_s: when the rate changed last.
+        since_s: when this second of counting began.
+        went_well: requests that went well since then.
+        seen_per_s: how many a second did so in the second before.
+        fall: what is left of the rate after a refusal.
+        rise_per_s: by which share of itself the rate grows each second where it is near what was refused.
+        climb_per_s: the same elsewhere.
+        least_per_s: it falls no further.
+    """
+
+    rate_per_s: float = math.inf
+    refused_per_s: float = 0.0
+    free_at_s: float = -math.inf
+    fell_at_s: float = -math.inf
+    changed_at_s: float = -math.inf
+    since_s: float = -math.inf
+    went_well: int = 0
+    seen_per_s: float = 0.0
+    fall: float = 0.85
+    rise_per_s: float = 0.02
+    climb_per_s: float = 1.0
+    least_per_s: float = 0.5
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the store has ever refused."""
+        return self.rate_per_s < math.inf
+
+    def admit(self, now_s: float) -> "tuple[FollowingRate, float]":
+        """Send a request; the state after that, and how long its sender waits before it goes."""
+        if not self.is_bounded:
+            return self, 0.0
+        goes_at_s = max(now_s, self.free_at_s)
+        return replace(self, free_at_s=goes_at_s + 1 / self.rate_per_s), goes_at_s - now_s
+
+    def succeeded(self, now_s: float) -> "FollowingRate":
+        """A request went well."""
+        counted = self._counted(now_s)
+        if not self.is_bounded:
+            return counted
+        return replace(
+            counted, rate_per_s=self._grown(min(1.0, max(0.0, now_s - self.changed_at_s))), changed_at_s=now_s
+        )
+
+    def refused(self, now_s: float, *, sent_at_s: float, wait_s: float = 0.0) -> "FollowingRate":
+        """The store refused a request for its rate.
+
+        Args:
+            now_s: when that became known.
+            sent_at_s: when the request went.
+            wait_s: how long the store asked to wait; none goes before that.
+        """
+        held = replace(self, free_at_s=max(self.free_at_s, now_s + wait_s)) if wait_s else self
+        if sent_at_s <= self.fell_at_s:
+            return held
+        refused = self.rate_per_s if self.is_bounded else 0.0
+        rate = refused or max(self.seen_per_s, self._rate_so_far(now_s))
+        rate = max(self.least_per_s, rate * self.fall)
+        return replace(held, rate_per_s=rate, refused_per_s=refused, fell_at_s=now_s, changed_at_s=now_s)
+
+    def _grown(self, after_s: float) -> float:
+        low, high = (times * self.refused_per_s for times in _NEAR)
+        climbed = self.rate_per_s * (1 + self.climb_per_s * after_s)
+        if self.rate_per_s < low:
+            return min(climbed, low)
+        return climbed if self.rate_per_s > high else self.rate_per_s * (1 + self.rise_per_s * after_s)
+
+    def _counted(self, now_s: float) -> "FollowingRate":
+        if now_s - self.since_s < 1:
+            return replace(self, went_well=self.went_well + 1)
+        seen = self._rate_so_far(now_s) if now_s - self.since_s < math.inf else 0.0
+        return replace(self, since_s=now_s, went_well=1, seen_per_s=seen)
+
+    def _rate_so_far(self, now_s: float) -> float:
+        # Of less than a second's counting nothing above its count can be said.
+        return self.went_well / max(1.0, now_s - self.since_s)

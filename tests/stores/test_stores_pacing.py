@@ -1,0 +1,120 @@
+"""When requests may go: what a bucket lets through, and that a rate stays just under what a store allows."""
+
+import heapq
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.stores.pacing import FollowingRate, TokenBucket
+
+steps = st.lists(st.floats(0, 3), min_size=1, max_size=60)
+
+
+@given(steps, st.floats(0.5, 50), st.integers(1, 20))
+def test_a_bucket_never_lets_more_through_than_its_rate_and_what_it_holds(pauses, per_s, most):
+    bucket, now, gone = TokenBucket.full(per_s, most=most, now_s=0.0), 0.0, []
+    for pause in pauses:
+        now += pause
+        bucket, wait = bucket.take(now)
+        gone.append(now + wait)
+    for first, start in enumerate(gone):
+        for last in range(first, len(gone)):
+            assert last - first + 1 <= most + (gone[last] - start) * per_s + 1 + 1e-6
+
+
+@given(st.floats(0.5, 50), st.integers(1, 20), st.floats(0, 100))
+def test_a_full_bucket_lets_all_it_holds_through_at_once(per_s, most, now):
+    bucket = TokenBucket.full(per_s, most=most, now_s=now)
+    for _ in range(most):
+        bucket, wait = bucket.take(now)
+        assert wait == 0
+    assert bucket.take(now)[1] == pytest.approx(1 / per_s)
+
+
+def test_a_bucket_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="more than no request"):
+        TokenBucket.full(0, most=1, now_s=0)
+
+
+def test_nothing_waits_until_a_store_refuses():
+    rate = FollowingRate()
+    for number in range(1000):
+        rate, wait = rate.admit(number / 1000)
+        assert wait == 0
+        rate = rate.succeeded(number / 1000)
+    assert not rate.is_bounded
+
+
+happenings = st.lists(st.tuples(st.sampled_from(["sent", "well", "refused"]), st.floats(0, 2)), max_size=80)
+
+
+@given(happenings)
+def test_the_rate_only_falls_by_refusals_only_grows_by_successes_and_keeps_its_bounds(happened):
+    rate, now = FollowingRate(), 0.0
+    for what, pause in happened:
+        now += pause
+        before = rate.rate_per_s
+        if what == "sent":
+            rate, wait = rate.admit(now)
+            assert rate.rate_per_s == before
+            assert wait >= 0
+        elif what == "well":
+            rate = rate.succeeded(now)
+            assert rate.rate_per_s >= before
+        else:
+            rate = rate.refused(now, sent_at_s=now)
+            assert rate.rate_per_s <= max(before, rate.least_per_s)
+            assert rate.is_bounded
+        assert rate.rate_per_s >= rate.least_per_s
+
+
+@given(happenings, st.floats(0, 30))
+def test_nothing_goes_before_the_time_that_a_store_asked_for(happened, asked_s):
+    rate = FollowingRate().refused(5.0, sent_at_s=5.0, wait_s=asked_s)
+    now = 5.0
+    for _, pause in happened:
+        now += pause
+        rate, wait = rate.admit(now)
+        assert now + wait >= 5.0 + asked_s - 1e-9
+
+
+def test_refusals_of_what_was_sent_before_a_fall_change_nothing():
+    rate = FollowingRate(rate_per_s=100.0).refused(10.0, sent_at_s=9.9)
+    assert rate.rate_per_s == 85
+    assert rate.refused(10.1, sent_at_s=9.95).rate_per_s == 85
+    assert rate.refused(10.2, sent_at_s=10.05).rate_per_s < 85
+
+
+@pytest.mark.parametrize("allowed", [5, 50, 400])
+@pytest.mark.parametrize("workers", [16, 64])
+def test_the_rate_stays_just_under_what_a_store_allows(allowed, workers):
+    taken, refused = simulate(allowed, workers, seconds=120)
+    assert taken >= 0.85 * min(allowed, workers / ROUND_TRIP_S)
+    assert refused <= max(0.03 * taken, 0.25)
+
+
+ROUND_TRIP_S = 0.05
+
+
+def simulate(allowed, workers, seconds):
+    """Requests a second that went well and were refused, of a store that refuses what its bucket has no token for."""
+    rate, store = FollowingRate(), TokenBucket.full(allowed, most=max(1, allowed / 10), now_s=0.0)
+    answers, idle, gate_s, now = [], workers, 0.0, 0.0
+    taken = refused = 0
+    while now < seconds:
+        if idle and (not answers or gate_s <= answers[0][0]):
+            # One at a time stands at the gate, and goes when the rate lets it; the next one comes after it.
+            rate, wait = rate.admit(max(now, gate_s))
+            gate_s = now = max(now, gate_s) + wait
+            after, must_wait = store.take(now)
+            store = store if must_wait else after
+            heapq.heappush(answers, (now + ROUND_TRIP_S, not must_wait, now))
+            idle -= 1
+            continue
+        now, is_taken, sent = heapq.heappop(answers)
+        rate = rate.succeeded(now) if is_taken else rate.refused(now, sent_at_s=sent)
+        counts = now > seconds / 2  # what it has learned by then
+        taken, refused = taken + (counts and is_taken), refused + (counts and not is_taken)
+        idle, gate_s = idle + 1, max(gate_s, now)
+    return taken / (seconds / 2), refused / (seconds / 2)

@@ -1,0 +1,48 @@
+"""Ranges that are read together: all that was asked for comes back, and what is read in vain is bounded."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.stores.ranges import Range, plan_ranges, plan_ranges_apart
+
+OBJECT = bytes(range(256)) * 4
+ranges = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 124)).map(lambda one: Range(*one)), max_size=40)
+
+
+def read(plan):
+    return [OBJECT[one.offset : one.stop] for one in plan.reads]
+
+
+@given(ranges, st.integers(0, 100), st.integers(1, 400))
+def test_what_was_asked_for_is_cut_out_of_what_was_read(asked, gap, most):
+    plan = plan_ranges(asked, most_gap_bytes=gap, most_bytes=most)
+    apart = plan_ranges_apart(asked)
+    wanted = [OBJECT[one.offset : one.stop] for one in asked]
+    assert [bytes(one) for one in plan.cut(read(plan))] == wanted
+    assert [bytes(one) for one in apart.cut(read(apart))] == wanted
+    assert len(plan.reads) <= len(apart.reads)
+
+
+@given(ranges, st.integers(0, 100), st.integers(1, 400))
+def test_no_read_is_larger_than_allowed_or_bridges_more_than_a_gap(asked, gap, most):
+    plan = plan_ranges(asked, most_gap_bytes=gap, most_bytes=most)
+    assert all(one.length for one in plan.reads)
+    largest = max((one.length for one in asked), default=0)
+    wanted = {byte for one in asked for byte in range(one.offset, one.stop)}
+    for one in plan.reads:
+        assert one.length <= max(most, largest)
+        idle = "".join("x" if byte in wanted else "-" for byte in range(one.offset, one.stop)).split("x")
+        assert max(len(run) for run in idle) <= gap
+
+
+@given(ranges)
+def test_neighbours_that_may_be_joined_are(asked):
+    plan = plan_ranges(asked, most_gap_bytes=len(OBJECT), most_bytes=len(OBJECT))
+    assert len(plan.reads) <= 1
+
+
+@given(ranges, st.integers(1, 400))
+def test_without_a_gap_nothing_is_read_in_vain(asked, most):
+    plan = plan_ranges(asked, most_gap_bytes=0, most_bytes=most)
+    wanted = {byte for one in asked for byte in range(one.offset, one.stop)}
+    assert {byte for one in plan.reads for byte in range(one.offset, one.stop)} == wanted
