@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from frostline.stores.faces import Buffer
+Buffer = bytes | memoryview
 
 __all__ = ("Piece", "Range", "RangePlan", "plan_ranges", "plan_ranges_apart")
 
