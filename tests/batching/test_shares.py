@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching import FairShares
+from frostline.batching import Allowance, FairShares
 
 WEIGHTS = st.sampled_from([0.5, 1.0, 2.0, 3.0, 7.0])
 COSTS = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=4)
@@ -102,3 +102,30 @@ def test_work_under_way_keeps_a_place_that_is_worth_so_many_seconds():
     assert shares.tag("slow") == 0.0
     list(serve(shares, {"quick": [1.0]}, 50))
     assert shares.tag("quick") - shares.tag("slow") == pytest.approx(6)
+
+
+@given(TENANTS, st.floats(0.1, 1000.0))
+def test_who_owes_gets_half_of_its_share_until_it_is_paid_and_never_less(tenants, owed_s):
+    weights = {str(number): weight for number, (weight, _) in enumerate(tenants)}
+    costs = {str(number): cost for number, (_, cost) in enumerate(tenants)}
+    shares = FairShares(weights)
+    shares.owe("0", owed_s)
+    for had in serve(shares, costs, 200):
+        paid_s = min(owed_s, had["0"])
+        for other in set(costs) - {"0"}:
+            apart = abs((had["0"] + paid_s) / weights["0"] - had[other] / weights[other])
+            assert apart <= 2 * max(costs["0"]) / weights["0"] + max(costs[other]) / weights[other] + 1e-6
+
+
+@given(st.floats(0.1, 10.0), st.floats(0.0, 100.0), st.lists(st.floats(0.01, 5.0), max_size=30))
+def test_of_an_allowance_what_is_owed_is_paid_with_what_is_used(per_s, owed_s, costs):
+    owing, free = Allowance(per_s), Allowance(per_s)
+    owing.owe(owed_s)
+    assert owing.wait_s(0.0) == 0
+    used_s = 0.0
+    for cost in costs:
+        owing.spend(cost, 0.0)
+        used_s += cost
+        free.spend(cost, 0.0)
+    free.spend(min(owed_s, used_s), 0.0)
+    assert owing.wait_s(0.0) == pytest.approx(free.wait_s(0.0), abs=1e-6)

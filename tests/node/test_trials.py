@@ -184,4 +184,6 @@ def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same
     np.testing.assert_allclose(tensors[0], wanted[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(first, tensors[0])
     assert fetcher.request(asked.samples, Route(1), None).engine == REFERENCE
+    statistics = node.statistics()
+    assert statistics.totals.trial_s == statistics.tenants["everybody"].totals.trial_s > 0
     assert is_idle(node)

@@ -365,8 +365,20 @@ def test_a_training_is_its_tenants_own(folder, assignment):
         with training(url, assignment, settings=LoaderSettings(token="open-sesame")) as one:
             assert list(one)[-1]["event"] == "trained"
         done = node.statistics().tenants["vision"].totals
+        assert done.train_s > 0
         # The second epoch asked for nothing.
         assert done.samples == len(assignment.train) + len(assignment.held_out)
+
+
+def test_a_tenant_that_has_used_its_device_seconds_trains_later(assignment, folder):
+    tenant = TenantSettings(name="vision", token_sha256=hashlib.sha256(b"open-sesame").hexdigest(), device_s_per_s=0.5)
+    settings = NodeSettings(memory_bytes=1 << 28, allow_training=True, tenants=(tenant,))
+    with Node(settings, (str(folder),)) as node:
+        account = node.identify("open-sesame")
+        account.trained(100.0)
+        with pytest.raises(Overloaded, match="device seconds") as refusal:
+            node.trainings.begin(assignment.prefix, 1, account)
+    assert refusal.value.retry_after_s > 100
 
 
 def test_data_outside_the_nodes_roots_is_not_trained_on(assignment, idle, folder):

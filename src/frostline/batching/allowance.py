@@ -22,11 +22,18 @@ class Allowance:
         self._most = _SAVED_S * per_s
         self._left = self._most
         self._at_s = 0.0
+        self._owed = 0.0
 
     def spend(self, device_s: float, now_s: float) -> None:
-        """So much was used."""
+        """So much was used, which counts twice while some is owed."""
         self._fill(now_s)
-        self._left -= device_s
+        paid_s = min(self._owed, device_s)
+        self._owed -= paid_s
+        self._left -= device_s + paid_s
+
+    def owe(self, device_s: float) -> None:
+        """So much was used that is to be paid by instalments: minutes at once would shut its tenant out for long."""
+        self._owed += device_s
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until more may begin; 0 where it may now."""

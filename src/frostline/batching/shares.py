@@ -1,6 +1,6 @@
 """Decides whose turn it is, so that tenants get weighted max-min fair shares of the device's seconds."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -36,6 +36,7 @@ class FairShares:
         self._credit_s = credit_s
         self._now = 0.0
         self._tags: dict[str, float] = {}
+        self._owed: defaultdict[str, float] = defaultdict(float)
         self._under_way: Counter[str] = Counter()
 
     def weight(self, tenant: str) -> float:
@@ -62,8 +63,14 @@ class FairShares:
         self._now = max(self._now, self.tag(tenant))
 
     def charge(self, tenant: str, device_s: float) -> None:
-        """It took so many seconds of the device."""
-        self._tags[tenant] = self.tag(tenant) + device_s / self.weight(tenant)
+        """It took so many seconds of the device, which count twice while it owes some."""
+        paid_s = min(self._owed[tenant], device_s)
+        self._owed[tenant] -= paid_s
+        self._tags[tenant] = self.tag(tenant) + (device_s + paid_s) / self.weight(tenant)
+
+    def owe(self, tenant: str, device_s: float) -> None:
+        """It took so many seconds that it is to pay by instalments, at half of its share: minutes at once starve it."""
+        self._owed[tenant] += device_s
 
     def _floor(self, tenant: str) -> float:
         return self._now - self._credit_s if self._under_way[tenant] else self._now

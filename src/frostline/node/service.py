@@ -78,7 +78,7 @@ class Node:
         self._networks = Networks()
         self._cache = NodeCache(settings, roots)
         self._decoders = threading.Semaphore(settings.decode_threads)
-        self.trainings = Trainings(settings, self._prefixes.used)
+        self.trainings = Trainings(settings, self._prefixes.used, self._sharing.trained)
         self._answers: set[Answer] = set()
         self._lock = threading.Lock()
         self._started = time.monotonic()
@@ -288,7 +288,7 @@ class Node:
         if network is None or resident is None:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         room.shrink(slab.nbytes)  # trials may take minutes, elsewhere
-        choice = self._trials.wanted(wanted, resident.prefix, slab[:rows])
+        choice = self._trials.wanted(wanted, resident.prefix, slab[:rows], partial(self._sharing.tried, account))
         if choice.engine != REFERENCE:
             costs = under_engine(costs, network, resident.prefix.cuts, loaded.decode_s, choice)
         return self._profile_of(loaded, costs, codecs, choice)

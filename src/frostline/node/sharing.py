@@ -38,6 +38,7 @@ class Sharing:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._threads = settings.decode_threads
+        self._compute_threads = settings.compute_threads
         self.counters = Counters()
         self.tenants = Tenants(settings.tenants, self.counters)
         self._turns = Turns(self.tenants.weights)
@@ -90,6 +91,22 @@ class Sharing:
                 paid_s = took_s
                 yield batch
                 del batch  # its memory is given back with the next step
+
+    def tried(self, account: Account, trial_s: float) -> None:
+        """Charge a tenant for trials of engines, which have all threads of the node: their seconds are the device's."""
+        account.tried(trial_s)
+        self._turns.owe(account.name, trial_s)
+
+    def trained(self, account: Account, processor_s: float) -> None:
+        """Charge a tenant for a head that is trained beside the node.
+
+        Args:
+            account: whose it is.
+            processor_s: seconds of a core; as many threads as the node computes with would have had them at once.
+        """
+        train_s = processor_s / self._compute_threads
+        account.trained(train_s)
+        self._turns.charge(account.name, train_s)
 
     def statistics(self, asker: Account | None, weight_bytes: Callable[[str], int]) -> dict[str, TenantStatistics]:
         """Where tenants stand.

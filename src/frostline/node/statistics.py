@@ -34,6 +34,9 @@ class Totals:
         read_s: seconds in the store, summed over threads.
         decode_s: seconds of decoding, summed over threads.
         compute_s: seconds in which the device ran.
+        trial_s: seconds in which engines were tried, in processes beside the node.
+        train_s: what training heads beside the node took of it, as seconds of the device: those of a core, divided by
+            the threads that the node computes with.
         encode_s: seconds of packing answers, summed over threads.
         refused_quota: sent away with 429 since their tenant has no more of something.
         expired: given up at their deadline; if it grows, the node has more work than it can do in time.
@@ -60,6 +63,8 @@ class Totals:
     read_s: float = 0.0
     decode_s: float = 0.0
     compute_s: float = 0.0
+    trial_s: float = 0.0
+    train_s: float = 0.0
     encode_s: float = 0.0
     refused_quota: int = 0
     expired: int = 0

@@ -75,6 +75,20 @@ class Account:
             with self._lock:
                 self._allowance.spend(device_s, self._clock())
 
+    def tried(self, trial_s: float) -> None:
+        """Engines were tried for it for so long."""
+        self.counters.add(trial_s=trial_s)
+        if self._allowance is not None:
+            with self._lock:
+                self._allowance.owe(trial_s)
+
+    def trained(self, train_s: float) -> None:
+        """A head was trained for it, which took as much of the node as so many seconds of the device."""
+        self.counters.add(train_s=train_s)
+        if self._allowance is not None:
+            with self._lock:
+                self._allowance.spend(train_s, self._clock())
+
     def check(self, *, has_room: bool = True) -> None:
         """Do nothing if another request may be let in.
 

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
@@ -39,6 +40,7 @@ class TrainingProcess:
     ) -> None:
         numbers = {name: file.fileno() for name, file in files.items()}
         self._memory_bytes = memory_bytes
+        self._processor_s = 0.0
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal.
         self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
@@ -57,6 +59,13 @@ class TrainingProcess:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    def processor_s(self) -> float:
+        """Seconds of a core that it took so far; once it is gone, what was seen last."""
+        with suppress(OSError):  # it just ended
+            if self._process.returncode is None:  # else its number may be another's
+                self._processor_s = time.clock_gettime(_clock_of(self._process.pid))
+        return self._processor_s
 
     def line(self) -> bytes:
         """What it says next; nothing once it has ended.
@@ -117,6 +126,11 @@ class TrainingProcess:
             how = f"signal {-self._process.returncode}"
         bound = f"it may have {readable_bytes(self._memory_bytes)} (--training-memory)"
         return f"the trainer ended with {how}; {bound}{f': {words}' if words else ''}"
+
+
+def _clock_of(pid: int) -> int:
+    """The clock of a process's processor time, as ``clock_getcpuclockid`` of the C library makes it on Linux."""
+    return (~pid << 3) | 2
 
 
 def _environment(token: str | None) -> dict[str, str]:

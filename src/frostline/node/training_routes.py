@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.errors import BadRequest, FrostlineError, Refused
 from frostline.node.replies import json_reply
+from frostline.node.tenants import Account
 from frostline.node.trainings import Training, Trainings
 from frostline.wire.happenings import line_of
 from frostline.wire.refusals import error_from_line, error_to_json
@@ -48,7 +49,7 @@ class TrainingRoutes:
         trainings: Trainings,
         threads: CapacityLimiter,
         *,
-        ask: Callable[[Request], object],
+        ask: Callable[[Request], Account],
         length: Callable[[Request], int],
         chunks: Callable[[Request], AsyncIterator[bytes]],
     ) -> None:
@@ -60,8 +61,8 @@ class TrainingRoutes:
 
     async def begin(self, request: Request) -> ASGIApp:
         """Take a head in and start its training."""
-        self._ask(request)
-        training = self._trainings.begin(_prefix(request), self._length(request))
+        account = self._ask(request)
+        training = self._trainings.begin(_prefix(request), self._length(request), account)
         try:
             await self._start(training, request)
         except BaseException:

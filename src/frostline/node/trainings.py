@@ -7,11 +7,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import IO
 
 from frostline.batching import readable_bytes
 from frostline.config import NodeSettings
 from frostline.errors import BadRequest, NotAllowed, OverBudget, Overloaded, Unavailable, UnknownTraining
+from frostline.node.tenants import Account
 from frostline.node.training_process import TrainingProcess
 
 __all__ = ("Training", "Trainings")
@@ -28,9 +30,11 @@ class Training:
         id: names it, and cannot be guessed.
     """
 
-    def __init__(self, settings: NodeSettings, length: int, held: ExitStack) -> None:
+    def __init__(self, settings: NodeSettings, length: int, held: ExitStack, charge: Callable[[float], None]) -> None:
         self.id = secrets.token_hex(16)
         self._settings = settings
+        self._charge = charge
+        self._charged_s = 0.0
         self._length = length
         self._held = held
         # Without names: nothing is left behind, however the node ends.
@@ -91,7 +95,9 @@ class Training:
             if self._is_closed:
                 return b""
             assert self._process, "it was started"
-            return self._process.line()
+            line = self._process.line()
+            self._pay(self._process)
+            return line
 
     def stop(self) -> None:
         """Ask it to end after the step that it is in."""
@@ -119,10 +125,18 @@ class Training:
             self._is_closed = True
             process = self._process
         if process is not None:
+            process.processor_s()  # of one that is killed nothing can be seen
             process.kill()
             with self._turn:  # nobody reads from it any more
+                self._pay(process)
                 process.close()
         self._held.close()
+
+    def _pay(self, process: TrainingProcess) -> None:
+        """Charge what it took since the last time."""
+        took_s = process.processor_s()
+        took_s, self._charged_s = took_s - self._charged_s, took_s
+        self._charge(took_s)
 
 
 class Trainings:
@@ -131,11 +145,18 @@ class Trainings:
     Args:
         settings: whether there may be any, how many, and with how much memory.
         hold: keeps a prefix for as long as a context lasts.
+        charge: told whose training took how many seconds of a core.
     """
 
-    def __init__(self, settings: NodeSettings, hold: Callable[[str], AbstractContextManager[object]]) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        hold: Callable[[str], AbstractContextManager[object]],
+        charge: Callable[[Account, float], None],
+    ) -> None:
         self._settings = settings
         self._hold = hold
+        self._charge = charge
         self._lock = threading.Lock()
         self._running: dict[str, Training] = {}
         self._kept: OrderedDict[str, Training] = OrderedDict()
@@ -151,20 +172,22 @@ class Trainings:
         if not self._settings.allow_training:
             raise NotAllowed("this node trains no heads: start it with --allow-training (allow_training)")
 
-    def begin(self, prefix: str, length: int) -> Training:
+    def begin(self, prefix: str, length: int, account: Account) -> Training:
         """Take a place for a training, before anything of it is read.
 
         Args:
             prefix: digest of the frozen part that it needs.
             length: of its assignment in bytes, as announced.
+            account: who pays for it.
 
         Raises:
             NotAllowed: This node does not train.
             OverBudget: It can never fit.
-            Overloaded: Another one runs.
+            Overloaded: Another one runs, or one of the tenant's quotas is used up.
             UnknownPrefix: The prefix is not held.
         """
         self.check()
+        account.check()
         memory_bytes = self._settings.training_memory_bytes
         if length > memory_bytes // 2:
             raise OverBudget(
@@ -174,7 +197,7 @@ class Trainings:
         with ExitStack() as held:
             self._take_place(held)
             held.enter_context(self._hold(prefix))
-            training = Training(self._settings, length, held.pop_all())
+            training = Training(self._settings, length, held.pop_all(), partial(self._charge, account))
         with self._lock:
             self._running[training.id] = training
         return training

@@ -1,7 +1,7 @@
 """Finds the engine for a prefix: has those tried that a job may use, once on each hardware, and keeps the trials."""
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,10 @@ _FEWEST = 8
 # Threads that share a core add little or take from each other: where there are so many, half of them are tried too.
 _MANY_THREADS = 4
 _MOST_FAILED = 1000
+
+
+def _nobody_pays(_: float) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +82,20 @@ class Trials:
         self._turn = threading.Lock()
         self._failed: dict[tuple[str, str, int], Trial] = {}
 
-    def wanted(self, request: ProfileRequest, prefix: Prefix, pixels: npt.NDArray[np.float32]) -> Choice:
+    def wanted(
+        self,
+        request: ProfileRequest,
+        prefix: Prefix,
+        pixels: npt.NDArray[np.float32],
+        spent: Callable[[float], None] = _nobody_pays,
+    ) -> Choice:
         """The engine for the job that asks for a profile; one that it names is made ready first.
+
+        Args:
+            request: of the job.
+            prefix: to be run.
+            pixels: real samples.
+            spent: told of the seconds of each trial that is run.
 
         Raises:
             BadRequest: There is no such cut.
@@ -91,14 +107,21 @@ class Trials:
         if features.engine != REFERENCE:
             if not 1 <= features.cut <= len(prefix.cuts):
                 raise BadRequest(f"cut must be from 1 to {len(prefix.cuts)} for this prefix, not {features.cut}")
-            trial = self.prepare(features.prefix, prefix, pixels, features.engine, features.cut)
+            trial = self.prepare(features.prefix, prefix, pixels, features.engine, features.cut, spent)
             if trial.why_not is not None:
                 raise EngineNotReady(f"{features.engine} cannot be used at cut {features.cut}: {trial.why_not}")
         if len(pixels) < _FEWEST:
             return Choice(engine=REFERENCE, trials=())
-        return self.choose(features.prefix, prefix, pixels, request.accuracy)
+        return self.choose(features.prefix, prefix, pixels, request.accuracy, spent)
 
-    def choose(self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32], accuracy: str | float) -> Choice:
+    def choose(
+        self,
+        digest: str,
+        prefix: Prefix,
+        pixels: npt.NDArray[np.float32],
+        accuracy: str | float,
+        spent: Callable[[float], None] = _nobody_pays,
+    ) -> Choice:
         """The engine for a job: the fastest that is exact enough, tried up to the cuts that a plan may want.
 
         Args:
@@ -106,6 +129,7 @@ class Trials:
             prefix: to be run.
             pixels: real samples.
             accuracy: that the job allows.
+            spent: told of the seconds of each trial that is run.
 
         Raises:
             Unavailable: The node is stopping.
@@ -114,7 +138,7 @@ class Trials:
         if len(offers) == 1 or len(prefix.cuts) == 1 or not self._longest_s:
             return Choice(engine=REFERENCE, trials=())
         cuts = _cuts(prefix)
-        with self._workshop(digest, prefix, pixels) as workshop:
+        with self._workshop(digest, prefix, pixels, spent) as workshop:
             last = [_empty(offer, cuts[-1:], pixels) for offer in offers]
             trials = [one for empty in last for one in self._tried(digest, empty, workshop)]
             while True:
@@ -124,7 +148,15 @@ class Trials:
                     return choice
                 trials += self._tried(digest, _empty(_offer(choice.engine), missing, pixels), workshop)
 
-    def prepare(self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32], engine: str, cut: int) -> Trial:
+    def prepare(
+        self,
+        digest: str,
+        prefix: Prefix,
+        pixels: npt.NDArray[np.float32],
+        engine: str,
+        cut: int,
+        spent: Callable[[float], None] = _nobody_pays,
+    ) -> Trial:
         """Have an engine ready for one cut; the trial says why it cannot be, where it cannot.
 
         Raises:
@@ -140,7 +172,7 @@ class Trials:
         (here,) = _empty(offer, [cut], pixels)
         if engine != here.engine and self._known(digest, wanted) is None:
             return replace(wanted, why_not=f"was calibrated on other samples: on these it would be {here.engine}")
-        with self._workshop(digest, prefix, pixels) as workshop:
+        with self._workshop(digest, prefix, pixels, spent) as workshop:
             return self._tried(digest, [wanted], workshop)[0]
 
     def ready(self, digest: str, engine: str, cut: int) -> Trial | None:
@@ -170,7 +202,9 @@ class Trials:
         self._children.close()
 
     @contextmanager
-    def _workshop(self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32]) -> Iterator[Workshop]:
+    def _workshop(
+        self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32], spent: Callable[[float], None]
+    ) -> Iterator[Workshop]:
         with Workshop(
             prefix,
             pixels,
@@ -178,6 +212,7 @@ class Trials:
             converted=self._shelf.place(digest),
             children=self._children,
             longest_s=self._longest_s,
+            spent=spent,
         ) as workshop:
             yield workshop
 

@@ -34,6 +34,11 @@ class Turns(FairShares):
         with self._lock:
             super().begin(tenant)
 
+    def owe(self, tenant: str, device_s: float) -> None:
+        """See ``FairShares``."""
+        with self._lock:
+            super().owe(tenant, device_s)
+
     def charge(self, tenant: str, device_s: float) -> None:
         """See ``FairShares``."""
         with self._lock:

@@ -123,6 +123,7 @@ class Workshop:
         converted: Path,
         children: Children,
         longest_s: float,
+        spent: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prefix = prefix
@@ -131,6 +132,7 @@ class Workshop:
         self._converted = converted
         self._children = children
         self._longest_s = longest_s
+        self._spent = spent
         self._clock = clock
         self._until: float | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -192,7 +194,11 @@ class Workshop:
         argument = self._argument(engine, cuts, reference_cuts, folder)
         # As the node's own process was started; what it was told itself is passed on in any case.
         environment = ENVIRONMENT if self._terms.keeps_freed else {}
-        status = self._children.run(argument, environment, words, left_s)
+        began_s = self._clock()
+        try:
+            status = self._children.run(argument, environment, words, left_s)
+        finally:
+            self._spent(self._clock() - began_s)
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
         found = {one.cut: one for one in (Trial(**json.loads(line)) for line in lines)}
         if status is None:
