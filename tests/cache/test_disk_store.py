@@ -128,9 +128,8 @@ def test_several_processes_share_a_folder(tmp_path):
         writers = [writing(tmp_path, SMALL, first, first + 320) for first in (0, 160, 320)]
         errors = [writer.communicate()[1] for writer in writers]
         assert errors == [""] * 3
-        assert len(checked(store, range(640))) > 320  # each right; a batch may be turned away where others write
-        put(store, range(640))
         assert checked(store, range(640)) == list(range(640))
+        put(store, range(640))
         assert store.statistics().started_anew == store.statistics().damaged == 0
 
 

@@ -4,7 +4,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from frostline.cache.room import PAGE_BYTES
@@ -39,6 +39,7 @@ _PATIENCE_S = 5.0
 _TRIES = 4
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 _NAME = "features-{:06}.sqlite"
+_TURN = "turn"
 _BESIDE = ("", "-wal", "-shm")
 
 # A connection that a fork took along must be neither used nor closed in the child.
@@ -112,7 +113,7 @@ class Database:
         Raises:
             sqlite3.DatabaseError: Others keep the log from being emptied, so there is no room in it.
         """
-        with self._one_writes, self.reading() as connection:
+        with self._one_writes, self._turn(), self.reading() as connection:
             self._empty_log(connection)
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -122,6 +123,17 @@ class Database:
                 with suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the only process that writes, the log's emptying included, which SQLite's own lock does not cover.
+
+        Processes that emptied it at the same time sent each other away. The lock is that of an empty database, since
+        SQLite waits for one no longer than it is told to, and the system gives it back whatever becomes of a process.
+        """
+        with closing(sqlite3.connect(self._folder / _TURN, timeout=_PATIENCE_S, isolation_level=None)) as turn:
+            turn.execute("BEGIN IMMEDIATE")
+            yield
 
     def used_bytes(self, connection: sqlite3.Connection) -> int:
         """Of the file, without pages that are free to be written again."""
