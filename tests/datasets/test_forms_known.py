@@ -25,5 +25,5 @@ def test_of_a_listing_that_no_form_claims_class_folders_say_what_is_missing():
 
 def test_a_form_is_found_by_its_name():
     assert [form_named(form.name) for form in FORMS] == list(FORMS)
-    with pytest.raises(SettingError, match=r"there is no 'folder', only ready, folders, .*; did you mean folders"):
+    with pytest.raises(SettingError, match=r"there is no 'folder', only ready, .*folders, .*; did you mean folders"):
         Dataset("memory://x", form="folder")

@@ -120,7 +120,7 @@ def test_writing_data_leaves_the_label_as_it_is(empty, session):
     session.execute(f"INSERT INTO {KEYSPACE}.photos (id, label) VALUES (%s, 7)", (key,))
     assert [entry.object for entry in empty.list()] == [LABELS], "a row without data is no object"
     empty.write(str(key), b"x")
-    assert empty.rows().to_pylist() == [{"object": str(key), "label": 7}]
+    assert empty.rows().to_pylist() == [{"/key": str(key), "label": 7}]
 
 
 @pytest.mark.parametrize("name", ["x", "1", "{12345678-1234-5678-1234-567812345678}", str(uuid.UUID(int=10)).upper()])
@@ -180,7 +180,7 @@ def test_a_scan_gives_every_row_of_a_table_of_many_pages_once(empty, session):
     listed = [entry.object for entry in empty.list() if entry.object != LABELS]
     assert len(listed) == len(keys)
     assert set(listed) == {str(key) for key in keys}
-    assert sorted(empty.rows()["object"].to_pylist()) == sorted(listed)
+    assert sorted(empty.rows()["/key"].to_pylist()) == sorted(listed)
 
 
 def test_another_table_holds_labels_and_further_columns(tables, session):
@@ -192,7 +192,7 @@ def test_another_table_holds_labels_and_further_columns(tables, session):
     store = open_store(url(tables, "photos", meta="labels", meta_id="photo"))
     store.write(str(key), b"x")
     (row,) = store.rows().to_pylist()
-    assert (row["object"], row["label"], row["width"], row["taken"].timestamp()) == (str(key), "glass", 640, 1.0)
+    assert (row["/key"], row["label"], row["width"], row["taken"].timestamp()) == (str(key), "glass", 640, 1.0)
     assert "tags" not in row
     before = next(entry for entry in store.list() if entry.object == LABELS)
     session.execute(f"UPDATE {KEYSPACE}.labels SET label = 'paper' WHERE photo = %s", (key,))

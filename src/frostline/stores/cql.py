@@ -5,6 +5,7 @@ workers must never have started them.
 """
 
 import hashlib
+import itertools
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ __all__ = ("CqlStore",)
 _OWN = ".frostline/"
 # Answers that wait to be taken are held in memory: this many photographs of 100 kB are 100 MB.
 _IN_FLIGHT = 1024
+_SIZES_IN_FLIGHT = 64
 
 
 class CqlStore:
@@ -60,6 +62,16 @@ class CqlStore:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
+    @property
+    def label_column(self) -> str:
+        """See ``Tabular.label_column``."""
+        return self._place.label
+
+    @property
+    def name_column(self) -> str:
+        """See ``Tabular.name_column``."""
+        return self._place.name
+
     def read(self, object: str, offset: int, length: int) -> Buffer:
         """See ``Readable.read``. The whole cell is fetched: CQL knows no ranges."""
         return self.read_version(object, offset, length)[0]
@@ -75,18 +87,19 @@ class CqlStore:
     ) -> Iterator[tuple[int, tuple[Buffer, str] | StoreError]]:
         """See ``Batched.read_many``."""
         with self._driven("") as link:
-            flight = link.flight()
-            waiting = iter(enumerate(places))
-            for index, place in waiting:
-                flight.send(index, link.read.bind((key_of(link.shape.key_type, place.object),)))
-                if len(flight) >= most:
-                    break
-            while len(flight):
-                index, answer = flight.receive()
-                for later, place in waiting:
-                    flight.send(later, link.read.bind((key_of(link.shape.key_type, place.object),)))
-                    break
+            for index, answer in _flown(link, [place.object for place in places], most):
                 yield index, self._answer(places[index], answer)
+
+    def sizes(self, objects: Sequence[str]) -> Sequence[int]:
+        """See ``Tabular.sizes``."""
+        found = [-1] * len(objects)
+        with self._driven("") as link:
+            for index, answer in _flown(link, objects, _SIZES_IN_FLIGHT):
+                if isinstance(answer, Exception):
+                    raise answer
+                if answer and answer[0][0] is not None:
+                    found[index] = len(answer[0][0])
+        return found
 
     def list(self) -> Iterator[Entry]:
         """See ``Listable.list``; sizes are -1 where no column holds them.
@@ -99,7 +112,9 @@ class CqlStore:
                 yield from self._entries(page)
             if not link.shape.is_plain:
                 rows = link.shape.rows
-                yield _entry_of_labels(() if rows is None else link.scan(rows), () if rows is None else rows.columns)
+                # Which columns mean what belongs to it too.
+                what = repr((self._place.label, self._place.name, None if rows is None else rows.columns))
+                yield _entry_of_labels(() if rows is None else link.scan(rows), what)
 
     def rows(self) -> "pa.Table":
         """See ``Tabular.rows``."""
@@ -174,14 +189,26 @@ def _part(rows: Sequence[Any], name: str, offset: int, length: int) -> tuple[Buf
     return (data if whole else memoryview(data)[offset : offset + length]), str(version)
 
 
-def _entry_of_labels(pages: Iterable[Sequence[Any]], columns: Sequence[str]) -> Entry:
+def _flown(link: "Link", objects: Sequence[str], most: int) -> Iterator[tuple[int, "Sequence[Any] | Exception"]]:
+    flight = link.flight()
+    waiting = iter(enumerate(objects))
+    for index, name in itertools.islice(waiting, most):
+        flight.send(index, link.read.bind((key_of(link.shape.key_type, name),)))
+    while len(flight):
+        index, answer = flight.receive()
+        for later, name in itertools.islice(waiting, 1):
+            flight.send(later, link.read.bind((key_of(link.shape.key_type, name),)))
+        yield index, answer
+
+
+def _entry_of_labels(pages: Iterable[Sequence[Any]], what: str) -> Entry:
     # A sum, because rows come in no particular order.
     total, count = 0, 0
     for page in pages:
         for row in page:
             total += int.from_bytes(hashlib.blake2b(repr(row).encode(), digest_size=16).digest(), "little")
             count += 1
-    content = f"{columns}{total}"
+    content = f"{what}{total}"
     return Entry(LABELS, count, hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
 
 

@@ -21,13 +21,13 @@ _TYPES = {
 
 
 def table_of(shape: Shape, pages: Iterable[Sequence[Sequence[Any]]]) -> pa.Table:
-    """The rows of a scan: the column ``object`` with the keys, then those beside it.
+    """The rows of a scan: a first column, ``/key``, with the keys, then those beside it.
 
     Raises:
         DataError: a whole number has more than 64 bits.
     """
     names = () if shape.rows is None else shape.rows.columns[1:]
-    schema = pa.schema([("object", pa.string()), *((name, _TYPES[shape.types[name]]) for name in names)])
+    schema = pa.schema([("/key", pa.string()), *((name, _TYPES[shape.types[name]]) for name in names)])
     return pa.Table.from_batches([_batch(page, schema) for page in pages if page], schema)
 
 

@@ -99,10 +99,24 @@ class Batched(Protocol):
 class Tabular(Protocol):
     """A store whose objects are rows of a table, with further columns beside their bytes."""
 
+    @property
+    def label_column(self) -> str:
+        """The column that is to hold labels; it may not be there."""
+
+    @property
+    def name_column(self) -> str:
+        """The column that is to hold samples' names; it may not be there."""
+
     def rows(self) -> "pa.Table":
-        """The column ``object`` with the objects' names, and the further columns, in no particular order.
+        """A first column with the objects' names, whatever it is called, and the further columns; in any order.
 
         Raises what ``Listable.list`` raises.
+        """
+
+    def sizes(self, objects: Sequence[str]) -> Sequence[int]:
+        """Bytes of each of these objects, by reading them; -1 for one that is not there.
+
+        Raises what ``Readable.read`` raises.
         """
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from frostline.datasets.forms.cql import CqlTables
 from frostline.datasets.forms.faces import Form
 from frostline.datasets.forms.folders import ClassFolders
 from frostline.datasets.forms.parquet import Parquet
@@ -12,7 +13,7 @@ from frostline.stores.faces import Entry
 
 __all__ = ("FORMS", "form_named", "form_of")
 
-FORMS: tuple[Form, ...] = (ReadyForm(), ClassFolders(), WebDataset(), Parquet())
+FORMS: tuple[Form, ...] = (ReadyForm(), CqlTables(), ClassFolders(), WebDataset(), Parquet())
 """In the order in which they are asked."""
 
 # Says what it found nothing of, where no form claims a listing.
