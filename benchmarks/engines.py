@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from networks import CLASSES, NETWORKS, calibrated, frozen
 
 from frostline.datasets import Dataset
 from frostline.engines.allocator import keep_freed_memory
@@ -29,22 +30,12 @@ from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
 from frostline.engines.hardware import hardware_name
 from frostline.errors import EngineUnfit
 from frostline.models import cut_network
-from frostline.models.freeze import classifier_of, used_parameters
 from frostline.preprocess.apply import decode_into
 from frostline.stores.objects import open_store
 from frostline.training.networks import load_model
 
-NETWORKS = {
-    "alexnet": "torchvision:alexnet",
-    "densenet121": "torchvision:densenet121",
-    "efficientnet_lite0": "demo:efficientnet_lite0",
-    "resnet18": "torchvision:resnet18",
-    "resnet50": "torchvision:resnet50",
-    "vgg11": "torchvision:vgg11",
-    "vit_small": "timm:vit_small_patch16_224",
-}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-CALIBRATED_ON, JUDGED_ON, CLASSES = 64, 32, 10
+CALIBRATED_ON, JUDGED_ON = 64, 32
 
 
 def main():
@@ -175,27 +166,6 @@ def decoded(data, preprocess, rows):
         encoded = store.read(some.objects[place], int(some.offsets[place]), int(some.lengths[place]))
         decode_into(preprocess, encoded, pixels[row], id=row, view=None)
     return pixels
-
-
-def calibrated(model, pixels):
-    """With the BatchNorm statistics of these photographs."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = None
-    with torch.no_grad():
-        model.train()(torch.from_numpy(pixels))
-    return model.eval()
-
-
-def frozen(model, shape):
-    """All but the classifier; dropout on the way there is off, as it is where features are taken as they are."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    _, classifier = classifier_of(model, used_parameters(model, shape))
-    model.requires_grad_(False)
-    classifier.requires_grad_(True)
-    return model.eval()
 
 
 def arguments():

@@ -44,6 +44,10 @@ class Offer:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
     """An offer with what it needs.
@@ -62,7 +66,7 @@ class _Entry:
     devices: tuple[str, ...] = ("cpu", "cuda")
     packages: tuple[str, ...] = ()
     extra: str = ""
-    needs: Callable[[], str | None] = lambda: None
+    needs: Callable[[], str | None] = _nothing
 
 
 def absence(name: str, device: str) -> str | None:
@@ -159,7 +163,27 @@ def _provider(name: str) -> str | None:
     return None if name in providers() else f"this ONNX Runtime has no {name}: install onnxruntime-gpu in its place"
 
 
-_ONNX = ("onnx", "onnxruntime", "onnxscript")
+def _onnx(name: str, precision: str, title: str, form: str, *, provider: str | None = None) -> _Entry:
+    """On the CPU, or on an accelerator where a provider of it is named."""
+    return _Entry(
+        offer=Offer(name=name, precision=precision, title=title),
+        make=partial(OnnxEngine, form=form),
+        devices=("cpu",) if provider is None else ("cuda",),
+        packages=("onnx", "onnxruntime", "onnxscript"),
+        extra="onnxruntime",
+        needs=_nothing if provider is None else partial(_provider, provider),
+    )
+
+
+def _openvino(name: str, precision: str, title: str, form: str, *packages: str) -> _Entry:
+    return _Entry(
+        offer=Offer(name=name, precision=precision, title=title),
+        make=partial(OpenVinoEngine, form=form),
+        devices=("cpu",),
+        packages=(*packages, "openvino"),
+        extra="openvino",
+    )
+
 
 _ENTRIES = (
     _Entry(
@@ -190,57 +214,13 @@ _ENTRIES = (
         make=partial(TorchCompiled, dtype=torch.bfloat16),
         needs=_compiler,
     ),
-    _Entry(
-        offer=Offer(name="onnxruntime", precision="fp32", title="ONNX Runtime"),
-        make=partial(OnnxEngine, form="f32"),
-        devices=("cpu",),
-        packages=_ONNX,
-        extra="onnxruntime",
-    ),
-    _Entry(
-        offer=Offer(name="onnxruntime-int8", precision="int8", title="ONNX Runtime, 8 bits"),
-        make=partial(OnnxEngine, form="int8"),
-        devices=("cpu",),
-        packages=_ONNX,
-        extra="onnxruntime",
-    ),
-    _Entry(
-        offer=Offer(name="onnxruntime-cuda", precision="fp32", title="ONNX Runtime on CUDA"),
-        make=partial(OnnxEngine, form="cuda"),
-        devices=("cuda",),
-        packages=_ONNX,
-        extra="onnxruntime",
-        needs=partial(_provider, "CUDAExecutionProvider"),
-    ),
-    _Entry(
-        offer=Offer(name="tensorrt", precision="16-bit", title="TensorRT, float16"),
-        make=partial(OnnxEngine, form="tensorrt"),
-        devices=("cuda",),
-        packages=_ONNX,
-        extra="onnxruntime",
-        needs=partial(_provider, "TensorrtExecutionProvider"),
-    ),
-    _Entry(
-        offer=Offer(name="openvino", precision="fp32", title="OpenVINO"),
-        make=partial(OpenVinoEngine, form="f32"),
-        devices=("cpu",),
-        packages=("openvino",),
-        extra="openvino",
-    ),
-    _Entry(
-        offer=Offer(name="openvino-bf16", precision="16-bit", title="OpenVINO, bfloat16"),
-        make=partial(OpenVinoEngine, form="bf16"),
-        devices=("cpu",),
-        packages=("openvino",),
-        extra="openvino",
-    ),
-    _Entry(
-        offer=Offer(name="openvino-int8", precision="int8", title="OpenVINO, 8 bits"),
-        make=partial(OpenVinoEngine, form="int8"),
-        devices=("cpu",),
-        packages=("nncf", "openvino"),
-        extra="openvino",
-    ),
+    _onnx("onnxruntime", "fp32", "ONNX Runtime", "f32"),
+    _onnx("onnxruntime-int8", "int8", "ONNX Runtime, 8 bits", "int8"),
+    _onnx("onnxruntime-cuda", "fp32", "ONNX Runtime on CUDA", "cuda", provider="CUDAExecutionProvider"),
+    _onnx("tensorrt", "16-bit", "TensorRT, float16", "tensorrt", provider="TensorrtExecutionProvider"),
+    _openvino("openvino", "fp32", "OpenVINO", "f32"),
+    _openvino("openvino-bf16", "16-bit", "OpenVINO, bfloat16", "bf16"),
+    _openvino("openvino-int8", "int8", "OpenVINO, 8 bits", "int8", "nncf"),
 )
 
 OFFERS: tuple[Offer, ...] = tuple(entry.offer for entry in _ENTRIES)

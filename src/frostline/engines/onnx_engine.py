@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.engines.apart import tracing
-from frostline.engines.footprint import Footprint
+from frostline.engines.converted import Converted
 from frostline.engines.module import UNCONVERTED, converting, exported
 from frostline.engines.orders import Order
 from frostline.engines.runner import Arrays
@@ -32,7 +32,7 @@ def providers() -> tuple[str, ...]:
     return tuple(imported("onnxruntime").get_available_providers())
 
 
-class OnnxEngine:
+class OnnxEngine(Converted):
     """A prefix in ONNX Runtime.
 
     Args:
@@ -46,21 +46,9 @@ class OnnxEngine:
     """
 
     def __init__(self, name: str, order: Order, form: str) -> None:
-        self.name = name
-        self._order = order
-        self._footprint = order.footprint()
+        super().__init__(name, order)
         with _narrowed(order) if form == "int8" else _converted(order) as place:
             self._session = _session(order, place, form)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights in fp32; those in fewer bits take less."""
-        return self._order.weight_bytes
-
-    def footprint(self, cut: int) -> Footprint:
-        """The reference engine's: how much ONNX Runtime takes can only be measured."""
-        assert cut == self._order.cut
-        return self._footprint
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """As ``engines.faces.Engine`` says.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.engines.apart import tracing
-from frostline.engines.footprint import Footprint
+from frostline.engines.converted import Converted
 from frostline.engines.module import UNCONVERTED, converting, exported
 from frostline.engines.orders import Order
 from frostline.engines.runner import Arrays
@@ -28,7 +28,7 @@ _PIECE_ROWS = 8
 _HINTS = {"f32": "f32", "bf16": "bf16", "int8": "f32"}
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(Converted):
     """A prefix in OpenVINO.
 
     Args:
@@ -42,24 +42,12 @@ class OpenVinoEngine:
     """
 
     def __init__(self, name: str, order: Order, form: str) -> None:
-        self.name = name
-        self._order = order
-        self._footprint = order.footprint()
+        super().__init__(name, order)
         self._lock = threading.Lock()
         self._streams = max(1, min(order.threads, order.most_rows // _PIECE_ROWS))
         self._requests: list[Any] = []  # one a piece, made when there are first so many
         with _narrowed(order) if form == "int8" else _converted(order) as place:
             self._compiled = _compiled(order, place, _HINTS[form], self._streams)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights in fp32; those in fewer bits take less."""
-        return self._order.weight_bytes
-
-    def footprint(self, cut: int) -> Footprint:
-        """The reference engine's: OpenVINO plans its memory anew, and how much it takes can only be measured."""
-        assert cut == self._order.cut
-        return self._footprint
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """As ``engines.faces.Engine`` says.

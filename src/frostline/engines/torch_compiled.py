@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from frostline.engines.apart import tracing
-from frostline.engines.footprint import Footprint
+from frostline.engines.converted import Converted
 from frostline.engines.module import UNCONVERTED, converting, exported
 from frostline.engines.orders import Order
 from frostline.engines.runner import Arrays, input_tensors
@@ -29,7 +29,7 @@ def has_compiler() -> bool:
     return shutil.which(COMPILER) is not None
 
 
-class TorchCompiled:
+class TorchCompiled(Converted):
     """A prefix compiled ahead of its runs by inductor.
 
     The file that it keeps is native code, made here: a folder of them must be writable by nobody else.
@@ -45,22 +45,10 @@ class TorchCompiled:
     """
 
     def __init__(self, name: str, order: Order, dtype: torch.dtype | None = None) -> None:
-        self.name = name
-        self._order = order
+        super().__init__(name, order)
         self._device = torch.device(order.device)
-        self._footprint = order.footprint()
         with kept(order.folder, f"{name}-{versions('torch')}", lambda place: _compile(order, dtype, place)) as place:
             self._call = _loaded(place)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights in fp32; those in fewer bits take less."""
-        return self._order.weight_bytes
-
-    def footprint(self, cut: int) -> Footprint:
-        """The reference engine's, of which fused kernels take less."""
-        assert cut == self._order.cut
-        return self._footprint
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """As ``engines.faces.Engine`` says.

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from frostline.core.graph import references
-from frostline.engines.footprint import Footprint
+from frostline.engines.converted import Converted
 from frostline.engines.operators import resolve_allowed
 from frostline.engines.orders import Order
 from frostline.engines.runner import Arrays, Runner, input_tensors
@@ -23,7 +23,7 @@ _NARROW = frozenset(
 )
 
 
-class TorchVariant:
+class TorchVariant(Converted):
     """A prefix in eager torch, channels-last, in fp32 or in 16 bits where the operators allow it.
 
     Args:
@@ -36,11 +36,9 @@ class TorchVariant:
     """
 
     def __init__(self, name: str, order: Order, dtype: torch.dtype | None = None) -> None:
-        self.name = name
-        self._order = order
+        super().__init__(name, order)
         self._dtype = dtype
         self._device = torch.device(order.device)
-        self._footprint = order.footprint()
         self._runner = Runner(order.graph, cuts=[order.last], device=self._device, resolve_op=_resolve)
         narrow = _only_narrow(order) if dtype is not None else frozenset()
         self._leaves = [
@@ -52,11 +50,6 @@ class TorchVariant:
     def weight_bytes(self) -> int:
         """Bytes of the resident weights."""
         return sum({leaf.data_ptr(): leaf.nbytes for leaf in self._leaves}.values())
-
-    def footprint(self, cut: int) -> Footprint:
-        """The reference engine's, of which 16 bits take less."""
-        assert cut == self._order.cut
-        return self._footprint
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """As ``engines.faces.Engine`` says.
