@@ -1,6 +1,7 @@
 """The cache of features: which embedded store keeps it, what it saves, and what is left of it after kill -9.
 
-    python benchmarks/feature_cache.py --data DIR [--parts stores,epochs,writers,nodes] [--kills 100] [--node-kills 100]
+    python benchmarks/feature_cache.py --data DIR [--parts stores,epochs,shared,writers,nodes] [--kills 100]
+        [--node-kills 100]
 
 ``stores`` writes and reads rows of 5 kB and of 200 kB with Frostline's own cache (SQLite) and, where their packages are
 installed (pip install lmdb rocksdict), with LMDB and RocksDB used the same way: batches of 32, each value's CRC-32 kept
@@ -10,6 +11,10 @@ processor time, all threads together, so that they hold on a busy machine too.
 ``epochs`` runs a node with a cache and a trainer in two network namespaces with a shaped link between them, a core
 each: the first epoch computes, the second one comes from the node's cache, the third from the trainer's memory, and a
 second job's first one from the trainer's disk. Counts what the node read, decoded and computed each time. Needs root.
+
+``shared`` has one node compute features and write them to a cache that nodes share, in a folder and in a real S3 server
+(SeaweedFS, on the same cores), and another node, whose own disk is empty, read them there: an epoch of each, beside one
+without any cache. Counts what each node computed, read and wrote, and in how many objects.
 
 ``writers`` kills a process that writes to a cache, again and again at random moments, and reads everything back.
 ``nodes`` kills a node with a cache again and again while a job trains; its losses must be those of an undisturbed run.
@@ -43,7 +48,7 @@ def main():
     if wanted.inside:
         {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
         return
-    parts = {"stores": stores, "epochs": epochs, "writers": killed_writers, "nodes": killed_nodes}
+    parts = {"stores": stores, "epochs": epochs, "shared": shared, "writers": killed_writers, "nodes": killed_nodes}
     from frostline.engines.hardware import hardware_name
 
     found = {"hardware": hardware_name("cpu")}
@@ -58,7 +63,7 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True)
-    parser.add_argument("--parts", default="stores,epochs,writers,nodes")
+    parser.add_argument("--parts", default="stores,epochs,shared,writers,nodes")
     parser.add_argument("--mbit", default="100,1000")
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
@@ -286,6 +291,68 @@ def epoch(job, source):
         "bytes": received,
         "node": {name: round(after[name] - before[name], 2) for name in COUNTED},
     }
+
+
+# shared
+
+
+def shared(wanted):
+    sys.path.insert(0, str(TESTS))
+    from support.seaweed import seaweed
+
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for what in ("features", "pixels"):
+            found.append({"what": what, "where": "no cache", **shared_epochs(wanted, what, None, f"{folder}/none")[0]})
+            print(found[-1], flush=True)
+            Path(folder, what).mkdir()
+            rows = shared_epochs(wanted, what, Path(folder, what).as_uri(), f"{folder}/disk-{what}-folder")
+            found += [{"what": what, "where": "folder", **one} for one in rows]
+            Path(folder, f"weed-{what}").mkdir()
+            with seaweed(Path(folder, f"weed-{what}")) as server:
+                os.environ.update(server.environment())
+                server.make_bucket("features")
+                rows = shared_epochs(wanted, what, "s3://features/here", f"{folder}/disk-{what}-s3")
+            found += [{"what": what, "where": "S3", **one} for one in rows]
+            for one in found[-4:]:
+                print(one, flush=True)
+    return found
+
+
+def shared_epochs(wanted, what, url, disk):
+    """An epoch of a first node, and two of a second one with a disk of its own."""
+    import numpy as np
+
+    import frostline as fl
+    from frostline.config import LoaderSettings, NodeSettings
+    from frostline.node.process import start_node
+    from frostline.training.networks import load_model
+
+    network = load_model("demo:efficientnet_lite0", classes=6)
+    whole = fl.Dataset(wanted.data)
+    data = whole.take(np.arange(wanted.samples) % len(whole))
+    model = fl.freeze(network.model.eval(), until="features") if what == "features" else None
+    keeps_nothing = LoaderSettings(cache_bytes=0, requests_in_flight=8, follow=False)
+    rows = []
+    nodes = [("first", None, 1)] if url is None else [("first", None, 1), ("second", disk, 2)]
+    for name, own, epochs in nodes:
+        settings = NodeSettings(cache_folder=own, shared_cache=url)
+        with (
+            start_node((str(Path(wanted.data).resolve()),), settings) as node,
+            job_of(fl, model, data, network, {"url": node.url}, keeps_nothing) as job,
+        ):
+            transport = job._fetcher.transport  # noqa: SLF001 (the figures of the node beside those of the job)
+            for number in range(epochs):
+                before, started = transport.node_statistics(), time.perf_counter()
+                for _ in job.loader(64, shuffle=True, seed=number, epoch=number):
+                    pass
+                seconds = time.perf_counter() - started
+                after = transport.node_statistics()
+                node_did = {key: round(after["totals"][key] - before["totals"][key], 2) for key in COUNTED}
+                row = {"node": name, "epoch": number + 1, "seconds": round(seconds, 3), "did": node_did}
+                row["samples_per_s"] = round(wanted.samples / seconds)
+                rows.append(row | {"shared": after["shared_cache"]})
+    return rows
 
 
 # kills
