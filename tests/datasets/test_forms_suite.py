@@ -6,9 +6,10 @@ import pytest
 
 from frostline.datasets.forms.folders import ClassFolders
 from frostline.datasets.forms.parquet import Parquet
+from frostline.datasets.forms.url_lists import UrlLists
 from frostline.datasets.forms.webdataset import WebDataset
 from frostline.stores.objects import open_store
-from frostline.testing.forms import FormTests
+from frostline.testing.forms import ODD_EXAMPLES, FormTests
 from support import forms
 
 
@@ -44,7 +45,16 @@ class TestWebDataset(Stores):
 
 class TestParquet(Stores):
     form = Parquet()
-    looks_at_ends = True
+    reads_again = True
 
     def put(self, store, examples, part=0):
         forms.put_parquet(store, examples, part)
+
+
+class TestUrlLists(Stores):
+    form = UrlLists()
+    odd = tuple(one for one in ODD_EXAMPLES if "?" not in one.key)  # what follows it in a bucket's URL are options
+    reads_again = True
+
+    def put(self, store, examples, part=0):
+        forms.put_urls(store, examples, part)

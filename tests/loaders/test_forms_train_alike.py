@@ -9,6 +9,7 @@ import torch
 
 import frostline as fl
 from frostline.config import NodeSettings
+from frostline.errors import TooManySkipped
 from frostline.node import Node
 from frostline.stores.objects import open_store
 from frostline.testing.forms import Example
@@ -18,7 +19,12 @@ from support.networks import Small
 from support.nodes import served
 
 SETTINGS = NodeSettings(device_batch=8)
-PUT = {"folders": forms.put_folders, "webdataset": forms.put_webdataset, "parquet": forms.put_parquet}
+PUT = {
+    "folders": forms.put_folders,
+    "webdataset": forms.put_webdataset,
+    "parquet": forms.put_parquet,
+    "urls": forms.put_urls,
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,25 +75,37 @@ def test_a_run_has_the_same_losses_from_every_form_and_store(
 ):
     url = place(store, request, tmp_path, monkeypatch)
     PUT[form](open_store(url), examples)
-    data = fl.Dataset(url)
+    data = fl.Dataset(url, form=form)
     assert data.classes == ("circle", "noise", "stripe")
     assert len(plain) == 6
     assert losses(data) == plain
 
 
-@pytest.mark.parametrize("form", ["webdataset", "parquet"])
+@pytest.mark.parametrize("form", ["webdataset", "parquet", "urls"])
 def test_a_node_elsewhere_reads_them_too(form, plain, examples, tmp_path):
     PUT[form](open_store(str(tmp_path)), examples)
     with Node(SETTINGS, (tmp_path.as_uri(),)) as node, served(node) as near:
-        assert losses(fl.Dataset(tmp_path), near) == pytest.approx(plain, abs=1e-6)
+        assert losses(fl.Dataset(tmp_path, form=form), near) == pytest.approx(plain, abs=1e-6)
 
 
 @pytest.mark.parametrize("form", PUT)
 def test_encoded_samples_come_as_they_are_stored(form, examples, tmp_path):
     PUT[form](open_store(str(tmp_path)), examples)
-    data = fl.Dataset(tmp_path)
+    data = fl.Dataset(tmp_path, form=form)
     with fl.offload(None, data, preprocess=tiny_preprocess()) as job:
         batches = list(job.loader(8))
     assert sum(len(batch.labels) for batch in batches) == len(examples)
     labels = np.concatenate([batch.labels for batch in batches])
     assert sorted(labels.tolist()) == sorted([*range(3)] * 8)
+
+
+@pytest.mark.parametrize("form", PUT)
+def test_objects_that_change_behind_a_job_are_named_and_end_it(form, examples, tmp_path):
+    store = open_store(str(tmp_path))
+    PUT[form](store, examples)
+    data = fl.Dataset(tmp_path, form=form)
+    with fl.offload(None, data, preprocess=tiny_preprocess()) as job:
+        PUT[form](store, examples[::-1])
+        with pytest.raises(TooManySkipped) as caught:
+            list(job.loader(8))
+    assert "changed" in str(caught.value)

@@ -1,11 +1,14 @@
 """Writes samples in every form there is, to any store; some of them broken on purpose."""
 
+import csv
 import io
 import json
 import tarfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from frostline.stores.urls import object_url
 
 
 def tar_of(files, fmt=tarfile.PAX_FORMAT):
@@ -50,6 +53,19 @@ def parquet_of(examples, *, nested=True, names=None, group=5, **options):
     out = io.BytesIO()
     pq.write_table(pa.table(columns).replace_schema_metadata(about), out, row_group_size=group, **options)
     return out.getvalue()
+
+
+def put_urls(store, examples, part=0, *, away=None):
+    """A list beside the images, or of images in another store."""
+    place = away or store
+    rows = [("file_name", "label", "key")]
+    for one in examples:
+        name = f"images-{part}/{one.label}/{one.key}.jpg"
+        place.write(name, one.data)
+        rows.append((object_url(away.url, name) if away else name, one.label, one.key))
+    out = io.StringIO()
+    csv.writer(out).writerows(rows)
+    store.write(f"labels-{part}.csv", out.getvalue().encode())
 
 
 def put_parquet(store, examples, part=0, **options):

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from frostline.datasets.parquet_file import leaf, opened
 from frostline.errors import BadRequest, DataError, ObjectNotFound, SampleError
 from frostline.stores.faces import Buffer, Entry, Versioned
+from frostline.stores.versions import plain_etag
 
 __all__ = ("CELLS_BYTES", "Cell", "CellCache", "CellReader", "cells_of")
 
@@ -237,4 +238,4 @@ def _leaf_place(metadata: pq.FileMetaData, cell: Cell) -> int:
 
 
 def _version(etag: str) -> str:
-    return hashlib.blake2b(etag.encode(), digest_size=6).hexdigest() if etag else ""
+    return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""

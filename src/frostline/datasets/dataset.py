@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.config import cache_folder
-from frostline.core import SampleTable
+from frostline.core import URLS, SampleTable
 from frostline.datasets.columns import PartOfSamples, Rows, WholeSamples
 from frostline.datasets.forms.known import form_named
 from frostline.datasets.manifest import Manifest, load_manifest
@@ -20,6 +20,7 @@ from frostline.datasets.named_splits import NamedSplits
 from frostline.datasets.parts import as_chosen, numbered, within
 from frostline.datasets.selecting import groups_of, select_rows, values_of
 from frostline.datasets.statistics import DatasetStatistics, formats_of, quantiles_of
+from frostline.datasets.urls import place_of
 from frostline.errors import DataError, SettingError
 from frostline.ordering import Chosen, Labels, Places, count_labels, split_at_random, split_by_class, split_by_group
 from frostline.preprocess import Applied, Preprocess
@@ -109,6 +110,14 @@ class Dataset:
     def rows(self) -> Rows | None:
         """Which rows of the whole data set these samples are; None where they are all of them."""
         return self._rows
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """What a node must serve for this data: its URL, and where its samples are URLs, the places they lie in."""
+        if self.reading != URLS:
+            return (self._url,)
+        objects = self._manifest_of_all.samples.objects
+        return tuple(dict.fromkeys((self._url, *map(place_of, objects))))
 
     def rest_of(self, preprocess: Preprocess) -> Preprocess:
         """What is left to do of a preprocessing: all of it, but where the data is a ready form.

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 
 from frostline.errors import DataError
 from frostline.stores.faces import Versioned
+from frostline.stores.versions import is_other_version
 
 __all__ = ("Source", "leaf", "opened")
 
@@ -50,7 +51,7 @@ class Source:
         if not length:
             return b""
         data, version = self._store.read_version(self._name, self._place, length)
-        if self.version and version != self.version:
+        if is_other_version(self.version, version):
             raise DataError(f"{self._name} changed while it was read: ask again when nobody writes to it")
         self.version = version
         self._place += length

@@ -1,7 +1,8 @@
 """Opens what a sample's address is read from: the one function that knows the readings."""
 
-from frostline.core import CELLS, OBJECTS
+from frostline.core import CELLS, OBJECTS, URLS
 from frostline.datasets.cells import Cell, CellCache, CellReader
+from frostline.datasets.urls import UrlReader
 from frostline.errors import BadRequest
 from frostline.stores.faces import Versioned
 from frostline.stores.folder import FolderStore
@@ -13,7 +14,12 @@ __all__ = ("check_object", "open_samples")
 
 
 def open_samples(
-    url: str, reading: str = OBJECTS, *, mapped: bool = False, cells: CellCache | None = None
+    url: str,
+    reading: str = OBJECTS,
+    *,
+    mapped: bool = False,
+    cells: CellCache | None = None,
+    roots: tuple[str, ...] | None = None,
 ) -> Versioned:
     """What gives the bytes at the addresses of a data set's samples.
 
@@ -21,6 +27,7 @@ def open_samples(
         url: of its root.
         reading: how the bytes are found: one of ``core.READINGS``.
         mapped: from memory maps, where that is a local folder and the objects are sealed.
+        roots: canonical URLs of places in which objects that are URLs may lie; by default that of the data alone.
         cells: where decoded columns are kept, if cells are read; by default a cache of its own.
 
     Raises:
@@ -33,6 +40,8 @@ def open_samples(
             return MappedFolder(store) if mapped and isinstance(store, FolderStore) else store
         case _ if reading == CELLS:
             return CellReader(store, cells or CellCache(), store.url)
+        case _ if reading == URLS:
+            return UrlReader((store.url,) if roots is None else roots)
         case _:
             raise BadRequest(f"reading: there is no {reading[:50]!r}")
 
@@ -43,4 +52,5 @@ def check_object(object: str, reading: str) -> None:
     Raises:
         BadRequest: it does not.
     """
-    check_name(Cell.parse(object).file if reading == CELLS else object)
+    if reading != URLS:  # of those the reader knows what they may be
+        check_name(Cell.parse(object).file if reading == CELLS else object)

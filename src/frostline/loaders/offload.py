@@ -182,7 +182,7 @@ def _transport(
         ways = [HttpTransport(url, settings) for url in nodes]
         transport: Transport = ways[0] if len(ways) == 1 else SpreadTransport(ways)
     else:
-        embedded = Node(node, (data.url,))
+        embedded = Node(node, data.roots)
         stack.callback(embedded.close)
         transport = LocalTransport(embedded)
     stack.callback(transport.close)

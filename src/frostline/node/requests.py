@@ -2,12 +2,14 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 
-from frostline.core import OBJECTS, Samples
+from frostline.core import OBJECTS, URLS, Samples
 from frostline.datasets.cells import CELLS_BYTES, CellCache
 from frostline.datasets.reading import check_object, open_samples
+from frostline.datasets.urls import UrlReader
 from frostline.errors import BadRequest, SettingError
 from frostline.preprocess import Preprocess
 from frostline.stores.faces import Versioned
@@ -35,7 +37,7 @@ class Stores:
         self._roots = tuple(normalise_url(root) for root in roots)
         self._lock = threading.Lock()
         self._cells = CellCache(cells_bytes)
-        self._open: OrderedDict[tuple[str, str, bool], Versioned] = OrderedDict()
+        self._open: OrderedDict[tuple[str, str, bool, tuple[str, ...]], Versioned] = OrderedDict()
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -47,7 +49,13 @@ class Stores:
         return self._roots if roots is None else tuple(normalise_url(root) for root in roots)
 
     def store(
-        self, data: str, allowed: tuple[str, ...] | None = None, *, reading: str = OBJECTS, mapped: bool = False
+        self,
+        data: str,
+        allowed: tuple[str, ...] | None = None,
+        *,
+        reading: str = OBJECTS,
+        objects: Sequence[str] = (),
+        mapped: bool = False,
     ) -> Versioned:
         """What gives the samples of a data set.
 
@@ -55,28 +63,36 @@ class Stores:
             data: URL of its root.
             allowed: roots under which its asker may read; None is all.
             reading: how the bytes at their addresses are found.
+            objects: that will be read; where they are URLs, each must lie within such a root too.
             mapped: read its objects from memory maps, where it is a local folder and they are sealed.
 
         Raises:
-            BadRequest: It does not lie under a root of this node that its asker may read.
+            BadRequest: It, or one of its objects, does not lie under a root of this node that its asker may read.
         """
         try:
             url = normalise_url(data)
         except SettingError as error:
             raise BadRequest(f"data: {error}") from error
         roots = self.allowed(allowed)
-        # Both: what a tenant may read need not be served by this node.
-        is_served = any(is_within(url, root) for root in self._roots)
-        if "://" not in data or not is_served or not any(is_within(url, root) for root in roots):
+        if "://" not in data or not self._is_open(url, roots):
             raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
-        key = (url, reading, mapped)
+        within = tuple(one for one in (*roots, *self._roots) if self._is_open(one, roots)) if reading == URLS else ()
+        key = (url, reading, mapped, within)
         with self._lock:
             if key not in self._open:
-                self._open[key] = open_samples(url, reading, mapped=mapped, cells=self._cells)
+                self._open[key] = open_samples(url, reading, mapped=mapped, cells=self._cells, roots=within)
             self._open.move_to_end(key)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
-            return self._open[key]
+            store = self._open[key]
+        if isinstance(store, UrlReader):
+            for one in objects:
+                store.check(one)
+        return store
+
+    def _is_open(self, url: str, roots: tuple[str, ...]) -> bool:
+        """Whether a URL lies within what is served, and within what an asker may read: the two need not be alike."""
+        return any(is_within(url, root) for root in self._roots) and any(is_within(url, root) for root in roots)
 
 
 def checked_preprocess(request: FeatureRequest) -> Preprocess:

@@ -17,6 +17,7 @@ from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_needed, scratch_bytes
 from frostline.stores.faces import Buffer, Versioned
 from frostline.stores.mapped import MappedFolder
+from frostline.stores.versions import is_other_version
 
 __all__ = ("Decoding", "SampleReader")
 
@@ -72,7 +73,7 @@ class SampleReader:
         # Of a ready form the size is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
         self._guess = self._first_guess
-        self._changed: set[int] = set()
+        self._unknown: set[int] = set()
 
     def encoded(self, row: int) -> Buffer | Skipped:
         """The sample as it is stored; the caller has reserved its declared length."""
@@ -101,8 +102,8 @@ class SampleReader:
         return isinstance(self._store, MappedFolder)
 
     def is_as_listed(self, row: int) -> bool:
-        """Whether the object was, when it was read, in the version that the request names."""
-        return bool(self._samples.versions) and row not in self._changed
+        """Whether the object is known to have been read in the version that the request names."""
+        return bool(self._samples.versions) and row not in self._unknown
 
     def skipped(self, row: int, reason: str) -> Skipped:
         """A sample that is left out, and why."""
@@ -140,9 +141,12 @@ class SampleReader:
         samples = self._samples
         place = int(samples.offsets[row]), int(samples.lengths[row])
         data, version = self._store.read_version(samples.objects[row], *place)
-        if samples.versions and version != samples.versions[row]:
-            self._changed.add(row)
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
+        listed = samples.versions[row] if samples.versions else ""
+        if is_other_version(listed, version):
+            raise ObjectNotFound(f"{samples.objects[row]} has changed since it was listed: make the data set anew")
+        if not version:
+            self._unknown.add(row)
         return data
 
     def _decode_now(self, row: int, encoded: Buffer, out: npt.NDArray[np.float32]) -> None:

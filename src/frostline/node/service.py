@@ -247,7 +247,13 @@ class Node:
     ) -> SampleReader:
         decoding = Decoding(memory=self._pools["decode"], turns=self._decoders, counters=counters)
         mapped = preprocess.stored is not None
-        store = self._stores.store(request.data, account.settings.roots, reading=request.reading, mapped=mapped)
+        store = self._stores.store(
+            request.data,
+            account.settings.roots,
+            reading=request.reading,
+            objects=request.samples.objects,
+            mapped=mapped,
+        )
         return SampleReader(store, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def _resident(

@@ -1,4 +1,4 @@
-"""Opens and decodes encoded images with Pillow, within bounds, and says what is wrong with broken ones."""
+"""Opens and decodes images, encoded ones with Pillow, within bounds, and says what is wrong with broken ones."""
 
 import struct
 import zlib
@@ -8,6 +8,7 @@ from io import BytesIO
 from PIL import Image, UnidentifiedImageError
 
 from frostline.errors import SampleError
+from frostline.preprocess.arrays import is_array, pixels_of, size_of_array
 
 __all__ = ("check_size", "decoded", "size_of")
 
@@ -50,6 +51,10 @@ def decoded(
     Raises:
         SampleError: it is broken, too large or of a kind that is not read.
     """
+    if is_array(encoded):
+        check_size(size_of_array(encoded), most_pixels, "it has")
+        image = Image.fromarray(pixels_of(encoded))
+        return image if image.mode == mode else image.convert(mode)
     try:
         image = Image.open(BytesIO(encoded), formats=_FORMATS)
         check_size(image.size, most_pixels, "it has")
@@ -70,6 +75,8 @@ def decoded(
 
 def size_of(encoded: bytes | memoryview) -> Size:
     """Width and height from an image's header alone; 0 and 0 where it is broken."""
+    if is_array(encoded):
+        return size_of_array(encoded)
     try:
         return Image.open(BytesIO(encoded), formats=_FORMATS).size
     except _BROKEN:

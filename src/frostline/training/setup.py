@@ -103,7 +103,7 @@ def _node(settings: JobSettings, data: Dataset, observe: Observer) -> Iterator["
         return
     observe(PhaseStarted(name="starting a node"))
     node = replace(settings.node, allow_training=settings.policy == ALL_IN_STORE)
-    with start_node((data.url,), node) as process:
+    with start_node(data.roots, node) as process:
         yield _Watch(process.url, process, observe)
 
 

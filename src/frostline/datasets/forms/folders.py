@@ -12,7 +12,7 @@ from frostline.stores.faces import Entry, ObjectStore
 
 __all__ = ("IMAGE_SUFFIXES", "ClassFolders", "is_image", "suffix_of")
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 # Part of every digest: raise it whenever the same files would give another table.
 _RULE = "frostline image folders 2"

@@ -7,13 +7,14 @@ from frostline.datasets.forms.faces import Form
 from frostline.datasets.forms.folders import ClassFolders
 from frostline.datasets.forms.parquet import Parquet
 from frostline.datasets.forms.ready_form import ReadyForm
+from frostline.datasets.forms.url_lists import UrlLists
 from frostline.datasets.forms.webdataset import WebDataset
 from frostline.errors import SettingError, nearest
 from frostline.stores.faces import Entry
 
 __all__ = ("FORMS", "form_named", "form_of")
 
-FORMS: tuple[Form, ...] = (ReadyForm(), CqlTables(), ClassFolders(), WebDataset(), Parquet())
+FORMS: tuple[Form, ...] = (ReadyForm(), CqlTables(), ClassFolders(), WebDataset(), Parquet(), UrlLists())
 """In the order in which they are asked."""
 
 # Says what it found nothing of, where no form claims a listing.

@@ -15,10 +15,11 @@ from frostline.datasets.forms.faces import Listed, digest_of, is_hidden
 from frostline.datasets.forms.labels import classified
 from frostline.datasets.forms.metadata import column_name, joined
 from frostline.datasets.forms.parquet_schema import Columns, columns_of_schema
-from frostline.datasets.forms.tables import SAID, Parts, finished, known_parts
+from frostline.datasets.forms.tables import SAID, Parts, finished, known_parts, plain
 from frostline.datasets.parquet_file import leaf, opened
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.faces import Entry, ObjectStore, Versioned
+from frostline.stores.versions import is_other_version
 
 __all__ = ("Parquet", "is_parquet")
 
@@ -82,7 +83,7 @@ def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
         if entry.etag and (entry.object, entry.etag) in known:
             return _File(known[entry.object, entry.etag], columns.classes)
         table = _table(parquet, entry, columns)
-    if entry.etag and source.version != entry.etag:
+    if is_other_version(entry.etag, source.version):
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
     return _File(table, columns.classes)
 
@@ -103,7 +104,7 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: Columns) -> pa.Table:
             "length": lengths,
             "etag": pa.array([entry.etag] * rows, pa.string()),
             SAID: said,
-            **({column_name(name): _plain(beside[name]) for name in columns.about} if beside else {}),
+            **({column_name(name): plain(beside[name]) for name in columns.about} if beside else {}),
         }
     )
     return table.filter(pc.is_valid(lengths))
@@ -115,21 +116,11 @@ def _lengths(parquet: pq.ParquetFile, group: int, image: str) -> pa.Array:
 
 
 def _said(entry: Entry, columns: Columns, labels: pa.ChunkedArray) -> pa.ChunkedArray:
-    plain = _plain(labels)
-    if not columns.classes or not pa.types.is_integer(plain.type):
-        return plain.cast(pa.string())
-    greatest = pc.max(plain).as_py()
+    values = plain(labels)
+    if not columns.classes or not pa.types.is_integer(values.type):
+        return values.cast(pa.string())
+    greatest = pc.max(values).as_py()
     if greatest is not None and greatest >= len(columns.classes):
         raise DataError(f"{entry.object} has a label {greatest} and names for {len(columns.classes)} classes only")
-    numbers = pc.if_else(pc.greater_equal(plain, 0), plain, pa.scalar(None, plain.type))
+    numbers = pc.if_else(pc.greater_equal(values, 0), values, pa.scalar(None, values.type))
     return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column in one of four types, so that those of several files go together."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_boolean(kind):
-        return column.cast(pa.bool_())
-    if pa.types.is_integer(kind):
-        return column.cast(pa.int64(), safe=kind != pa.uint64())
-    return column.cast(pa.float64() if pa.types.is_floating(kind) else pa.string())

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from frostline.datasets.forms.labels import LABEL_FIELDS
 
-__all__ = ("Columns", "columns_of_schema")
+__all__ = ("Columns", "columns_of_schema", "is_scalar")
 
 # Where no words say it: what image columns are called, and then the first that could be one.
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "data")
@@ -46,7 +46,7 @@ def columns_of_schema(schema: pa.Schema) -> Columns | None:
     numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
     wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
     label = next((name for name in wanted if name in schema.names and _is_label(schema.field(name).type)), None)
-    about = tuple(field.name for field in schema if _is_scalar(field.type) and field.name != label)
+    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name != label)
     classes = features[label].get("names") if label is not None and label in numbered else None
     names = tuple(map(str, classes)) if isinstance(classes, list) else ()
     return Columns(image=leaves[image], label=label, classes=names, about=about)
@@ -86,6 +86,7 @@ def _is_label(kind: pa.DataType) -> bool:
     return pa.types.is_integer(plain) or _is_text(plain)
 
 
-def _is_scalar(kind: pa.DataType) -> bool:
+def is_scalar(kind: pa.DataType) -> bool:
+    """Whether a column of that type can be metadata."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain) or _is_text(plain)

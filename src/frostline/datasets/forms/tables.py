@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from frostline.datasets.forms.faces import COLUMNS, Listed
 from frostline.datasets.ids import stable_ids
 
-__all__ = ("SAID", "Parts", "finished", "known_parts")
+__all__ = ("SAID", "Parts", "finished", "known_parts", "plain")
 
 SAID = "said"
 """The column of tables of single objects that holds labels as texts, until all of them are known."""
@@ -43,3 +43,13 @@ def known_parts(before: Listed | None, object_of: Callable[[str], str] = str) ->
     ends = runs.run_ends.to_pylist()
     parts = [table.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]
     return {(object_of(part["object"][0].as_py()), part["etag"][0].as_py()): part for part in parts}
+
+
+def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column in one of four types, so that those of several files go together."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_boolean(kind):
+        return column.cast(pa.bool_())
+    if pa.types.is_integer(kind):
+        return column.cast(pa.int64(), safe=kind != pa.uint64())
+    return column.cast(pa.float64() if pa.types.is_floating(kind) else pa.string())

@@ -7,6 +7,7 @@ from typing import IO, NamedTuple, cast
 
 from frostline.errors import DataError
 from frostline.stores.faces import Entry, Versioned
+from frostline.stores.versions import is_other_version
 
 __all__ = ("Member", "members")
 
@@ -103,7 +104,7 @@ class _Ranges:
         self._window = min(2 * self._window, _MOST_BYTES) if is_near else _LEAST_BYTES
         length = min(max(size, self._window), self._shard.size - place)
         data, version = self._store.read_version(self._shard.object, place, length)
-        if self._shard.etag and version != self._shard.etag:
+        if is_other_version(self._shard.etag, version):
             raise DataError(f"{self._shard.object} changed while it was read: ask again when nobody writes to it")
         self._start, self._held = place, bytes(data)
 

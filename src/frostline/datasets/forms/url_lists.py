@@ -1,0 +1,147 @@
+"""Lists of URLs with labels, as CSV or Parquet: the samples lie wherever the URLs lead."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.csv as csv
+
+from frostline.core import URLS
+from frostline.datasets.forms.faces import Listed, digest_of, is_hidden
+from frostline.datasets.forms.folders import is_image
+from frostline.datasets.forms.labels import LABEL_FIELDS, classified
+from frostline.datasets.forms.metadata import column_name, joined
+from frostline.datasets.forms.parquet import is_parquet
+from frostline.datasets.forms.parquet_schema import is_scalar
+from frostline.datasets.forms.tables import SAID, finished, plain
+from frostline.datasets.parquet_file import opened
+from frostline.datasets.urls import folder_of
+from frostline.errors import DataError, EmptyDataset, SettingError
+from frostline.stores.faces import Entry, ObjectStore
+from frostline.stores.objects import is_within, normalise_url, open_store
+from frostline.stores.urls import object_url
+
+__all__ = ("URL_FIELDS", "UrlLists")
+
+URL_FIELDS = ("url", "uri", "image_url", "file_name", "path", "image")
+"""Columns that say where a sample is, the first that is there."""
+
+_RULE = "frostline url lists 1"
+
+
+class UrlLists:
+    """Files with a column of URLs, or of names relative to the data's root, and one of labels.
+
+    Where the objects lie is listed once, for their sizes and etags. The digest is that of the lists and of the images
+    beside them, so that of those elsewhere a change is noticed when they are read. Lists
+    that are Parquet files are only read where this form is named: other Parquet files hold the images themselves.
+    """
+
+    name = "urls"
+
+    def claims(self, entries: Sequence[Entry]) -> bool:
+        """See ``Form.claims``: one CSV file is enough."""
+        return any(map(_is_csv, entries))
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """See ``Form.digest``."""
+        return digest_of(_RULE, (entry for entry in entries if _is_list(entry) or is_image(entry.object)))
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:  # noqa: ARG002
+        """See ``Form.read``; lists are small, and what they lead to may have changed, so all is looked at again."""
+        lists = sorted(filter(_is_list, entries))
+        if not lists:
+            raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
+        table = joined([_table(store, entry) for entry in lists])
+        if not len(table):
+            raise EmptyDataset(f"the lists at {store.url} name no samples")
+        urls = table["object"].to_pylist()
+        _check_once(urls, store.url)
+        found = _found(urls, entries if _all_within(urls, store.url) else None, store.url)
+        missing = [url for url in urls if url not in found]
+        if missing:
+            raise DataError(f"{missing[0]} is listed and not there, nor are {len(missing) - 1} others: mend the list")
+        table = table.append_column("length", pa.array([found[url].size for url in urls], pa.int64()))
+        table = table.append_column("etag", pa.array([found[url].etag for url in urls], pa.string()))
+        labels, classes = classified(table[SAID].to_pylist())
+        return Listed(table=finished(table, labels), classes=classes, digest=self.digest(entries), reading=URLS)
+
+
+def _is_csv(entry: Entry) -> bool:
+    return entry.object.lower().endswith(".csv") and not is_hidden(entry.object)
+
+
+def _is_list(entry: Entry) -> bool:
+    return _is_csv(entry) or is_parquet(entry)
+
+
+def _table(store: ObjectStore, entry: Entry) -> pa.Table:
+    table = _read_csv(store, entry) if _is_csv(entry) else _read_parquet(store, entry)
+    url, label = _column(table, URL_FIELDS), _column(table, LABEL_FIELDS)
+    if url is None or plain(table[url]).type != pa.string() or table[url].null_count:
+        raise DataError(f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}")
+    urls = [_canonical(one, store.url, entry.object) for one in plain(table[url]).to_pylist()]
+    about = [field.name for field in table.schema if is_scalar(field.type) and field.name not in (url, label)]
+    said = pa.nulls(len(urls), pa.string()) if label is None else plain(table[label]).cast(pa.string())
+    return pa.table(
+        {
+            "name": pa.array(urls, pa.string()),
+            "object": pa.array(urls, pa.string()),
+            "offset": pa.array([0] * len(urls), pa.int64()),
+            SAID: said,
+            **{column_name(name): plain(table[name]) for name in about},
+        }
+    )
+
+
+def _read_csv(store: ObjectStore, entry: Entry) -> pa.Table:
+    data = store.read(entry.object, 0, entry.size)
+    # Labels stay as they are written; other columns get the type that all their values have.
+    kinds = dict.fromkeys((*URL_FIELDS, *LABEL_FIELDS), pa.string())
+    options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=True)
+    try:
+        return csv.read_csv(
+            pa.py_buffer(data), read_options=csv.ReadOptions(use_threads=False), convert_options=options
+        )
+    except pa.ArrowException as error:
+        words = " ".join(str(error).split())[:150]
+        raise DataError(f"{entry.object} is no CSV file with a line of names on top: {words}") from error
+
+
+def _read_parquet(store: ObjectStore, entry: Entry) -> pa.Table:
+    with opened(store, entry.object, entry.size) as (parquet, _):
+        wanted = [field.name for field in parquet.schema_arrow if is_scalar(field.type)]
+        return parquet.read(columns=wanted, use_threads=False)
+
+
+def _column(table: pa.Table, names: Sequence[str]) -> str | None:
+    return next((name for name in names if name in table.schema.names), None)
+
+
+def _canonical(url: str, root: str, name: str) -> str:
+    try:
+        return normalise_url(url if "://" in url else object_url(root, url.removeprefix("./")))
+    except SettingError as error:
+        raise DataError(f"{name} lists {url[:100]!r}: {error}") from error
+
+
+def _check_once(urls: Sequence[str], root: str) -> None:
+    url, times = Counter(urls).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"the lists at {root} name {url} {times} times: a sample stands there once")
+
+
+def _all_within(urls: Iterable[str], root: str) -> bool:
+    return all(is_within(url, root) for url in urls)
+
+
+def _found(urls: Iterable[str], entries: Sequence[Entry] | None, root: str) -> dict[str, Entry]:
+    """The entries of objects, by URL: from the listing that was made, or from one of every folder that they lie in."""
+    if entries is not None:
+        return {object_url(root, entry.object): entry for entry in entries}
+    folders = sorted({folder_of(url) for url in urls})
+    outer: list[str] = []
+    for folder in folders:
+        if not outer or not is_within(folder, outer[-1]):
+            outer.append(folder)
+    return {object_url(folder, entry.object): entry for folder in outer for entry in open_store(folder).list()}

@@ -1,0 +1,121 @@
+"""Lists of URLs: what they may name, where it is looked for, and that nothing leads out of what is served."""
+
+import uuid
+
+import numpy as np
+import pytest
+
+import frostline as fl
+from frostline.config import NodeSettings
+from frostline.datasets.forms.url_lists import UrlLists
+from frostline.datasets.urls import UrlReader
+from frostline.errors import BadRequest, DataError
+from frostline.node import Node
+from frostline.stores.objects import open_store
+from frostline.testing.forms import EXAMPLES
+from frostline.wire.messages import FeatureRequest
+from support.forms import put_urls
+from support.images import image_folder, tiny_preprocess
+
+FORM = UrlLists()
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+def read(store, text):
+    store.write("labels.csv", text.encode())
+    return FORM.read(store, list(store.list()))
+
+
+def refused(store, text):
+    with pytest.raises(DataError) as caught:
+        read(store, text)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_samples_lie_wherever_their_urls_lead(store, tmp_path):
+    other, folder = open_store(f"memory://{uuid.uuid4()}/deep"), open_store(str(tmp_path))
+    put_urls(store, EXAMPLES[:4], 0, away=other)
+    put_urls(store, EXAMPLES[4:8], 1, away=folder)
+    put_urls(store, EXAMPLES[8:], 2)
+    listed = FORM.read(store, list(store.list()))
+    reader = UrlReader([store.url, other.url, "file:///"])
+    rows = listed.table.to_pylist()
+    assert [bytes(reader.read(row["object"], 0, row["length"])) for row in rows] == [one.data for one in EXAMPLES]
+    assert [listed.classes[row["label"]] for row in rows] == [one.label for one in EXAMPLES]
+    assert [row["key"] for row in rows] == [one.key for one in EXAMPLES]
+
+
+def test_labels_stay_as_they_are_written_and_may_be_missing(store):
+    store.write("a b.jpg", b"a")
+    store.write("c.jpg", b"c")
+    listed = read(store, 'url,label,score\n"./a b.jpg",007,1\nc.jpg,,2.5\n')
+    assert listed.classes == ("007",)
+    assert listed.table["label"].to_pylist() == [0, -1]
+    assert listed.table["score"].to_pylist() == [1.0, 2.5]
+
+
+def test_lists_that_make_no_sense_get_a_sentence(store):
+    store.write("a.jpg", b"a")
+    assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na.jpg,1\n")
+    assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
+    assert "labels.csv is no CSV file" in refused(store, "")
+    assert "b.jpg is listed and not there, nor are 1 others" in refused(store, "url,label\na.jpg,1\nb.jpg,1\nc.jpg,1\n")
+    assert "a.jpg 2 times" in refused(store, "url,label\na.jpg,1\na.jpg,2\n")
+    assert "gopher://" in refused(store, "url,label\ngopher://a/b.jpg,1\n")
+    assert "name no samples" in refused(store, "url,label\n")
+
+
+def test_no_url_leads_out_of_the_roots(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "in" / "a b.jpg").write_bytes(b"inside")
+    root = (tmp_path / "in").as_uri()
+    reader = UrlReader([root])
+    assert bytes(reader.read(f"{root}/a%20b.jpg", 0, 6)) == b"inside"
+    outside = (tmp_path / "secret").as_uri()
+    for url in (
+        outside,
+        f"{root}/../secret",
+        f"{root}/%2e%2e/secret",
+        root,
+        "a b.jpg",
+        "memory://x/y",
+        "",
+        f"{root}x/y",
+    ):
+        with pytest.raises(BadRequest):
+            reader.read(url, 0, 6)
+
+
+def test_a_node_reads_no_url_outside_of_what_it_serves(tmp_path):
+    here, away = tmp_path / "here", open_store(f"memory://{uuid.uuid4()}")
+    here.mkdir()
+    put_urls(open_store(str(here)), EXAMPLES, away=away)
+    data = fl.Dataset(here)
+    assert set(data.roots) == {here.as_uri(), away.url}
+    samples = data.samples.take(np.arange(2))
+    asked = FeatureRequest(
+        data=data.url, samples=samples, prefix=None, cut=0, preprocess=tiny_preprocess().to_json(), reading="urls"
+    )
+    with Node(NodeSettings(), (data.url,)) as node, pytest.raises(BadRequest, match="does not lie within"):
+        node.features(asked)
+    with Node(NodeSettings(), (data.url, away.url)) as node:
+        assert [bytes(one) for batch in node.features(asked) for one in batch.encoded] == [
+            one.data for one in EXAMPLES[:2]
+        ]
+
+
+def test_a_job_finds_its_samples_elsewhere(tmp_path):
+    images = image_folder(tmp_path / "images", per_class=2)
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    rows = [f"{path.as_uri()},{path.parent.name}" for path in sorted(images.rglob("*.jpg"))]
+    (lists / "labels.csv").write_text("\n".join(["url,label", *rows]))
+    with fl.offload(None, fl.Dataset(lists), preprocess=tiny_preprocess()) as job:
+        labels = np.concatenate([batch.labels for batch in job.loader(4)])
+    assert sorted(labels.tolist()) == [0, 0, 1, 1, 2, 2]

@@ -1,0 +1,106 @@
+"""Images kept as arrays: the pixels that are there, and a sentence for whatever is no image."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import frostline as fl
+from frostline.errors import SampleError
+from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess
+from frostline.preprocess.apply import decode_into, pixels_needed
+from frostline.preprocess.arrays import pixels_of
+from support.images import image_folder, tiny_preprocess
+
+PLAIN = Preprocess(steps=(Decode(), CenterCrop(8), Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)))
+
+
+def npy(array, **options):
+    out = io.BytesIO()
+    np.save(out, array, **options)
+    return out.getvalue()
+
+
+def png(array):
+    out = io.BytesIO()
+    Image.fromarray(array).save(out, "PNG")
+    return out.getvalue()
+
+
+def decoded(encoded, **options):
+    out = np.empty(PLAIN.shape, np.float32)
+    decode_into(PLAIN, encoded, out, id=0, view=None, **options)
+    return out
+
+
+@pytest.mark.parametrize("shape", [(9, 12), (9, 12, 3), (9, 12, 4)])
+def test_an_array_gives_the_pixels_of_an_image_that_holds_the_same(shape):
+    array = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
+    assert np.array_equal(decoded(npy(array)), decoded(png(array)))
+    assert pixels_needed(PLAIN, npy(array)) == pixels_needed(PLAIN, png(array)) == 9 * 12
+
+
+def test_one_channel_may_be_written_as_such():
+    array = np.random.default_rng(0).integers(0, 255, (9, 12, 1), np.uint8)
+    assert np.array_equal(decoded(npy(array)), decoded(npy(array[:, :, 0])))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((8, 8), np.uint16),
+        np.zeros((8, 8, 3), np.float32),
+        np.zeros((8, 8, 2), np.uint8),
+        np.zeros((8,), np.uint8),
+        np.zeros((0, 8), np.uint8),
+        np.zeros((3, 8, 8), np.uint8),
+        np.asfortranarray(np.zeros((8, 8, 3), np.uint8)),
+        np.zeros((8, 8), [("a", np.uint8)]),
+    ],
+)
+def test_arrays_that_are_no_images_get_a_sentence(array):
+    with pytest.raises(SampleError, match="is no image: one is uint8"):
+        decoded(npy(array))
+
+
+class Planted:
+    def __reduce__(self):
+        return pytest.fail, ("something was unpickled",)
+
+
+def test_objects_in_an_array_are_never_unpickled():
+    array = np.array([[Planted()]], object)
+    with pytest.raises(SampleError, match="is no image"):
+        decoded(npy(array, allow_pickle=True))
+    with pytest.raises(SampleError):
+        decoded(pickle.dumps(Planted()))
+
+
+def test_a_broken_array_gets_a_sentence_wherever_it_is_cut():
+    data = npy(np.zeros((8, 8, 3), np.uint8))
+    for length in (6, 9, 20, 100, len(data) - 1):
+        with pytest.raises(SampleError, match="broken array"):
+            decoded(data[:length])
+    with pytest.raises(SampleError, match="too many pixels"):
+        decoded(data, most_pixels=63)
+
+
+@given(st.binary(max_size=200))
+def test_whatever_follows_the_magic_gets_a_sentence(rest):
+    for version in (b"\x01\x00", b"\x02\x00", b""):
+        with pytest.raises(SampleError) as caught:
+            pixels_of(b"\x93NUMPY" + version + rest)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_arrays_is_a_data_set(tmp_path):
+    for path in image_folder(tmp_path, per_class=2).rglob("*.jpg"):
+        np.save(path.with_suffix(".npy"), np.asarray(Image.open(path)))
+        path.unlink()
+    with fl.offload(None, fl.Dataset(tmp_path), preprocess=tiny_preprocess()) as job:
+        [batch] = job.loader(6)
+    assert len(batch.labels) == 6
