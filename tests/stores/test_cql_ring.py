@@ -1,0 +1,82 @@
+"""A ring of three real servers, each row on two of them, of which one is killed: nothing lost, nothing doubled."""
+
+import uuid
+
+import pytest
+import torch
+from cassandra import ConsistencyLevel
+
+import frostline as fl
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.models import freeze
+from frostline.node.process import start_node
+from frostline.stores.faces import LABELS, Place
+from frostline.stores.objects import open_store
+from support.cassandra import KEYSPACE, cassandra, why_no_cassandra
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+
+READS = 3000
+
+pytestmark = pytest.mark.skipif(why_no_cassandra() is not None, reason=str(why_no_cassandra()))
+
+
+@pytest.fixture
+def ring(tmp_path):
+    with cassandra(tmp_path, nodes=3, replicas=2) as ring:
+        yield ring
+
+
+def put(ring, folder):
+    """Every photograph as a row that all of its replicas have."""
+    with ring.session() as session:
+        session.execute(f"CREATE TABLE {KEYSPACE}.waste (id uuid PRIMARY KEY, label text, name text, data blob)")
+        insert = session.prepare(f"INSERT INTO {KEYSPACE}.waste (id, label, name, data) VALUES (?, ?, ?, ?)")
+        insert.consistency_level = ConsistencyLevel.ALL
+        for path in sorted(folder.rglob("*.jpg")):
+            name = str(path.relative_to(folder))
+            row = (uuid.uuid5(uuid.NAMESPACE_URL, name), path.parent.name, name, path.read_bytes())
+            session.execute(insert, row)
+
+
+def test_a_replica_that_is_killed_costs_no_sample_and_doubles_none(ring, tmp_path):
+    (tmp_path / "photos").mkdir()
+    folder = image_folder(tmp_path / "photos", per_class=20)
+    put(ring, folder)
+    url = f"cql://{ring.place}/{KEYSPACE}/waste?protocol=3"
+    data = fl.Dataset(url, cache=tmp_path)
+    wanted = {name: (folder / name).read_bytes() for name in data.names}
+    contents = dict(zip(data.samples.objects, (wanted[name] for name in data.names), strict=True))
+    store = open_store(url)
+    names = [*contents] * (READS // len(contents))
+    reads = store.read_many([Place(name, 0, len(contents[name])) for name in names], most=256)
+    seen = [next(reads) for _ in range(READS // 4)]
+
+    came = epochs(url, data, preprocess=tiny_preprocess(flip=True), kill=lambda: ring.kill(ring.hosts[1]))
+    for epoch in came:
+        assert sorted(epoch) == sorted(data.samples.ids.tolist())
+
+    # 256 of these were under way when the replica was killed.
+    seen.extend(reads)
+    assert sorted(index for index, _ in seen) == list(range(len(names)))
+    assert all(bytes(found[0]) == contents[names[index]] for index, found in seen)
+    assert {entry.object for entry in store.list() if entry.object != LABELS} == set(contents)
+
+
+def epochs(url, data, *, preprocess, kill):
+    """Ids of the samples of each of three epochs; early in the second one somebody is killed."""
+    model = freeze(Small().train(), "stem", input_shape=(3, 32, 32))
+    settings = LoaderSettings(samples_per_request=4, device_batch=8)
+    came = []
+    with (
+        start_node((url,), NodeSettings(memory_bytes=1 << 28, device_batch=8)) as node,
+        fl.offload(model, data, preprocess=preprocess, near=node.url, settings=settings) as job,
+    ):
+        # Views change with the epoch, so that every epoch reads every photograph again.
+        for epoch in range(3):
+            came.append([])
+            for batch in job.loader(4, shuffle=True, seed=0, epoch=epoch):
+                came[-1].extend(torch.as_tensor(batch.ids).tolist())
+                if epoch == 1 and len(came[-1]) == 4:
+                    kill()
+    return came
