@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import AccessDenied, BadRequest, DataError, SettingError, StoreError, StoreUnavailable
+from frostline.errors import (
+    AccessDenied,
+    BadRequest,
+    DataError,
+    SettingError,
+    StoreError,
+    StoreThrottled,
+    StoreUnavailable,
+)
 from frostline.stores.cql_access import CqlAccess
 from frostline.stores.cql_errors import error_of_cql
 from frostline.stores.cql_tables import Table, key_of, shape_of
@@ -181,14 +189,14 @@ EXPECTED = {
         "UserTypeDoesNotExist": StoreError,
     },
     "cassandra.connection": {
-        "ConnectionBusy": StoreUnavailable,
+        "ConnectionBusy": StoreThrottled,
         "ConnectionException": StoreUnavailable,
         "ConnectionShutdown": StoreUnavailable,
         "CrcMismatchException": StoreUnavailable,
         "ProtocolError": SettingError,
         "ProtocolVersionUnsupported": SettingError,
     },
-    "cassandra.pool": {"NoConnectionsAvailable": StoreUnavailable},
+    "cassandra.pool": {"NoConnectionsAvailable": StoreThrottled},
     "cassandra.protocol": {
         "AlreadyExistsException": StoreError,
         "BadCredentials": AccessDenied,
@@ -202,7 +210,7 @@ EXPECTED = {
         "InvalidRequestException": StoreError,
         "IsBootstrappingErrorMessage": StoreUnavailable,
         "NotSupportedError": SettingError,
-        "OverloadedErrorMessage": StoreUnavailable,
+        "OverloadedErrorMessage": StoreThrottled,
         "PreparedQueryNotFound": StoreError,
         "ProtocolException": SettingError,
         "ReadFailureMessage": StoreUnavailable,

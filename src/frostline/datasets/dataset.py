@@ -38,7 +38,7 @@ class Dataset:
     its manifest. The value does not change after that: make another one to see new data.
 
     Args:
-        url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, or ``memory://name``.
+        url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, ``cql://user@host/keyspace/table``, or ``memory://name``.
         cache: folder for the manifests of stores that take no writes; the user's cache folder by default.
         form: name of the form that the data has, where more than one lies there; by default what it looks like.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a

@@ -8,6 +8,7 @@ from frostline.errors import (
     FrostlineError,
     SettingError,
     StoreError,
+    StoreThrottled,
     StoreUnavailable,
 )
 
@@ -93,7 +94,7 @@ def translated(url: str, name: str) -> Iterator[None]:
 
 def _passing(kinds: tuple[str, ...], what: str) -> StoreUnavailable:
     if any(kind in _BUSY for kind in kinds):
-        return StoreUnavailable(f"the servers have more requests than they take: {what} must wait")
+        return StoreThrottled(f"the servers have more requests than they take: {what} must wait")
     if any(kind in _NOT_ENOUGH for kind in kinds):
         return StoreUnavailable(
             f"too few replicas are up for {what}: wait for them, or ask for fewer by consistency=ONE"

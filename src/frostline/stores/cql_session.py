@@ -64,7 +64,7 @@ def connect(place: CqlPlace, access: CqlAccess) -> tuple[Cluster, Session]:
     """
     if place.user and not access.password:
         raise SettingError("the password of a cql:// URL's user is read from FROSTLINE_CQL_PASSWORD, which is empty")
-    policy = _NearFirst(TokenAwarePolicy(DCAwareRoundRobinPolicy(local_dc=place.dc or "")))
+    policy = _NearFirst(TokenAwarePolicy(DCAwareRoundRobinPolicy(local_dc=place.dc)))
     profile = ExecutionProfile(
         load_balancing_policy=policy,
         retry_policy=_NextHost(),
