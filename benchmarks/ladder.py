@@ -47,6 +47,7 @@ SEVEN = [name for name in NETWORKS if name != "vgg19"]
 ROWS = 32
 ALONE_S = 2.0
 STREAMED_S = 5.0
+MEMORY_BYTES = 8 << 30  # AlexNet's and VGG's weights do not fit into the default node
 FUSED = ("torch-compiled", "onnxruntime", "openvino")
 STREAMED = {"fp16": "+ prefetch, 16 bits", "int8": "+ prefetch, 8 bits"}
 
@@ -170,7 +171,10 @@ def by_itself(engine, batch, cut):
 def streamed(model, data, preprocess, wanted, accuracy, engine, alone):
     """A last step: features stream from a node in another process."""
     settings = NodeSettings(
-        compute_threads=wanted.threads, decode_threads=wanted.threads, engines=tuple({REFERENCE, engine})
+        compute_threads=wanted.threads,
+        decode_threads=wanted.threads,
+        engines=tuple({REFERENCE, engine}),
+        memory_bytes=MEMORY_BYTES,
     )
     options = {"accuracy": accuracy, "cut": len(cut_network(model, preprocess.shape).cuts) - 1}
     options["settings"] = LoaderSettings(cache_bytes=0, follow=False)
