@@ -3,8 +3,8 @@
     python benchmarks/trainer_memory.py --data DIR [--rounds 5] [--out FILE]
 
 A job keeps what it fetched in its first epoch; later ones come from memory. Features of 5 kB, activations of
-EfficientNet-lite0's fifth block and pixels of 600 kB, of the photographs of DIR. The other loop gathers as many rows into
-new batches in another random order, with nothing else around it. Medians of the rounds; writes JSON with --out.
+EfficientNet-lite0's fifth block and pixels of 600 kB, of the photographs of DIR. The other loop gathers as many rows
+into new batches in another random order, with nothing else around it. Medians of the rounds; writes JSON with --out.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The verb ``ingest``: keep a data set's images in the form in which a network takes them."""
+"""The verb ``ingest``: copy a data set into another form or store, or keep its images as a network takes them."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,10 @@ from frostline.core.amounts import in_bytes, in_seconds
 from frostline.errors import SettingError
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, efficientnet_lite, imagenet
 
-__all__ = ("ingest",)
+__all__ = ("FORMS", "ingest")
+
+FORMS = ("ready", "original", "parquet", "webdataset")
+"""Written out, because what packs them takes long to import."""
 
 _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 
@@ -22,31 +25,53 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 @click.command(epilog="Example: frostline ingest photos/ ready/ --form ready --preprocess imagenet:224")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DEST")
-@click.option("--form", type=click.Choice(["ready"]), default="ready", show_default=True, help="What to make.")
-@click.option("--resize", type=int, metavar="N", help="Shorter side to N pixels, and the middle N x N of it.")
+@click.option(
+    "--form",
+    type=click.Choice(FORMS),
+    default="ready",
+    show_default=True,
+    help="What to make: pixels that need no decoding, class folders (original), Parquet files or tar shards.",
+)
+@click.option(
+    "--resize",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Shorter side to N pixels; of a ready form the middle N x N of it.",
+)
 @click.option(
     "--preprocess",
     metavar="FILE|PRESET",
-    help="What jobs will declare, as JSON, or imagenet:SIDE or efficientnet_lite:SIDE.",
+    help="Of a ready form: what jobs will declare, as JSON, or imagenet:SIDE or efficientnet_lite:SIDE.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["uint8", "fp16"]),
     default="uint8",
     show_default=True,
-    help="uint8 keeps pixels, and features stay the same bits; fp16 what the network takes, rounded.",
+    help="Of a ready form: uint8 keeps pixels, and features stay the same bits; fp16 what the network takes, rounded.",
 )
-@click.option("--object-size", type=BYTES, default="64MiB", show_default=True, help="Of one object.")
+@click.option(
+    "--object-size", type=BYTES, default="64MiB", show_default=True, help="Of one object, or of what is copied at once."
+)
+@click.option("--workers", type=click.IntRange(min=1), default=16, show_default=True, help="Samples read at once.")
 @click.option(
     "--skip-allowance", default=0.01, show_default=True, metavar="SHARE", help="Share that may be unreadable."
 )
 @as_json
-def ingest(source: str, destination: str, *, form: str, as_json: bool, **options: Any) -> None:  # noqa: ARG001
-    """Decode, scale and crop every image once, and keep the pixels in large objects.
+def ingest(source: str, destination: str, *, form: str, as_json: bool, **options: Any) -> None:
+    """Copy a data set, from any form and store that Frostline reads, into another form or store.
 
-    Jobs on DEST read them with no decoding. They declare the same preprocessing as on SRC and get the same pixels,
-    to the bit; what is random, or was not applied, is done by the job. After a kill, run it again: it goes on.
+    With --form ready every image is decoded, scaled and cropped once, and jobs on DEST read its pixels with no
+    decoding: they declare the same preprocessing as on SRC and get the same pixels, to the bit. The other forms keep
+    the encoded images, whose labels and metadata go with them. After a kill, run it again: it goes on.
     """
+    if form == "ready":
+        _ready(source, destination, as_json=as_json, **options)
+    else:
+        _copied(source, destination, form, as_json=as_json, **options)
+
+
+def _ready(source: str, destination: str, *, as_json: bool, workers: int, **options: Any) -> None:
     from frostline.datasets import Dataset
     from frostline.datasets.ingest import ingest as run
 
@@ -57,6 +82,7 @@ def ingest(source: str, destination: str, *, form: str, as_json: bool, **options
             destination,
             applied,
             object_bytes=options["object_size"],
+            workers=workers,
             skip_allowance=options["skip_allowance"],
             observe=progress,
         )
@@ -68,6 +94,32 @@ def ingest(source: str, destination: str, *, form: str, as_json: bool, **options
         f"{done.made} objects made now, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
     )
     click.echo(f"applied: {applied}")
+
+
+def _copied(source: str, destination: str, form: str, *, as_json: bool, **options: Any) -> None:
+    from frostline.datasets import Dataset
+    from frostline.datasets.repack import repack
+
+    if options["preprocess"] is not None or options["dtype"] != "uint8":
+        raise SettingError(f"--preprocess and --dtype are for --form ready; {form} keeps encoded images")
+    with ProgressBar() as progress:
+        done = repack(
+            Dataset(source),
+            destination,
+            form,
+            shorter_side=options["resize"],
+            part_bytes=options["object_size"],
+            workers=options["workers"],
+            skip_allowance=options["skip_allowance"],
+            observe=progress,
+        )
+    if as_json:
+        print_json(done.to_json())
+        return
+    click.echo(
+        f"{done.samples} samples in {done.objects} objects of together {in_bytes(done.nbytes)} at {done.url}; "
+        f"{done.made} of {done.parts} parts copied now, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
+    )
 
 
 def _applied(resize: int | None, preprocess: str | None, dtype: Literal["uint8", "fp16"]) -> Applied:

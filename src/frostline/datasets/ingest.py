@@ -15,6 +15,7 @@ import numpy as np
 
 from frostline.core import Samples, Skipped
 from frostline.datasets.dataset import Dataset
+from frostline.datasets.reading import open_samples
 from frostline.datasets.ready import FOLDERS, LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
 from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
@@ -69,6 +70,7 @@ def ingest(
     applied: Applied,
     *,
     object_bytes: int = OBJECT_BYTES,
+    workers: int = _THREADS,
     skip_allowance: float = 0.01,
     observe: Observer,
 ) -> Ingested:
@@ -83,6 +85,7 @@ def ingest(
         destination: URL or folder; empty, or with a part of the same form.
         applied: what to do to each image.
         object_bytes: of one object.
+        workers: images read and decoded at once.
         skip_allowance: share of the images that may be unreadable.
         observe: told what happens.
 
@@ -98,16 +101,18 @@ def ingest(
     layout = Layout.of(source.digest, len(source), applied, object_bytes=object_bytes)
     with ExitStack() as stack:
         store = _destination(destination, stack)
-        return _ingest(source, store, layout, math.ceil(skip_allowance * len(source)), observe)
+        return _ingest(source, store, layout, workers, math.ceil(skip_allowance * len(source)), observe)
 
 
-def _ingest(source: Dataset, store: ObjectStore, layout: Layout, most_skipped: int, observe: Observer) -> Ingested:
+def _ingest(
+    source: Dataset, store: ObjectStore, layout: Layout, workers: int, most_skipped: int, observe: Observer
+) -> Ingested:
     started = time.perf_counter()
     there = {entry.object: entry.size for entry in store.list()}
     _claim(store, layout, there)
     observe(PhaseStarted(name="making the ready form"))
     with ExitStack() as stack:
-        maker = _Maker(source, open_store(source.url), store, layout, stack)
+        maker = _Maker(source, open_samples(source.url, source.reading), store, layout, workers, stack)
         parts, made = _parts(maker, there, most_skipped, observe)
     digest, table = table_file(layout, parts, source.classes)
     samples = sum(len(part.samples) for part in parts)
@@ -181,13 +186,21 @@ def _parts(maker: "_Maker", there: dict[str, int], most_skipped: int, observe: O
 class _Maker:
     """Makes the objects of one ready form; ``stack`` ends its threads."""
 
-    def __init__(self, source: Dataset, images: Readable, store: ObjectStore, layout: Layout, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        source: Dataset,
+        images: Readable,
+        store: ObjectStore,
+        layout: Layout,
+        workers: int,
+        stack: ExitStack,
+    ) -> None:
         self.layout = layout
         self._samples = source.samples
         self._names = source.names
         self._images = images
         self._store = store
-        self._readers = ThreadPoolExecutor(_THREADS, "frostline-ingest")
+        self._readers = ThreadPoolExecutor(workers, "frostline-ingest")
         self._writer = ThreadPoolExecutor(1, "frostline-write")
         stack.callback(self._writer.shutdown)
         stack.callback(self._readers.shutdown, cancel_futures=True)

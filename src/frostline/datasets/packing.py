@@ -1,0 +1,208 @@
+"""Decides what objects hold some samples in another form: class folders, tar shards or Parquet files. Pure."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from frostline.datasets.forms.folders import IMAGE_SUFFIXES, suffix_of
+from frostline.errors import SettingError
+
+__all__ = ("PACKERS", "Loose", "Packed", "Packer", "divided", "packer_named", "suffix_by_content")
+
+# A row group is what one read of a cell decodes.
+_GROUP_ROWS = 64
+# The first bytes of what ``preprocess.decoder`` reads. WebP's begin with RIFF, their length and then its name.
+_STARTS = (
+    (b"\xff\xd8\xff", ".jpg"),
+    (b"\x89PNG\r\n\x1a\n", ".png"),
+    (b"BM", ".bmp"),
+    (b"II*\0", ".tif"),
+    (b"MM\0*", ".tif"),
+    (b"P5", ".pgm"),
+    (b"P6", ".ppm"),
+)
+
+
+class Packed(NamedTuple):
+    """An object to write.
+
+    Attributes:
+        object: its name.
+        data: its bytes.
+    """
+
+    object: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loose:
+    """A sample on its way from one form to another.
+
+    Attributes:
+        id: in the source, which names it in the destination where a name is needed.
+        name: in the source.
+        label: number of its class; -1 where it has none.
+        about: its metadata columns.
+        encoded: its image.
+    """
+
+    id: int
+    name: str
+    label: int
+    about: Mapping[str, Any]
+    encoded: bytes
+
+    @property
+    def source(self) -> str:
+        """The name that it had before it was first copied."""
+        return str(self.about.get("source") or self.name)
+
+    @property
+    def suffix(self) -> str:
+        """What kind of image it is: as its name says, else as its first bytes do."""
+        named = suffix_of(self.name)
+        return named if named in IMAGE_SUFFIXES else suffix_by_content(self.encoded)
+
+
+class Packer(Protocol):
+    """Makes the objects of one part of a data set; the same part always gives the same bytes."""
+
+    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
+        """The objects of a part.
+
+        Args:
+            part: its number.
+            samples: of it, in the source's order.
+            classes: names, by label.
+
+        Raises:
+            SettingError: the form cannot hold these samples.
+        """
+
+
+class ClassFolders:
+    """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it."""
+
+    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:  # noqa: ARG002
+        """See ``Packer.pack``."""
+        for one in samples:
+            if one.label < 0:
+                raise SettingError(f"{one.name} has no label, so that it belongs to no folder: use another --form")
+            yield Packed(self._place(one, classes[one.label]), one.encoded)
+
+    def _place(self, one: Loose, folder: str) -> str:
+        if "/" in folder or folder.startswith("."):
+            raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --form")
+        if one.name.startswith(f"{folder}/") and suffix_of(one.name) in IMAGE_SUFFIXES:
+            return one.name
+        # Two samples of a class may come from files of one name; their ids differ.
+        return f"{folder}/{one.id:016x}{one.suffix}"
+
+
+class Shards:
+    """A tar a part, as WebDataset has them: ``key.jpg`` and ``key.json`` with label and metadata."""
+
+    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
+        """See ``Packer.pack``."""
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for one in samples:
+                about = {**one.about, "source": one.source}
+                if one.label >= 0:
+                    about["label"] = classes[one.label]
+                _add(tar, f"{one.id:016x}{one.suffix}", one.encoded)
+                _add(tar, f"{one.id:016x}.json", json.dumps(about, sort_keys=True, default=str).encode())
+        yield Packed(f"part-{part:06d}.tar", file.getvalue())
+
+
+class Tables:
+    """A Parquet file a part, with the columns that Hugging Face gives an image and its class, and metadata."""
+
+    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
+        """See ``Packer.pack``."""
+        images = [{"bytes": one.encoded, "path": f"{one.id:016x}{one.suffix}"} for one in samples]
+        names = sorted({name for one in samples for name in one.about} - {"image", "label", "source"})
+        table = pa.table(
+            {
+                "image": pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()})),
+                "label": pa.array([one.label for one in samples], pa.int64()),
+                "source": pa.array([one.source for one in samples], pa.string()),
+                **{name: pa.array([one.about.get(name) for one in samples]) for name in names},
+            }
+        )
+        features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(classes)}}
+        said = json.dumps({"info": {"features": features}})
+        file = io.BytesIO()
+        # Images do not get smaller, and without a codec a cell is found by its place.
+        pq.write_table(
+            table.replace_schema_metadata({"huggingface": said}),
+            file,
+            compression={name: "none" if name.startswith("image") else "zstd" for name in _leaves(table.schema)},
+            row_group_size=_GROUP_ROWS,
+            use_dictionary=[name for name in _leaves(table.schema) if not name.startswith("image")],
+        )
+        yield Packed(f"part-{part:06d}.parquet", file.getvalue())
+
+
+PACKERS: Mapping[str, Packer] = {"original": ClassFolders(), "parquet": Tables(), "webdataset": Shards()}
+"""By the name of the form."""
+
+
+def packer_named(form: str) -> Packer:
+    """The packer of a form.
+
+    Raises:
+        SettingError: none makes such a form.
+    """
+    if form not in PACKERS:
+        raise SettingError(f"samples cannot be packed as {form!r}, only as {', '.join(PACKERS)}")
+    return PACKERS[form]
+
+
+def divided(lengths: npt.NDArray[np.int64], *, most_bytes: int, most_rows: int) -> list[range]:
+    """Cut samples into parts that follow from their lengths alone; one that is longer than a part stands alone.
+
+    Args:
+        lengths: ``int64[n]``, encoded bytes of each; less than 0 counts as nothing.
+        most_bytes: of a part.
+        most_rows: of a part.
+    """
+    ends = np.cumsum(np.maximum(lengths, 0))
+    parts: list[range] = []
+    start, before = 0, 0
+    while start < len(ends):
+        stop = int(np.searchsorted(ends, before + most_bytes, side="right"))
+        stop = min(max(stop, start + 1), start + most_rows, len(ends))
+        parts.append(range(start, stop))
+        start, before = stop, int(ends[stop - 1])
+    return parts
+
+
+def suffix_by_content(encoded: bytes) -> str:
+    """The suffix that an image's first bytes ask for; ``.jpg`` where they are of no known kind."""
+    if encoded[:4] == b"RIFF" and encoded[8:12] == b"WEBP":
+        return ".webp"
+    return next((suffix for start, suffix in _STARTS if encoded.startswith(start)), ".jpg")
+
+
+def _add(tar: tarfile.TarFile, name: str, contents: bytes) -> None:
+    info = tarfile.TarInfo(name)  # with neither time nor owner, so that the same samples give the same bytes
+    info.size = len(contents)
+    tar.addfile(info, io.BytesIO(contents))
+
+
+def _leaves(schema: pa.Schema) -> list[str]:
+    return [
+        f"{field.name}.{inner.name}" if inner is not None else field.name
+        for field in schema
+        for inner in (list(field.type) if pa.types.is_struct(field.type) else [None])
+    ]

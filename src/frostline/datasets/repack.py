@@ -1,0 +1,260 @@
+"""Copies a data set into another form or store, part by part, so that it can be taken up again after a kill."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from frostline.core import Samples, Skipped
+from frostline.datasets.dataset import Dataset
+from frostline.datasets.forms.faces import COLUMNS
+from frostline.datasets.packing import Loose, Packed, divided, packer_named
+from frostline.datasets.reading import open_samples
+from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
+from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
+from frostline.preprocess.scaled import scaled
+from frostline.stores.faces import ObjectStore
+from frostline.stores.folder import FolderStore
+from frostline.stores.objects import open_store
+
+__all__ = ("PART_BYTES", "Repacked", "repack")
+
+PART_BYTES = 64 << 20
+"""Large enough that a disk or a store reads it at its full speed, small enough that a kill costs seconds."""
+
+_MOST_ROWS = 10_000
+_FOLDER = ".frostline/ingest"
+_CLAIM = f"{_FOLDER}/what.json"
+_KIND = "frostline repacked 1"
+_CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repacked:
+    """What copying did.
+
+    Attributes:
+        url: where the copy is.
+        form: of it.
+        samples: in it.
+        objects: that hold them.
+        nbytes: of these objects.
+        made: parts that were written now.
+        parts: of the copy; those that were not made now were there from before.
+        seconds: that it took now.
+        skipped: samples that could not be read; they are not in the copy.
+    """
+
+    url: str
+    form: str
+    samples: int
+    objects: int
+    nbytes: int
+    made: int
+    parts: int
+    seconds: float
+    skipped: tuple[Skipped, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A part that is whole: what was written, and its SHA-256."""
+
+    number: int
+    samples: int
+    objects: dict[str, tuple[int, str]]
+    skipped: tuple[Skipped, ...]
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "_Part":
+        value = json.loads(data)
+        objects = {name: (int(size), str(sha256)) for name, (size, sha256) in value["objects"].items()}
+        skipped = tuple(Skipped(**one) for one in value["skipped"])
+        return cls(number=value["number"], samples=value["samples"], objects=objects, skipped=skipped)
+
+
+def repack(
+    source: Dataset,
+    destination: str | Path,
+    form: str,
+    *,
+    shorter_side: int | None = None,
+    part_bytes: int = PART_BYTES,
+    workers: int = 16,
+    skip_allowance: float = 0.01,
+    observe: Observer,
+) -> Repacked:
+    """Copy a data set's samples into another form, in the same store or in another.
+
+    Every object appears whole, is read back and compared by its SHA-256. What is there from a run that was broken off
+    is taken up, and a copy that is whole is left as it is: names follow from the source's ids, so no sample comes
+    twice. Memory is that of two parts.
+
+    Args:
+        source: samples with encoded images.
+        destination: URL or folder; empty, or with a part of the same copy.
+        form: one of ``packing.PACKERS``.
+        shorter_side: pixels to which images are scaled down and encoded again; None leaves their bytes as they are.
+        part_bytes: of encoded images in a part, which is one tar or one Parquet file.
+        workers: samples read, and objects written, at once.
+        skip_allowance: share of the samples that may be unreadable.
+        observe: told what happens.
+
+    Raises:
+        SettingError: the source is a ready form, the form cannot hold it, or the destination holds something else.
+        TooManySkipped: more samples were unreadable than allowed.
+        DataError: an object came back otherwise than it was written, or another process writes to the same place.
+        OutOfSpace: the destination is full; run it again when there is room.
+        StoreError: a store failed; run it again.
+    """
+    if source.applied is not None:
+        raise SettingError(f"{source.url} is a ready form, which has no images any more: copy what it was made from")
+    if part_bytes < 1 or workers < 1:
+        raise SettingError("a part has at least a byte, and there is at least one worker")
+    packer_named(form)
+    claim = {"kind": _KIND, "source": source.digest, "form": form, "side": shorter_side, "part_bytes": part_bytes}
+    with ExitStack() as stack:
+        store = open_store(str(destination))
+        if isinstance(store, FolderStore):
+            store.create()
+            stack.enter_context(store.alone())
+        copier = _Copier(source, store, form, shorter_side, workers, stack)
+        return copier.run(claim, part_bytes, math.ceil(skip_allowance * len(source)), observe)
+
+
+class _Copier:
+    """Copies one data set; ``stack`` ends its threads."""
+
+    def __init__(
+        self, source: Dataset, store: ObjectStore, form: str, side: int | None, workers: int, stack: ExitStack
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._form = form
+        self._side = side
+        self._images = open_samples(source.url, source.reading)
+        self._about = {name: source.column(name) for name in source.columns if name not in COLUMNS.names}
+        self._readers = ThreadPoolExecutor(workers, "frostline-read")
+        self._writers = ThreadPoolExecutor(workers, "frostline-write")
+        for pool in (self._readers, self._writers):
+            stack.callback(pool.shutdown, cancel_futures=True)
+
+    def run(self, claim: dict[str, Any], part_bytes: int, most_skipped: int, observe: Observer) -> Repacked:
+        started = time.perf_counter()
+        there = {entry.object: entry.size for entry in self._store.list()}
+        self._claim(claim, there)
+        observe(PhaseStarted(name=f"copying to {self._form}"))
+        rows = divided(self._source.samples.lengths, most_bytes=part_bytes, most_rows=_MOST_ROWS)
+        parts, made, skipped = [], 0, 0
+        for number, some in enumerate(rows):
+            part = self._found(number, there)
+            if part is None:
+                part = self._made(number, some, observe)
+                made += 1
+            parts.append(part)
+            skipped += len(part.skipped)
+            if skipped > most_skipped:
+                raise TooManySkipped(
+                    f"{skipped} of {len(self._source)} samples cannot be read, and at most {most_skipped} may be left "
+                    "out: see which, or allow more with --skip-allowance"
+                )
+            observe(Counted(done=some.stop, total=len(self._source)))
+        return Repacked(
+            url=self._store.url,
+            form=self._form,
+            samples=sum(part.samples for part in parts),
+            objects=sum(len(part.objects) for part in parts),
+            nbytes=sum(size for part in parts for size, _ in part.objects.values()),
+            made=made,
+            parts=len(parts),
+            seconds=time.perf_counter() - started,
+            skipped=tuple(one for part in parts for one in part.skipped),
+        )
+
+    def _claim(self, claim: dict[str, Any], there: dict[str, int]) -> None:
+        """Write down what is being made, or make sure that it is what was written down."""
+        url = self._store.url
+        if _CLAIM not in there:
+            other = next((name for name in there if not name.startswith(".")), None)
+            if other is not None:
+                raise SettingError(f"{url} is not empty, it holds {other}: choose another place for the copy")
+            self._store.write(_CLAIM, json.dumps(claim, indent=1).encode())
+        elif json.loads(bytes(self._store.read(_CLAIM, 0, min(there[_CLAIM], _CLAIM_BYTES)))) != claim:
+            raise SettingError(f"{url} holds a copy of other data, or one made otherwise: choose another place")
+
+    def _found(self, number: int, there: dict[str, int]) -> _Part | None:
+        """A part that is there already, whole."""
+        name = _record(number)
+        if there.get(name, _PART_RECORD_BYTES) >= _PART_RECORD_BYTES:
+            return None
+        part = _Part.from_json(bytes(self._store.read(name, 0, there[name])))
+        whole = all(there.get(one) == size for one, (size, _) in part.objects.items())
+        return part if whole else None
+
+    def _made(self, number: int, rows: range, observe: Observer) -> _Part:
+        samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
+        names = self._source.names[rows.start : rows.stop]
+        about = {name: column.slice(rows.start, len(rows)).to_pylist() for name, column in self._about.items()}
+        read = self._readers.map(partial(self._read, samples, names, about), range(len(rows)))
+        loose: list[Loose] = []
+        skipped: list[Skipped] = []
+        for one in read:
+            if isinstance(one, Skipped):
+                skipped.append(one)
+            else:
+                loose.append(one)
+        for lost in skipped:
+            observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason))
+        packed = packer_named(self._form).pack(number, loose, self._source.classes)
+        written: list[Future[tuple[str, int, str]]] = [self._writers.submit(self._write, one) for one in packed]
+        objects = {name: (size, sha256) for name, size, sha256 in (one.result() for one in written)}
+        part = _Part(number=number, samples=len(loose), objects=objects, skipped=tuple(skipped))
+        self._store.write(_record(number), part.to_json())
+        return part
+
+    def _read(self, samples: Samples, names: Sequence[str], about: dict[str, list[Any]], row: int) -> Loose | Skipped:
+        object, listed = samples.objects[row], samples.versions[row] if samples.versions else ""
+        place = int(samples.offsets[row]), int(samples.lengths[row])
+        try:
+            data, version = self._images.read_version(object, *place)
+            encoded = bytes(data) if self._side is None else scaled(data, self._side)
+        except (ObjectNotFound, SampleError) as error:
+            return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))
+        if listed and version and version != listed:
+            raise DataError(f"{object} has changed since it was listed: run frostline ingest again")
+        return Loose(
+            id=int(samples.ids[row]),
+            name=names[row],
+            label=int(samples.labels[row]),
+            about={name: values[row] for name, values in about.items()},
+            encoded=encoded,
+        )
+
+    def _write(self, packed: Packed) -> tuple[str, int, str]:
+        """Write an object and read it back."""
+        name, data = packed
+        sha256 = hashlib.sha256(data).hexdigest()
+        self._store.write(name, data)
+        if hashlib.sha256(self._store.read(name, 0, len(data))).hexdigest() != sha256:
+            raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
+        return name, len(data), sha256
+
+
+def _record(number: int) -> str:
+    return f"{_FOLDER}/part-{number:06d}.json"

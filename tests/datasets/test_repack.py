@@ -1,0 +1,217 @@
+"""Copies between forms and stores: every sample once, with its class, metadata and bytes, also after a kill."""
+
+import hashlib
+import shutil
+import signal
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import frostline as fl
+from frostline.cli import main
+from frostline.cli.ingest import FORMS
+from frostline.datasets import repack as module
+from frostline.datasets.ingest import ingest
+from frostline.datasets.packing import PACKERS, divided, suffix_by_content
+from frostline.datasets.reading import open_samples
+from frostline.datasets.repack import repack
+from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
+from frostline.preprocess import Applied, imagenet
+from frostline.preprocess.scaled import scaled
+from frostline.stores.folder import FolderStore
+from support.images import image_folder
+from support.nodes import until
+
+
+def quiet(_):
+    pass
+
+
+def copied(source, destination, form, **options):
+    """A small copy, in several parts."""
+    options = {"part_bytes": 8_000, "observe": quiet, **options}
+    return repack(source, destination, form, **options)
+
+
+def contents(data):
+    """Class and bytes of every sample, in no order."""
+    samples, store = data.samples, open_samples(data.url, data.reading)
+    rows = samples.take(np.arange(len(samples)))
+    found = []
+    for row in range(len(rows)):
+        encoded = store.read(rows.objects[row], int(rows.offsets[row]), int(rows.lengths[row]))
+        found.append((data.classes[rows.labels[row]], hashlib.sha256(encoded).hexdigest()))
+    return sorted(found)
+
+
+def files(folder):
+    return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("part-*"))}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return fl.Dataset(image_folder(tmp_path_factory.mktemp("images"), per_class=8))
+
+
+def test_the_command_line_offers_every_form():
+    assert set(FORMS) == {"ready", *PACKERS}
+
+
+@pytest.mark.parametrize("form", PACKERS)
+def test_every_sample_arrives_once_with_its_class_and_bytes(images, tmp_path, form):
+    done = copied(images, tmp_path / "copy", form)
+    copy = fl.Dataset(done.url)
+    assert contents(copy) == contents(images)
+    assert copy.classes == images.classes
+    assert done.samples == len(images)
+    assert done.parts == done.made > 2
+
+
+def test_a_copy_of_copies_is_still_the_same_samples(images, tmp_path):
+    source = images
+    for number, form in enumerate(("webdataset", "parquet", "original")):
+        source = fl.Dataset(copied(source, tmp_path / str(number), form).url)
+        if form != "original":
+            assert sorted(source.column("source").to_pylist()) == sorted(images.names)
+    assert contents(source) == contents(images)
+
+
+@pytest.mark.parametrize("form", ["webdataset", "parquet"])
+def test_metadata_and_the_names_that_samples_had_go_with_them(images, tmp_path, form):
+    patients = [f"p{number % 5}" for number in range(len(images))]
+    copied(images.with_columns({"patient": patients}), tmp_path, form)
+    copy = fl.Dataset(tmp_path)
+    source_names = copy.column("source").to_pylist()
+    expected = dict(zip(images.names, patients, strict=True))
+    assert dict(zip(source_names, copy.column("patient").to_pylist(), strict=True)) == expected
+
+
+def test_between_stores_too(images, s3, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("copies")
+    shards = copied(images, "s3://copies/shards", "webdataset")
+    done = copied(fl.Dataset(shards.url), "s3://copies/folders", "original")
+    assert contents(fl.Dataset(done.url)) == contents(images)
+
+
+def test_what_is_whole_is_left_as_it_is(images, tmp_path):
+    first = copied(images, tmp_path, "webdataset")
+    times = {one: one.stat().st_mtime_ns for one in tmp_path.rglob("part-*")}
+    again = copied(images, tmp_path, "webdataset")
+    assert (again.made, again.samples, again.objects) == (0, first.samples, first.objects)
+    assert {one: one.stat().st_mtime_ns for one in tmp_path.rglob("part-*")} == times
+
+
+def test_a_part_that_was_lost_or_cut_short_is_made_again_as_it_was(images, tmp_path):
+    copied(images, tmp_path, "webdataset")
+    before = files(tmp_path)
+    (tmp_path / "part-000000.tar").unlink()
+    (tmp_path / "part-000001.tar").write_bytes(b"short")
+    assert copied(images, tmp_path, "webdataset").made == 2
+    assert files(tmp_path) == before
+
+
+def test_a_copy_that_was_killed_goes_on_and_is_the_same(tmp_path):
+    source = image_folder(tmp_path / "images", per_class=40)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    verb = [sys.executable, "-c", "from frostline.cli import main; raise SystemExit(main())"]
+    verb += ["ingest", str(source), str(broken), "--form", "parquet", "--object-size", "8kB", "--json"]
+    with subprocess.Popen(verb, stdout=subprocess.DEVNULL) as process:
+        until(lambda: process.poll() is not None or len(list(broken.glob("part-*.parquet"))) >= 2)
+        process.send_signal(signal.SIGKILL)
+    undisturbed = copied(fl.Dataset(source), whole, "parquet")
+    done = copied(fl.Dataset(source), broken, "parquet")
+    assert files(broken) == files(whole)
+    assert done.made < undisturbed.made
+    assert contents(fl.Dataset(broken)) == contents(fl.Dataset(source))
+
+
+def test_a_place_that_holds_something_else_is_refused(images, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(SettingError, match=r"is not empty, it holds mine\.txt"):
+        copied(images, tmp_path, "parquet")
+    assert [one.name for one in tmp_path.iterdir() if not one.name.startswith(".")] == ["mine.txt"]
+
+
+def test_a_copy_made_otherwise_is_refused(images, tmp_path):
+    copied(images, tmp_path, "parquet")
+    with pytest.raises(SettingError, match="made otherwise"):
+        copied(images, tmp_path, "webdataset")
+
+
+def test_a_ready_form_has_no_images_to_copy(images, tmp_path):
+    ingest(images, tmp_path / "ready", Applied.to(imagenet(32), "uint8"), observe=quiet)
+    with pytest.raises(SettingError, match="copy what it was made from"):
+        copied(fl.Dataset(tmp_path / "ready"), tmp_path / "copy", "parquet")
+
+
+def test_a_ready_form_is_made_of_parquet_too(images, tmp_path):
+    parquet = fl.Dataset(copied(images, tmp_path / "parquet", "parquet").url)
+    made = ingest(parquet, tmp_path / "ready", Applied.to(imagenet(32), "uint8"), observe=quiet)
+    assert made.samples == len(images)
+    assert not made.skipped
+
+
+def test_what_comes_back_otherwise_than_it_was_written_is_noticed(images, tmp_path, monkeypatch):
+    class Forgetful(FolderStore):
+        def write(self, object, data):
+            super().write(object, bytes(data)[:-1] + b"?" if object.endswith(".tar") else data)
+
+    monkeypatch.setattr(module, "open_store", Forgetful)
+    with pytest.raises(DataError, match="came back"):
+        copied(images, tmp_path / "copy", "webdataset")
+
+
+def test_images_are_scaled_down_and_unreadable_ones_are_named(tmp_path):
+    source = image_folder(tmp_path / "images", per_class=4)
+    (source / "circle" / "broken.jpg").write_bytes(b"\xff\xd8 no image")
+    done = copied(fl.Dataset(source), tmp_path / "copy", "original", shorter_side=24, skip_allowance=0.1)
+    assert [one.object for one in done.skipped] == ["circle/broken.jpg"]
+    assert done.samples == 12
+    small = [one.read_bytes() for one in (tmp_path / "copy").glob("*/*.jpg")]
+    assert {Image.open(BytesIO(one)).size for one in small} == {(30, 24)}
+    with pytest.raises(TooManySkipped):
+        copied(fl.Dataset(source), tmp_path / "other", "original", shorter_side=24, skip_allowance=0)
+
+
+def test_small_images_keep_their_bytes_and_others_their_kind():
+    file = BytesIO()
+    Image.new("RGB", (60, 40)).save(file, "PNG")
+    assert scaled(file.getvalue(), 40) == file.getvalue()
+    smaller = Image.open(BytesIO(scaled(file.getvalue(), 20)))
+    assert (smaller.format, smaller.size) == ("PNG", (30, 20))
+    with pytest.raises(SampleError):
+        scaled(b"no image", 20)
+
+
+@given(st.lists(st.integers(-1, 50), max_size=60), st.integers(1, 100), st.integers(1, 20))
+def test_parts_are_every_sample_in_order_within_their_bounds(lengths, most_bytes, most_rows):
+    parts = divided(np.array(lengths, np.int64), most_bytes=most_bytes, most_rows=most_rows)
+    assert [row for part in parts for row in part] == list(range(len(lengths)))
+    for part in parts:
+        assert 1 <= len(part) <= most_rows
+        assert len(part) == 1 or sum(max(0, lengths[row]) for row in part) <= most_bytes
+
+
+def test_an_image_without_a_name_gets_the_suffix_of_its_content():
+    for kind, suffix in (("JPEG", ".jpg"), ("PNG", ".png"), ("WEBP", ".webp"), ("BMP", ".bmp"), ("TIFF", ".tif")):
+        file = BytesIO()
+        Image.new("RGB", (4, 4)).save(file, kind)
+        assert suffix_by_content(file.getvalue()) == suffix
+
+
+def test_the_command_copies_and_says_what_it_did(images, tmp_path, capsys):
+    source = Path(images.url.removeprefix("file://"))
+    assert main(["ingest", str(source), str(tmp_path / "copy"), "--form", "webdataset", "--json"]) == 0
+    assert '"samples": 24' in capsys.readouterr().out
+    assert main(["ingest", str(source), str(tmp_path / "x"), "--form", "parquet", "--preprocess", "imagenet:32"]) == 2
+    assert "for --form ready" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "copy")
