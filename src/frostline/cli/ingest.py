@@ -34,7 +34,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 )
 @click.option(
     "--resize",
-    type=click.IntRange(min=1),
+    type=int,
     metavar="N",
     help="Shorter side to N pixels; of a ready form the middle N x N of it.",
 )

@@ -127,6 +127,8 @@ def repack(
         raise SettingError(f"{source.url} is a ready form, which has no images any more: copy what it was made from")
     if part_bytes < 1 or workers < 1:
         raise SettingError("a part has at least a byte, and there is at least one worker")
+    if shorter_side is not None and shorter_side < 1:
+        raise SettingError(f"--resize must be at least 1, not {shorter_side}")
     packer_named(form)
     claim = {"kind": _KIND, "source": source.digest, "form": form, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
