@@ -239,7 +239,7 @@ class _Copier:
         except (ObjectNotFound, SampleError) as error:
             return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))
         if listed and version and version != listed:
-            raise DataError(f"{object} has changed since it was listed: run frostline ingest again")
+            return Skipped(id=int(samples.ids[row]), object=names[row], reason="it has changed since it was listed")
         return Loose(
             id=int(samples.ids[row]),
             name=names[row],
