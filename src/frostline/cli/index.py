@@ -20,7 +20,7 @@ _MOST_CLASSES = 60
 
 
 @click.command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
-@click.option("--data", required=True, metavar="URL", help="Folder or s3:// prefix of images in class folders.")
+@click.option("--data", required=True, metavar="URL", help="Folder or URL of the data.")
 @where_option
 @click.option(
     "--split", "shares", type=SHARES, metavar="NAME=SHARE,...", help="Divide the samples and save the parts by name."

@@ -36,7 +36,7 @@ _NODE = (
     ),
 )
 _JOB = (
-    click.option("--data", required=True, metavar="URL", help="Folder or s3:// prefix of images in class folders."),
+    click.option("--data", required=True, metavar="URL", help="Folder or URL of the data."),
     where_option,
     click.option("--split", metavar="NAME", help="Use this split alone, as it was saved (see: index --split)."),
     click.option(

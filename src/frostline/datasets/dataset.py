@@ -32,7 +32,7 @@ _MOST_PARTS = 255
 
 
 class Dataset:
-    """Labelled samples that stay where they are, in whatever form: images in class folders, or their ready form.
+    """Labelled samples that stay where they are, in whatever form: see ``datasets.forms``.
 
     Nothing is read until a property needs it; the first one that does lists the data and finds or builds
     its manifest. The value does not change after that: make another one to see new data.
@@ -88,7 +88,7 @@ class Dataset:
 
     @property
     def samples(self) -> SampleTable:
-        """The samples as columns, ordered by name."""
+        """The samples as columns, in the order in which the form lists them."""
         return self.manifest.samples
 
     @property

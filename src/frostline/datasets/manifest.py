@@ -38,7 +38,7 @@ class Manifest:
     """A data set's samples and where their table is kept.
 
     Attributes:
-        samples: one row a sample, ordered by name.
+        samples: one row a sample, in the order in which the form lists them.
         names: of the images; where they are kept as a ready form, those that it was made from.
         etags: of each sample's object, as the store gives them.
         columns: the table itself, metadata too; of a part, still that of the whole.
