@@ -7,10 +7,11 @@ import pickle
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.errors import AccessDenied, DataNotFound, SettingError, StoreError, StoreThrottled
-from frostline.stores.clouds import azure_settings, google_settings, s3_settings
+from frostline.errors import AccessDenied, ObjectNotFound, SettingError, StoreError, StoreThrottled
+from frostline.stores.clouds import azure_settings, cloud_store, google_settings, s3_settings
 from frostline.stores.objects import open_store
 from frostline.stores.profiles import profile_of
+from frostline.stores.urls import parse_url
 from support.bucket_peer import bucket_peer
 
 TEN = b"0123456789"
@@ -144,7 +145,8 @@ def test_google_is_asked_by_its_own_interface(monkeypatch):
     ("status", "body", "kind"),
     [
         (403, b"<Error><Code>AccessDenied</Code></Error>", AccessDenied),
-        (404, b"<Error><Code>NoSuchBucket</Code></Error>", DataNotFound),
+        (404, b"<Error><Code>NoSuchBucket</Code></Error>", StoreError),
+        (404, b"<Error><Code>NoSuchKey</Code></Error>", ObjectNotFound),
         (429, b"<Error><Code>TooManyRequests</Code></Error>", StoreThrottled),
         (503, b"<Error><Code>SlowDown</Code></Error>", StoreThrottled),
     ],
@@ -153,8 +155,10 @@ def test_what_google_answers_becomes_a_sentence(monkeypatch, status, body, kind)
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "hunter2")
     with bucket_peer() as peer:
         peer.answers = lambda: (status, {"Retry-After": "0"}, body)
+        url = f"gs://photos?endpoint={peer.url}"
+        store = cloud_store(url, parse_url(url), patience_s=0.0)
         with pytest.raises(kind) as caught:
-            list(open_store(f"gs://photos?endpoint={peer.url}").list())
+            store.read("x", 0, 1)
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -19,6 +19,7 @@ from frostline.testing.stores import (
     WritingTests,
 )
 from support.bucket_peer import bucket_peer
+from support.seaweed import webdav
 
 
 class Everything(ReadingTests, VersionTests, ListingTests, WritingTests, SharingTests):
@@ -142,3 +143,25 @@ class TestWeb(ReadingTests, VersionTests, SharingTests, TravellingTests, ReadOnl
         folder = f"web/{uuid.uuid4()}"
         url = f"http://{s3.filer}/buckets/{folder}"
         return Staged(store=open_store(url), put=lambda name, data: s3.put(f"{folder}/{name}", data))
+
+
+@pytest.fixture(scope="module")
+def dav(s3, tmp_path_factory):
+    """The URL of the real server's WebDAV face."""
+    with webdav(s3, tmp_path_factory.mktemp("webdav")) as url:
+        yield url
+
+
+class TestWebDav(ListingTests):
+    """A real web server that lists."""
+
+    __test__ = True
+
+    @pytest.fixture
+    def staged(self, s3, dav):
+        s3.make_bucket("web")
+        folder = f"web/{uuid.uuid4()}"
+        # Writing makes the folder, which must be there to be listed.
+        return Staged(
+            store=open_store(f"{dav}/buckets/{folder}"), put=lambda name, data: s3.put(f"{folder}/{name}", data)
+        )

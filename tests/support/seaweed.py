@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-__all__ = ("Seaweed", "find_weed", "seaweed")
+__all__ = ("Seaweed", "find_weed", "seaweed", "webdav")
 
 _KEY, _SECRET = "testkey", "testsecret"
 _READER = "readerkey"
@@ -27,10 +27,12 @@ class Seaweed:
     Attributes:
         s3: host and port of its S3 face.
         filer: host and port of its plain HTTP face, which makes buckets and objects without a signature.
+        filer_grpc: port on which its other faces ask the filer.
     """
 
     s3: str
     filer: str
+    filer_grpc: int
 
     def environment(self, *, key: str = _KEY, secret: str = _SECRET) -> dict[str, str]:
         """The variables under which an S3 client finds the server."""
@@ -105,11 +107,46 @@ def seaweed(folder: Path, *, ready_within_s: float = 60.0) -> Iterator[Seaweed]:
     log = folder / "weed.log"
     with log.open("wb") as words, subprocess.Popen(command, stdout=words, stderr=words, cwd=folder) as process:
         try:
-            server = Seaweed(s3=f"127.0.0.1:{ports[3]}", filer=f"127.0.0.1:{ports[2]}")
+            server = Seaweed(s3=f"127.0.0.1:{ports[3]}", filer=f"127.0.0.1:{ports[2]}", filer_grpc=ports[6])
             _wait_until_ready(process, server, log, ready_within_s)
             yield server
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def webdav(server: Seaweed, folder: Path, *, ready_within_s: float = 60.0) -> Iterator[str]:
+    """The WebDAV face of a server, at the URL that is given, until the block ends.
+
+    Raises:
+        RuntimeError: it was not ready in time.
+    """
+    (port,) = _free_ports(1)
+    command = [
+        str(find_weed()), "webdav", f"-filer={server.filer}.{server.filer_grpc}", "-ip.bind=127.0.0.1",
+        f"-port={port}", f"-cacheDir={folder}",
+    ]  # fmt: skip
+    with (
+        (folder / "webdav.log").open("wb") as words,
+        subprocess.Popen(command, stdout=words, stderr=words, cwd=folder) as process,
+    ):
+        try:
+            _wait_until_listens(process, port, ready_within_s)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def _wait_until_listens(process: subprocess.Popen[bytes], port: int, within_s: float) -> None:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.05)
+            break
+    raise RuntimeError(f"SeaweedFS' WebDAV was not ready within {within_s} s")
 
 
 def _identity(name: str, key: str, actions: list[str]) -> dict[str, object]:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from frostline.config import environment
 from frostline.errors import SettingError
 from frostline.stores.driver import DriverStore
+from frostline.stores.patient import Patient
 from frostline.stores.urls import Root
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, HTTPStore, RetryConfig, S3Store
+    from obstore.store import ObjectStore as Client
 
 __all__ = ("azure_settings", "cloud_store", "google_settings", "s3_settings")
 
@@ -25,22 +27,18 @@ _PLAIN = {"allow_http": "true"}
 _CONNECTION_STRING = {"AccountName": "account_name", "AccountKey": "account_key", "BlobEndpoint": "endpoint"}
 
 
-def cloud_store(url: str, root: Root) -> DriverStore:
+def cloud_store(url: str, root: Root, *, patience_s: float = 60.0) -> Patient:
     """The objects of a bucket, a container or a web server. Nothing is looked at until it is used.
 
     Args:
         url: canonical.
         root: the same taken apart.
+        patience_s: how long a call may be refused for the store's rate before its caller is told.
     """
-    match root.scheme:
-        case "s3":
-            return DriverStore(url, partial(_s3, root), root.path)
-        case "gs":
-            return DriverStore(url, partial(_google, root), root.path)
-        case "az":
-            return DriverStore(url, partial(_azure, root), root.path)
-        case _:
-            return DriverStore(url, partial(_web, root), root.path, is_read_only=True)
+    is_read_only = root.scheme in ("http", "https")
+    return Patient(
+        DriverStore(url, partial(_client, root), root.path, is_read_only=is_read_only), patience_s=patience_s
+    )
 
 
 def s3_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG001
@@ -92,12 +90,24 @@ def _anonymous(options: Mapping[str, str]) -> dict[str, str]:
     return {"skip_signature": "true"} if "anonymous" in options else {}
 
 
-def _tries() -> "RetryConfig":
+def _tries(retries: int) -> "RetryConfig":
     # Short tries: whoever asks decides how long it is worth trying, and must be able to say so.
-    return {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+    return {"max_retries": retries, "retry_timeout": timedelta(seconds=20)}
 
 
-def _s3(root: Root) -> "S3Store":
+def _client(root: Root, retries: int) -> "Client":
+    match root.scheme:
+        case "s3":
+            return _s3(root, retries)
+        case "gs":
+            return _google(root, retries)
+        case "az":
+            return _azure(root, retries)
+        case _:
+            return _web(root, retries)
+
+
+def _s3(root: Root, retries: int) -> "S3Store":
     from obstore.store import S3Store
 
     from frostline.stores.profiles import profile_of, signed
@@ -106,30 +116,30 @@ def _s3(root: Root) -> "S3Store":
     config: dict[str, Any] = {**_TIMES, **s3_settings(options, said)}
     profile = None if "anonymous" in options else profile_of(options, said)
     if profile is None:
-        return S3Store(root.place, retry_config=_tries(), config=config)  # type: ignore[arg-type]
+        return S3Store(root.place, retry_config=_tries(retries), config=config)  # type: ignore[arg-type]
     config, credentials = signed(profile, config, said)
-    return S3Store(root.place, retry_config=_tries(), config=config, credential_provider=credentials)  # type: ignore[arg-type]
+    return S3Store(root.place, retry_config=_tries(retries), config=config, credential_provider=credentials)  # type: ignore[arg-type]
 
 
-def _google(root: Root) -> "GCSStore":
+def _google(root: Root, retries: int) -> "GCSStore":
     from obstore.store import GCSStore
 
     settings: Any = {**_TIMES, **google_settings(dict(root.options), environment("STORAGE_"))}
-    return GCSStore(root.place, retry_config=_tries(), config=settings)
+    return GCSStore(root.place, retry_config=_tries(retries), config=settings)
 
 
-def _azure(root: Root) -> "AzureStore":
+def _azure(root: Root, retries: int) -> "AzureStore":
     from obstore.store import AzureStore
 
     settings: Any = {**_TIMES, **azure_settings(dict(root.options), environment("AZURE_"))}
-    return AzureStore(root.place, retry_config=_tries(), config=settings)
+    return AzureStore(root.place, retry_config=_tries(retries), config=settings)
 
 
-def _web(root: Root) -> "HTTPStore":
+def _web(root: Root, retries: int) -> "HTTPStore":
     from obstore.store import HTTPStore
 
     # The prefix is the store's own matter, as everywhere.
     address = f"{root.scheme}://{root.place}"
     times = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
     plain: Any = {"allow_http": root.scheme == "http", **times}
-    return HTTPStore(address, retry_config=_tries(), client_options=plain)
+    return HTTPStore(address, retry_config=_tries(retries), client_options=plain)

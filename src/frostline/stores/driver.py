@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("DriverStore", "memory_store")
 
 _LISTED_AT_ONCE = 1000
+_LIST_RETRIES = 4
 
 
 class DriverStore:
@@ -29,17 +30,22 @@ class DriverStore:
 
     Args:
         url: canonical, of the root.
-        connect: makes the client; called once, in the process that uses it. It must travel by pickle.
+        connect: makes the client that tries a request again so often. It is called in the process that uses it, and
+            must travel by pickle.
         prefix: of the root's objects within the client's place.
         is_read_only: it takes no writes.
     """
 
-    def __init__(self, url: str, connect: Callable[[], "Client"], prefix: str, *, is_read_only: bool = False) -> None:
+    def __init__(
+        self, url: str, connect: Callable[[int], "Client"], prefix: str, *, is_read_only: bool = False
+    ) -> None:
         self._url = url
         self._is_read_only = is_read_only
         self._connect = connect
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client: Client | None = None
+        # Reads and writes are tried again by whoever asks, who must know how often a store refuses; a listing is not
+        # taken up where it ended, so the driver does it.
+        self._clients: dict[int, Client] = {}
 
     @property
     def url(self) -> str:
@@ -75,7 +81,7 @@ class DriverStore:
 
     def list(self) -> Iterator[Entry]:
         """See ``Listable.list``."""
-        with self._driven("") as client:
+        with self._driven("", _LIST_RETRIES) as client:
             from obstore import list as list_objects
 
             skipped = len(self._prefix)
@@ -98,10 +104,10 @@ class DriverStore:
 
     def __getstate__(self) -> dict[str, object]:
         # A client cannot travel to another process; the next one makes its own.
-        return {**self.__dict__, "_client": None}
+        return {**self.__dict__, "_clients": {}}
 
     @contextmanager
-    def _driven(self, name: str) -> Iterator["Client"]:
+    def _driven(self, name: str, retries: int = 0) -> Iterator["Client"]:
         if _driven_by() != os.getpid():
             raise StoreError(
                 f"{self._url} cannot be read here: this process was forked from one that had used such a store; "
@@ -110,16 +116,16 @@ class DriverStore:
         from obstore.exceptions import BaseError
 
         try:
-            if self._client is None:
-                self._client = self._connect()
-            yield self._client
+            if retries not in self._clients:
+                self._clients[retries] = self._connect(retries)
+            yield self._clients[retries]
         except (BaseError, OSError, ValueError) as error:
             raise error_of_driver(error, self._url, name) from error
 
 
 def memory_store(url: str, place: str, path: str) -> DriverStore:
     """Objects in this process's memory; every store of the same place shares them."""
-    return DriverStore(url, partial(_memory, place), path)
+    return DriverStore(url, partial(_memory_client, place), path)
 
 
 def _etag(text: str | None) -> str:
@@ -131,6 +137,10 @@ def _etag(text: str | None) -> str:
 def _driven_by() -> int:
     # The process that started the driver's threads; a forked child remembers its parent here.
     return os.getpid()
+
+
+def _memory_client(place: str, retries: int) -> "MemoryStore":  # noqa: ARG001 (memory never fails)
+    return _memory(place)
 
 
 @cache

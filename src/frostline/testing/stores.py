@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
+from frostline.stores.faces import Place
 
 __all__ = (
     "ABSENT",
     "ODD_NAMES",
     "OUTSIDE",
     "ListingTests",
+    "ManyReadingTests",
     "MissingRootTests",
     "ReadOnlyTests",
     "ReadingTests",
@@ -140,6 +142,36 @@ class VersionTests(StoreTests):
         for name, offset, length in (("x", 8, 4), ("y", 0, 1)):
             with pytest.raises(ObjectNotFound):
                 staged.store.read_version(name, offset, length)
+
+
+class ManyReadingTests(StoreTests):
+    """For ``Batched``."""
+
+    def test_each_place_comes_once_with_its_bytes_and_its_version(self, staged: Staged) -> None:
+        for name in "ab":
+            staged.put(name, name.encode() + _TEN)
+        places = [Place(name, offset, length) for offset, length in ((0, 3), (2, 5), (9, 2), (4, 0)) for name in "ab"]
+        found = list(staged.store.read_many(places, most=3))
+        assert sorted(row for row, _ in found) == list(range(len(places)))
+        for row, (data, _) in found:
+            name, offset, length = places[row]
+            assert bytes(data) == (name.encode() + _TEN)[offset : offset + length]
+        assert len({version for row, (_, version) in found if places[row].object == "a" and places[row].length}) == 1
+
+    def test_what_is_not_there_is_said_for_its_place_alone(self, staged: Staged) -> None:
+        staged.put("x", _TEN)
+        places = [Place("x", 0, 4), Place("nothing", 0, 4), Place("x", 8, 4), Place("x", 2, 8)]
+        found = dict(staged.store.read_many(places))
+        assert [bytes(found[row][0]) for row in (0, 3)] == [b"0123", b"23456789"]
+        assert all(isinstance(found[row], ObjectNotFound) for row in (1, 2))
+
+    def test_nothing_is_read_of_no_place(self, staged: Staged) -> None:
+        assert list(staged.store.read_many([])) == []
+
+    @pytest.mark.parametrize("name", OUTSIDE)
+    def test_a_name_among_many_that_leaves_the_root_is_not_read(self, staged: Staged, name: str) -> None:
+        with pytest.raises(BadRequest):
+            list(staged.store.read_many([Place(name, 0, 1)]))
 
 
 class ListingTests(StoreTests):

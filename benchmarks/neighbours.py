@@ -1,0 +1,78 @@
+"""Neighbouring places of one object in S3: each by a request of its own beside joined requests (`stores.joined`).
+
+    python benchmarks/neighbours.py [--places 960] [--rounds 3]
+
+Runs a SeaweedFS on this machine, with one object of 100 KB places, as a tar of photographs is. Prints places a second
+and milliseconds of the client's processor time a place, at most 32 requests at a time: in order, and shuffled.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SIZE = 100_000
+AT_ONCE = 32
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--places", type=int, default=960)
+    parser.add_argument("--rounds", type=int, default=3)
+    wanted = parser.parse_args()
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+    from frostline.stores.faces import Place
+    from support.seaweed import seaweed
+
+    ordered = [Place("photos.tar", number * SIZE, SIZE - 500) for number in range(wanted.places)]
+    shuffled = random.Random(0).sample(ordered, len(ordered))
+    found = {}
+    with tempfile.TemporaryDirectory() as folder, seaweed(Path(folder)) as server:
+        os.environ |= server.environment()
+        server.make_bucket("neighbours")
+        server.put("neighbours/photos.tar", os.urandom(wanted.places * SIZE))
+        for _ in range(wanted.rounds):
+            for order, places in (("in order", ordered), ("shuffled", shuffled)):
+                for name, read in (("single", single), ("joined", joined)):
+                    found.setdefault((order, name), []).append(measured(read, places))
+    for (order, name), rows in found.items():
+        rate, cpu = (statistics.median(values) for values in zip(*rows, strict=True))
+        print(f"{order:9} {name:7} {rate:6.0f} places/s  {cpu:.2f} ms of CPU a place")
+
+
+def measured(read, places):
+    from frostline.stores.objects import open_store
+
+    store = open_store("s3://neighbours")
+    store.read("photos.tar", 0, 1)
+    started, cpu = time.perf_counter(), time.process_time()
+    read(store, places)
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return len(places) / seconds, 1e3 * cpu / len(places)
+
+
+def single(store, places):
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        assert sum(threads.map(lambda place: len(store.read(*place)), places)) == len(places) * (SIZE - 500)
+
+
+def joined(store, places):
+    from frostline.stores.joined import Joined
+
+    reader = Joined(store)
+    nbytes = 0
+    # As many requests of a node's size at a time as their threads can use.
+    for start in range(0, len(places), 8 * AT_ONCE):
+        for _, (data, _) in reader.read_many(places[start : start + 8 * AT_ONCE], most=AT_ONCE):
+            nbytes += len(data)
+    assert nbytes == len(places) * (SIZE - 500)
+
+
+if __name__ == "__main__":
+    main()

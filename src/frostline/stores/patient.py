@@ -1,0 +1,89 @@
+"""Asks a store that refuses again, at a rate just under what it allows."""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from frostline.errors import StoreThrottled, StoreUnavailable
+from frostline.stores.faces import ObjectStore
+from frostline.stores.pacing import FollowingRate
+from frostline.stores.wrapped import Wrapped
+
+__all__ = ("Patient",)
+
+T = TypeVar("T")
+_TRIES = 3
+_FIRST_PAUSE_S = 0.1
+
+
+class Patient(Wrapped):
+    """A store that is asked again when it refuses for its rate, and no faster than it allows (``FollowingRate``).
+
+    Until it refuses nothing waits. A call that fails otherwise, and may go well the next time, is tried again twice at
+    once. Safe for threads; travels by pickle, without what it learned.
+
+    Args:
+        store: that may refuse.
+        patience_s: how long a call is refused before its caller is told.
+        now: what time it is.
+        wait: lets time pass.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        patience_s: float = 60.0,
+        now: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(store)
+        self._patience_s = patience_s
+        self._now = now
+        self._wait = wait
+        self._gate = threading.Lock()
+        self._lock = threading.Lock()
+        self._rate = FollowingRate()
+
+    def __reduce__(self) -> tuple[Callable[..., "Patient"], tuple[ObjectStore]]:
+        return partial(type(self), patience_s=self._patience_s), (self._store,)
+
+    def statistics(self) -> FollowingRate:
+        """What is known of the rate that the store allows."""
+        with self._lock:
+            return self._rate
+
+    def _call(self, call: Callable[[], T]) -> T:
+        give_up_s, failures = self._now() + self._patience_s, 0
+        while True:
+            sent_at_s = self._admitted()
+            try:
+                answer = call()
+            except StoreThrottled as error:
+                now_s = self._now()
+                with self._lock:
+                    self._rate = self._rate.refused(now_s, sent_at_s=sent_at_s, wait_s=error.retry_after_s)
+                if now_s >= give_up_s:
+                    raise
+            except StoreUnavailable:
+                failures += 1
+                if failures == _TRIES:
+                    raise
+                self._wait(_FIRST_PAUSE_S * 2**failures)
+            else:
+                with self._lock:
+                    self._rate = self._rate.succeeded(self._now())
+                return answer
+
+    def _admitted(self) -> float:
+        if not self._rate.is_bounded:
+            return self._now()
+        # One at a time, so that those behind it wait by the rate as it then is.
+        with self._gate:
+            with self._lock:
+                self._rate, wait_s = self._rate.admit(self._now())
+            if wait_s:
+                self._wait(wait_s)
+            return self._now()

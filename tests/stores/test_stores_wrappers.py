@@ -1,0 +1,393 @@
+"""Stores around stores: late, failing, limited, within a deadline, patient, kept nearby and joined."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import uuid
+from collections import Counter
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.errors import DataError, ObjectNotFound, SettingError, StoreThrottled, StoreUnavailable
+from frostline.stores.faces import Place
+from frostline.stores.joined import Joined
+from frostline.stores.objects import open_store
+from frostline.stores.pacing import TokenBucket
+from frostline.stores.patient import Patient
+from frostline.stores.tier import LocalTier
+from frostline.stores.wrapped import Deadlined, Delayed, Faulty, Limited, Wrapped
+from frostline.testing.stores import (
+    ListingTests,
+    ManyReadingTests,
+    ReadingTests,
+    SharingTests,
+    Staged,
+    VersionTests,
+    WritingTests,
+)
+from support.bucket_peer import bucket_peer
+
+
+def memory():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+class Wrappers(ReadingTests, VersionTests, ListingTests, WritingTests, SharingTests):
+    __test__ = False
+
+    @pytest.fixture
+    def staged(self):
+        store = self.wrapped(memory())
+        return Staged(store=store, put=store.write)
+
+
+class TestDelayed(Wrappers):
+    __test__ = True
+
+    def wrapped(self, store):
+        return Delayed(store, 1.0, wait=lambda seconds: None)
+
+
+class TestFaultyThatNeverFails(Wrappers):
+    __test__ = True
+
+    def wrapped(self, store):
+        return Faulty(store, share=0.0, seed=0)
+
+
+class TestLimited(Wrappers):
+    __test__ = True
+
+    def wrapped(self, store):
+        return Limited(store, 1e9)
+
+
+class TestDeadlined(Wrappers):
+    __test__ = True
+
+    def wrapped(self, store):
+        return Deadlined(store, 60.0)
+
+
+class TestPatient(Wrappers):
+    __test__ = True
+
+    def wrapped(self, store):
+        return Patient(store)
+
+
+class TestLocalTierOfAStoreThatStaysAsItIs(SharingTests, WritingTests):
+    """Not for the tests that replace objects: it shows them as they were."""
+
+    __test__ = True
+
+    @pytest.fixture
+    def staged(self, tmp_path):
+        store = LocalTier(memory(), tmp_path, budget_bytes=1 << 20)
+        yield Staged(store=store, put=store.write)
+        store.close()
+
+    test_writing_again_replaces_the_object = None
+    test_who_reads_while_another_writes_sees_the_old_or_the_new = None
+
+
+class TestJoined(ManyReadingTests):
+    __test__ = True
+
+    @pytest.fixture(params=[0, 1 << 20])
+    def staged(self, request):
+        store = memory()
+        return Staged(store=Joined(store, most_gap_bytes=request.param), put=store.write)
+
+
+class Time:
+    """Time that passes when somebody waits."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def now(self):
+        return self.now_s
+
+    def wait(self, seconds):
+        self.now_s += seconds
+
+
+class Counted(Wrapped):
+    """Counts what it is asked."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.reads = []
+
+    def read_version(self, object, offset, length):
+        self.reads.append((object, offset, length))
+        return self._store.read_version(object, offset, length)
+
+
+class Throttling(Wrapped):
+    """Refuses what comes faster than a rate."""
+
+    def __init__(self, store, per_s, time, retry_after_s=0.0):
+        super().__init__(store)
+        self._time = time
+        self._bucket = TokenBucket.full(per_s, most=per_s / 10, now_s=0.0)
+        self._retry_after_s = retry_after_s
+        self.refused = self.taken = 0
+
+    def _call(self, call):
+        self._time.now_s += 1e-3
+        after, must_wait = self._bucket.take(self._time.now_s)
+        if must_wait:
+            self.refused += 1
+            raise StoreThrottled("slow down", retry_after_s=self._retry_after_s)
+        self._bucket = after
+        self.taken += 1
+        return call()
+
+
+def test_a_delay_comes_before_each_call():
+    time = Time()
+    store = Delayed(memory(), 0.25, wait=time.wait)
+    store.write("x", b"x")
+    store.read("x", 0, 1)
+    assert len(list(store.list())) == 1
+    assert time.now_s == 0.75
+
+
+def failures(share, seed, calls=400):
+    store, failed = Faulty(memory(), share=share, seed=seed), []
+    for number in range(calls):
+        try:
+            store.write("x", b"x")
+        except StoreUnavailable:
+            failed.append(number)
+    return failed
+
+
+def test_the_same_seed_fails_the_same_calls():
+    assert failures(0.1, 7) == failures(0.1, 7) != failures(0.1, 8)
+    assert 20 <= len(failures(0.1, 7)) <= 60
+    assert set(failures(0.1, 7)) < set(failures(0.3, 7))
+
+
+def test_a_limited_store_is_asked_so_often_a_second():
+    time = Time()
+    store = Limited(memory(), 10, now=time.now, wait=time.wait)
+    for _ in range(21):
+        store.write("x", b"x")
+    assert time.now_s == pytest.approx(2.0)
+
+
+def test_a_store_that_hangs_is_left_and_said():
+    hangs = threading.Event()
+    store = Deadlined(Delayed(memory(), 0, wait=lambda _: hangs.wait()), 0.05)
+    with pytest.raises(StoreUnavailable, match=r"memory://.* did not answer within 0\.05 s"):
+        store.read("x", 0, 1)
+    hangs.set()
+    with pytest.raises(ObjectNotFound):
+        Deadlined(memory(), 60.0).read("x", 0, 1)
+
+
+def test_a_patient_store_settles_just_under_what_is_allowed_and_loses_nothing():
+    time = Time()
+    throttling = Throttling(memory(), 50, time)
+    throttling.write("x", b"x")
+    store = Patient(throttling, now=time.now, wait=time.wait)
+    for _ in range(2000):
+        assert bytes(store.read("x", 0, 1)) == b"x"
+    learned_s, refused = time.now_s, throttling.refused
+    for _ in range(2000):
+        store.read("x", 0, 1)
+    assert 2000 / (time.now_s - learned_s) >= 0.85 * 50
+    assert throttling.refused - refused <= 0.03 * 2000
+    assert 0.7 * 50 <= store.statistics().rate_per_s <= 1.3 * 50
+
+
+def test_a_patient_store_waits_as_long_as_it_is_told_to():
+    time = Time()
+    throttling = Throttling(memory(), 10, time, retry_after_s=7.0)
+    throttling.write("x", b"x")
+    Patient(throttling, now=time.now, wait=time.wait).read("x", 0, 1)
+    assert throttling.refused == 1
+    assert time.now_s >= 7.0
+
+
+def test_patience_ends():
+    time = Time()
+
+    def refuse():
+        time.wait(1.0)
+        return StoreThrottled("slow down")
+
+    store = Patient(Faulty(memory(), share=1.0, seed=0, error=refuse), patience_s=5, now=time.now, wait=time.wait)
+    with pytest.raises(StoreThrottled, match="slow down"):
+        store.read("x", 0, 1)
+    assert 5 <= time.now_s <= 60
+
+
+def test_another_failure_is_tried_again_twice():
+    time = Time()
+    calls = Counter()
+
+    def fail():
+        calls["made"] += 1
+        return StoreUnavailable("no answer")
+
+    store = Patient(Faulty(memory(), share=1.0, seed=0, error=fail), now=time.now, wait=time.wait)
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        store.read("x", 0, 1)
+    assert calls["made"] == 3
+
+
+def test_a_patient_store_travels_without_what_it_learned(tmp_path):
+    store = pickle.loads(pickle.dumps(Patient(open_store(str(tmp_path)))))
+    store.write("x", b"x")
+    assert not store.statistics().is_bounded
+
+
+def test_a_server_that_throttles_is_asked_again_until_it_answers(monkeypatch):
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "token")
+    with bucket_peer() as peer:
+        peer.objects["x"] = b"0123456789"
+        answers = iter([(429, {"Retry-After": "1"}, b""), (503, {}, b"<Error><Code>SlowDown</Code></Error>")])
+        peer.answers = lambda: next(answers, None)
+        store = open_store(f"gs://photos?endpoint={peer.url}")
+        assert bytes(store.read("x", 3, 4)) == b"3456"
+        assert len(peer.seen) == 3
+
+
+@pytest.fixture
+def tier(tmp_path):
+    inner = Counted(memory())
+    with closing(LocalTier(inner, tmp_path / "tier", budget_bytes=10_000)) as store:
+        yield store, inner, tmp_path / "tier"
+
+
+def test_what_was_read_is_read_from_the_folder_the_next_time(tier):
+    store, inner, folder = tier
+    store.write("x", b"0123456789")
+    first = store.read_version("x", 3, 4)
+    assert store.read_version("x", 3, 4) == first
+    assert bytes(store.read("x", 3, 4)) == b"3456"
+    assert inner.reads == [("x", 3, 4)]
+    store.close()
+    again = LocalTier(inner, folder, budget_bytes=10_000)
+    assert again.read_version("x", 3, 4) == first
+    assert len(inner.reads) == 1
+    again.close()
+
+
+def test_a_tier_stays_within_its_budget_and_gives_up_what_was_used_longest_ago(tier):
+    store, inner, folder = tier
+    store.write("x", bytes(20_000))
+    for number in range(30):
+        store.read("x", number, 1000)
+        store.read("x", 0, 1000)
+        held = [path for path in folder.iterdir() if path.name != "lock"]
+        assert sum(path.stat().st_size for path in held) == store.statistics()["bytes"] <= 10_000
+    assert inner.reads.count(("x", 0, 1000)) == 1
+    store.read("x", 0, 15_000)
+    assert store.statistics()["bytes"] <= 10_000
+
+
+def damage(path, how):
+    data = path.read_bytes()
+    path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "bit": data[:-1] + bytes([data[-1] ^ 1])}[how])
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "bit"])
+def test_a_damaged_file_is_read_again_and_never_given(tier, how):
+    store, inner, folder = tier
+    store.write("x", b"0123456789")
+    store.read("x", 3, 4)
+    (file,) = [path for path in folder.iterdir() if path.name != "lock"]
+    damage(file, how)
+    assert bytes(store.read("x", 3, 4)) == b"3456"
+    assert bytes(store.read("x", 3, 4)) == b"3456"
+    assert len(inner.reads) == 2
+
+
+def test_a_tier_leaves_alone_what_is_not_its_own(tmp_path):
+    (tmp_path / "mine.jpg").write_bytes(bytes(1000))
+    (tmp_path / ".partial-0").write_bytes(b"of one that was killed")
+    inner = memory()
+    inner.write("x", bytes(200))
+    store = LocalTier(inner, tmp_path, budget_bytes=300)
+    for number in range(5):
+        store.read("x", number, 100)
+    store.close()
+    assert (tmp_path / "mine.jpg").stat().st_size == 1000
+    assert not (tmp_path / ".partial-0").exists()
+
+
+def test_two_do_not_share_a_tier_and_a_budget_must_make_sense(tier):
+    _, inner, folder = tier
+    with pytest.raises(DataError, match="another process uses"):
+        LocalTier(inner, folder, budget_bytes=1)
+    with pytest.raises(SettingError, match="budget_bytes"):
+        LocalTier(inner, folder, budget_bytes=0)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from frostline.stores.folder import FolderStore
+from frostline.stores.tier import LocalTier
+
+store = LocalTier(FolderStore(sys.argv[1]), Path(sys.argv[2]), budget_bytes=1 << 20)
+for number in range(1 << 30):
+    store.read("x", number % 5000, 4000)
+    if number == 100:
+        print("under way", flush=True)
+"""
+
+
+def test_a_killed_process_leaves_nothing_that_is_wrong(tmp_path):
+    data = os.urandom(10_000)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").write_bytes(data)
+    argv = [sys.executable, "-c", KILLED, tmp_path / "data", tmp_path / "tier"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as process:
+        process.stdout.readline()
+        process.kill()
+    store = LocalTier(open_store(str(tmp_path / "data")), tmp_path / "tier", budget_bytes=1 << 20)
+    for offset in range(200):
+        assert bytes(store.read("x", offset, 4000)) == data[offset : offset + 4000]
+    assert store.statistics()["hits"] > 0
+    store.close()
+
+
+places = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120), st.integers(0, 40)), max_size=30)
+
+
+@given(places, st.integers(0, 50), st.integers(1, 200), st.integers(1, 4))
+def test_joined_reads_give_what_single_ones_give(asked, gap, most_bytes, most):
+    store = memory()
+    for name in "ab":
+        store.write(name, bytes(range(ord(name), ord(name) + 100)))
+    counted = Counted(store)
+    joined = Joined(counted, most_gap_bytes=gap, most_bytes=most_bytes)
+    found = dict(joined.read_many([Place(*one) for one in asked], most=most))
+    assert sorted(found) == list(range(len(asked)))
+    for row, one in enumerate(asked):
+        try:
+            wanted = bytes(store.read(*one))
+        except ObjectNotFound:
+            assert isinstance(found[row], ObjectNotFound)
+        else:
+            assert bytes(found[row][0]) == wanted
+
+
+def test_neighbours_are_read_by_one_request():
+    store = Counted(memory())
+    store.write("x", bytes(10_000))
+    joined = Joined(store, most_gap_bytes=10, most_bytes=5000)
+    list(joined.read_many([Place("x", start, 95) for start in range(0, 10_000, 100)]))
+    assert store.reads == [("x", 0, 4995), ("x", 5000, 4995)]
