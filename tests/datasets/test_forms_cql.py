@@ -8,8 +8,9 @@ import torch
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets.forms.cql import CqlTables
+from frostline.datasets.into_cql import put_into_table
 from frostline.datasets.manifest import load_manifest
-from frostline.errors import DataError, EmptyDataset
+from frostline.errors import DataError, DataNotFound, EmptyDataset, SettingError, TooManySkipped
 from frostline.models import freeze
 from frostline.node.process import start_node
 from frostline.stores.objects import open_store
@@ -140,9 +141,31 @@ def losses(place: str, cache) -> list[float]:
         return plain.through(job, batch_size=8, epochs=2)
 
 
-def test_training_from_tables_has_the_losses_of_training_from_folders(server, session, tmp_path):
+def test_a_folder_that_is_put_into_a_table_twice_is_there_once_and_trains_alike(server, session, tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=6)
-    for path in folder.rglob("*.jpg"):
-        name = str(path.relative_to(folder))
-        put(session, "f_sized", label=path.parent.name, name=name, data=path.read_bytes())
-    assert losses(url(server, "f_sized"), tmp_path) == losses(str(folder), tmp_path)
+    (folder / "noise" / "gone.jpg").write_bytes(b"x")
+    source = fl.Dataset(folder, cache=tmp_path)
+    source.names  # noqa: B018 (listed before it goes)
+    (folder / "noise" / "gone.jpg").unlink()
+    place = url(server, "f_made")
+    seen = []
+    for _ in range(2):
+        done = put_into_table(source, place, skip_allowance=0.1, observe=seen.append)
+        assert (done.samples, len(done.skipped)) == (18, 1)
+        assert len(fl.Dataset(place, cache=tmp_path)) == 18
+    with pytest.raises(TooManySkipped, match=r"gone\.jpg"):
+        put_into_table(source, place, skip_allowance=0, observe=seen.append)
+    data = fl.Dataset(place, cache=tmp_path)
+    assert list(data.names) == sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))
+    for row, name in enumerate(data.names):
+        assert data.classes[data.samples.labels[row]] == name.partition("/")[0]
+        assert data.samples.lengths[row] == (folder / name).stat().st_size
+    assert losses(place, tmp_path) == losses(str(folder), tmp_path)
+
+
+def test_what_is_no_table_or_has_no_keyspace_is_said_before_anything_is_read(server, tmp_path):
+    source = fl.Dataset(image_folder(tmp_path / "photos", per_class=2), cache=tmp_path)
+    with pytest.raises(SettingError, match="is no table"):
+        put_into_table(source, str(tmp_path), observe=print)
+    with pytest.raises(DataNotFound, match="no keyspace nowhere"):
+        put_into_table(source, url(server, "x").replace(f"/{KEYSPACE}/", "/nowhere/"), observe=print)

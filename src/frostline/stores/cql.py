@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from frostline.config import environment
 from frostline.errors import AccessDenied, BadRequest, DataError, ObjectNotFound, SettingError, StoreError
 from frostline.stores.cql_access import CqlAccess
 from frostline.stores.cql_columns import table_of
 from frostline.stores.cql_errors import error_of_cql, translated
-from frostline.stores.cql_tables import key_of
+from frostline.stores.cql_tables import WHOLE, key_from, key_of
 from frostline.stores.cql_urls import CqlPlace
 from frostline.stores.faces import LABELS, Buffer, Entry, Place
 from frostline.stores.urls import check_name
@@ -29,12 +29,30 @@ if TYPE_CHECKING:
 
     from frostline.stores.cql_link import Link
 
-__all__ = ("CqlStore",)
+__all__ = ("CqlStore", "TableSample")
 
+_ENVIRONMENT = "FROSTLINE_CQL_"
 _OWN = ".frostline/"
 # Answers that wait to be taken are held in memory: this many photographs of 100 kB are 100 MB.
 _IN_FLIGHT = 1024
 _SIZES_IN_FLIGHT = 64
+_WRITES_IN_FLIGHT = 32
+
+
+class TableSample(NamedTuple):
+    """A sample to be put into a table.
+
+    Attributes:
+        name: of it, unique in its data set.
+        data: its encoded image.
+        label: of it; -1 where there is none.
+        class_name: the name of its class; None where there is none.
+    """
+
+    name: str
+    data: Buffer
+    label: int
+    class_name: str | None
 
 
 class CqlStore:
@@ -129,12 +147,58 @@ class CqlStore:
             key = key_of(link.shape.key_type, object)
             link.run(link.write, (key, bytes(data), len(data)) if link.shape.has_size else (key, bytes(data)))
 
+    def create(self) -> None:
+        """Make the table where it is missing, with columns for all that a sample has.
+
+        Raises:
+            DataNotFound: there is no such keyspace.
+            AccessDenied: the user may not make tables.
+            StoreUnavailable: asking again may help.
+        """
+        with self._translated(""):
+            from frostline.stores.cql_link import create_table
+
+            create_table(self._place, CqlAccess.of(environment(_ENVIRONMENT)))
+
+    def put_many(self, samples: Iterable[TableSample], *, most: int = _WRITES_IN_FLIGHT) -> None:
+        """Put samples with their names and labels, under keys that follow from their names; again doubles nothing.
+
+        Args:
+            samples: taken while earlier ones are under way.
+            most: of them under way at once.
+
+        Raises:
+            DataError: keys of the table cannot be made of names, or labels stand in another table.
+            AccessDenied: the user may not write to the table.
+            StoreUnavailable: asking again may help.
+        """
+        with self._driven("") as link:
+            if self._place.meta:
+                raise DataError(f"samples are put into one table with their labels: leave meta out of {self.url}")
+            flight = link.flight()
+            for sample in samples:
+                if len(flight) >= most:
+                    _check(flight.receive())
+                flight.send(sample.name, link.put.bind(self._row(link, sample)))
+            while len(flight):
+                _check(flight.receive())
+
     def __getstate__(self) -> dict[str, object]:
         # A session cannot travel to another process; the next one makes its own.
         return {"_place": self._place}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_place"])  # type: ignore[misc]
+
+    def _row(self, link: "Link", sample: TableSample) -> tuple[object, ...]:
+        is_named = link.shape.types.get(self._place.label) not in WHOLE
+        beside = {
+            "size": len(sample.data),
+            "name": sample.name,
+            "label": sample.class_name if is_named else sample.label,
+        }
+        key = key_from(link.shape.key_type, sample.name)
+        return (key, bytes(sample.data), *(beside[role] for role in link.shape.beside))
 
     def _answer(self, place: Place, answer: "Sequence[Any] | Exception") -> tuple[Buffer, str] | StoreError:
         try:
@@ -158,13 +222,18 @@ class CqlStore:
 
     @contextmanager
     def _driven(self, name: str) -> Iterator["Link"]:
+        with self._translated(name):
+            yield self._connected()
+
+    @contextmanager
+    def _translated(self, name: str) -> Iterator[None]:
         if _driven_by() != os.getpid():
             raise StoreError(
                 f"{self.url} cannot be read here: this process was forked from one that had used such a store; "
                 "start workers with 'spawn' or 'forkserver'"
             )
         with translated(self.url, name):
-            yield self._connected()
+            yield
 
     def _connected(self) -> "Link":
         if self._link is None:
@@ -172,9 +241,9 @@ class CqlStore:
 
             with self._lock:
                 if self._link is None:
-                    link = Link(self._place, CqlAccess.of(environment("FROSTLINE_CQL_")))
-                    # Whoever drops the store need not wait for farewells; the driver says its own at the end.
-                    weakref.finalize(self, Thread(target=link.close, daemon=True).start).atexit = False
+                    link = Link(self._place, CqlAccess.of(environment(_ENVIRONMENT)))
+                    # At the end of the process the driver says farewell by itself.
+                    weakref.finalize(self, _close, link, os.getpid()).atexit = False
                     self._link = link
         return self._link
 
@@ -187,6 +256,17 @@ def _part(rows: Sequence[Any], name: str, offset: int, length: int) -> tuple[Buf
         raise ObjectNotFound(f"{name} has {len(data)} bytes and ends before byte {offset + length}: it has changed")
     whole = not offset and length == len(data)
     return (data if whole else memoryview(data)[offset : offset + length]), str(version)
+
+
+def _close(link: "Link", made_by: int) -> None:
+    # Whoever drops a store need not wait for farewells, and a forked child has none to say.
+    if os.getpid() == made_by:
+        Thread(target=link.close, daemon=True).start()
+
+
+def _check(answer: tuple[str, "Sequence[Any] | Exception"]) -> None:
+    if isinstance(answer[1], Exception):
+        raise answer[1]
 
 
 def _flown(link: "Link", objects: Sequence[str], most: int) -> Iterator[tuple[int, "Sequence[Any] | Exception"]]:

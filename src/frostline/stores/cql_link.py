@@ -9,10 +9,10 @@ from cassandra.query import PreparedStatement
 from frostline.errors import DataNotFound, nearest
 from frostline.stores.cql_access import CqlAccess
 from frostline.stores.cql_session import Flight, connect
-from frostline.stores.cql_tables import Scan, Shape, Table, shape_of
+from frostline.stores.cql_tables import Scan, Shape, Table, creation, shape_of
 from frostline.stores.cql_urls import CqlPlace
 
-__all__ = ("Link",)
+__all__ = ("Link", "create_table")
 
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 # Rows without their data are small, and an answer is held in memory whole.
@@ -44,6 +44,7 @@ class Link:
             self._session.set_keyspace(place.keyspace)
             self.read = self._prepared(self.shape.read)
             self.write = self._prepared(self.shape.write)
+            self.put = self._prepared(self.shape.put)
         except BaseException:
             self.close()
             raise
@@ -118,6 +119,24 @@ class Link:
             partition=tuple(column.name for column in found.partition_key),
             clustering=tuple(column.name for column in found.clustering_key),
         )
+
+
+def create_table(place: CqlPlace, access: CqlAccess) -> None:
+    """Make the table that a place names, where it is missing.
+
+    What the driver raises comes out as it is.
+    """
+    cluster, session = connect(place, access)
+    try:
+        # Looked for first, so that who may only write rows of it need not have the right to make tables.
+        keyspaces = cluster.metadata.keyspaces
+        if place.keyspace not in keyspaces:
+            raise DataNotFound(f"there is no keyspace {place.keyspace} on the servers of {place.url}: make it first")
+        if place.table not in keyspaces[place.keyspace].tables:
+            releases = [host.release_version for host in cluster.metadata.all_hosts()]
+            session.execute(creation(place, min(release or "" for release in releases)))
+    finally:
+        cluster.shutdown()
 
 
 def _near(statement: Any, hosts: Sequence[Any]) -> Any:

@@ -8,7 +8,7 @@ from frostline.errors import BadRequest, DataError
 from frostline.stores.cql_urls import CqlPlace
 from frostline.stores.urls import check_name
 
-__all__ = ("TEXTS", "WHOLE", "Scan", "Shape", "Table", "key_of", "shape_of")
+__all__ = ("TEXTS", "WHOLE", "Scan", "Shape", "Table", "creation", "key_from", "key_of", "shape_of")
 
 TEXTS = ("ascii", "text", "timeuuid", "uuid", "varchar", "inet", "date", "decimal")
 """Types that become text in a table of samples."""
@@ -16,6 +16,8 @@ WHOLE = ("bigint", "int", "smallint", "tinyint", "varint", "counter")
 """Types that become whole numbers."""
 _OTHERS = ("boolean", "double", "float", "timestamp")
 
+# What keys are made from beside the name; another one would double every sample.
+_SAMPLES = uuid.uuid5(uuid.NAMESPACE_DNS, "samples.frostline")
 _BITS = {"bigint": 64, "int": 32}
 _KEYS: dict[str, Callable[[str], object]] = {
     "ascii": check_name,
@@ -89,6 +91,8 @@ class Shape:
         read: gives data and its version by key.
         write: puts data, and its size where there is a column for it, by key.
         has_size: there is one.
+        put: puts a sample whole: key and data, then what of ``beside`` there is.
+        beside: of the options ``size``, ``name`` and ``label``, those whose columns stand in the same table.
         listing: scan of keys, versions and sizes.
         rows: scan of keys, labels and further columns, None where there are none.
         types: CQL types of the columns of ``rows``, by name.
@@ -99,6 +103,8 @@ class Shape:
     read: str
     write: str
     has_size: bool
+    put: str
+    beside: tuple[str, ...]
     listing: Scan
     rows: Scan | None
     types: Mapping[str, str]
@@ -128,12 +134,16 @@ def shape_of(place: CqlPlace, data: Table, meta: Table | None) -> Shape:
         name for name, kind in beside.columns.items() if name not in known and kind in (*TEXTS, *WHOLE, *_OTHERS)
     ]
     rows = _scan(beside, [link, *sorted(further)]) if further else None
+    usable = {"size": WHOLE, "name": TEXTS, "label": (*WHOLE, *TEXTS)}
+    roles = [role for role, kinds in usable.items() if data.columns.get(getattr(place, role)) in kinds]
     return Shape(
         key_type=data.columns[key],
         is_plain=has_size and not further and _KEYS[data.columns[key]] is check_name,
         read=_reading(data, key, blob),
         write=_writing(data, [key, *names]),
         has_size=has_size,
+        put=_writing(data, [key, blob, *(getattr(place, role) for role in roles)]),
+        beside=tuple(roles),
         listing=_scan(data, [key, *sizes], version_of=blob),
         rows=rows,
         types=dict(beside.columns),
@@ -155,6 +165,35 @@ def key_of(kind: str, name: str) -> object:
     if isinstance(key, int) and kind in _BITS and not -(1 << _BITS[kind] - 1) <= key < 1 << _BITS[kind] - 1:
         raise BadRequest(f"{name} is no key: the table's keys are {kind}, of {_BITS[kind]} bits")
     return key
+
+
+def key_from(kind: str, name: str) -> object:
+    """The key under which a sample of that name is put: always the same one, so that putting it again doubles nothing.
+
+    Raises:
+        DataError: keys of that type cannot be made of names.
+        BadRequest: the name cannot be a key.
+    """
+    if kind == "uuid":
+        return uuid.uuid5(_SAMPLES, name)
+    if kind not in ("ascii", "text", "varchar"):
+        raise DataError(f"samples are put under keys that are uuid or text, not {kind}")
+    return key_of(kind, name)
+
+
+def creation(place: CqlPlace, release: str) -> str:
+    """The statement that makes a table for samples where there is none.
+
+    Args:
+        place: with the names of table and columns.
+        release: of the servers, such as ``4.1.3``: old ones have another word for a table that is not compressed.
+    """
+    plain = "{'sstable_compression': ''}" if release.startswith(("1.", "2.")) else "{'enabled': 'false'}"
+    names = (place.name, "text"), (place.label, "text"), (place.size, "bigint"), (place.data, "blob")
+    columns = ", ".join(f"{_quoted(name)} {kind}" for name, kind in names)
+    table = f"{_quoted(place.keyspace)}.{_quoted(place.table)}"
+    key = f"{_quoted(place.id)} uuid PRIMARY KEY"
+    return f"CREATE TABLE IF NOT EXISTS {table} ({key}, {columns}) WITH compression = {plain}"
 
 
 # Only quoted names get into the statements, and values only as what is bound to their question marks.
