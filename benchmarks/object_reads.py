@@ -5,7 +5,8 @@
 
 Runs a SeaweedFS on this machine, and each client in a process of its own, by turns. Prints reads a second, and
 milliseconds of the client's processor time a read (user and system, all of its threads), the median of the rounds.
-With --out FILE the rounds that FILE holds already count too, so that a long run can be done in pieces.
+With --out FILE the rounds that FILE holds already count too, so that a long run can be done in pieces. With --layers it
+prints instead what Frostline's layers take by themselves, on a store in memory.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,6 +32,8 @@ WARM_UP = 0.1
 
 def main():
     wanted = arguments()
+    if wanted.layers:
+        return layers()
     if wanted.reader:
         return print(json.dumps(measured(wanted)))
     found = json.loads(wanted.out.read_text()) if wanted.out and wanted.out.exists() else []
@@ -61,8 +65,28 @@ def arguments():
     parser.add_argument("--reads", type=int, default=1500, help="of each client in each round; a third of it at 1")
     parser.add_argument("--readers", nargs="+", default=list(READERS), choices=READERS)
     parser.add_argument("--reader", choices=READERS, help=argparse.SUPPRESS)
+    parser.add_argument("--layers", action="store_true")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
+
+
+def layers():
+    sys.path.insert(0, str(ROOT / "src"))
+    import obstore
+    from obstore.store import MemoryStore
+
+    from frostline.stores.driver import DriverStore
+    from frostline.stores.patient import Patient
+
+    client, name = MemoryStore(), name_of(0)
+    obstore.put(client, name, bytes(SIZE))
+    store = Patient(DriverStore("memory://layers", lambda _: client, ""))
+    for what, call in (
+        ("obstore", lambda: memoryview(obstore.get(client, name).bytes())),
+        ("read", lambda: store.read(name, 0, SIZE)),
+        ("read_version", lambda: store.read_version(name, 0, SIZE)),
+    ):
+        print(f"{what:13} {1e6 * min(timeit.repeat(call, number=5000, repeat=5)) / 5000:5.1f} microseconds")
 
 
 def name_of(number):
