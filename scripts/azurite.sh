@@ -10,5 +10,6 @@ package=azurite@3.35.0
 [ -f build/azurite/node_modules/azurite/dist/src/blob/main.js ] && exit 0
 command -v npm >/dev/null || { echo "Azurite needs Node.js and npm" >&2; exit 1; }
 mkdir -p build/azurite
-echo '{"name": "azurite-for-tests", "version": "1.0.0", "private": true}' >build/azurite/package.json
-exec npm install --prefix build/azurite --no-audit --no-fund --no-save --ignore-scripts "$package"
+cd build/azurite
+echo '{"name": "azurite-for-tests", "version": "1.0.0", "private": true}' >package.json
+exec npm install --no-audit --no-fund --ignore-scripts "$package"
