@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from frostline.cli import main
+from frostline.config import NodeSettings
+from frostline.node.process import start_node
 from frostline.training.files import write_tensors
 from support.images import image_folder
 from support.networks import Small
@@ -31,6 +33,13 @@ def _cache_of_its_own(tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return image_folder(tmp_path_factory.mktemp("images"), per_class=8)
+
+
+@pytest.fixture(scope="module")
+def near(folder, _cache_of_its_own):
+    """A node that verbs ask, so that not each of them starts its own."""
+    with start_node((folder.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
+        yield "--near", node.url
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -85,15 +94,16 @@ def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in head.items())
 
 
-def test_a_run_is_the_same_for_the_same_seed(capsys, folder):
-    runs = [run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, "--seed", 5) for _ in range(2)]
+def test_a_run_is_the_same_for_the_same_seed(capsys, folder, near):
+    runs = [run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, "--seed", 5, *near) for _ in range(2)]
     assert runs[0]["losses"] == runs[1]["losses"]
 
 
-def test_a_run_in_the_store_is_that_of_any_other_policy(capsys, folder, tmp_path):
+def test_a_run_in_the_store_is_that_of_any_other_policy(capsys, folder, near, tmp_path):
     how = ("train", "--data", folder, *SMALL, "--epochs", 2, "--augment", "--batch-size", 6, "--val-share", 0.25)
     here, there = (
-        run_json(capsys, *how, "--policy", policy, "--out", tmp_path / policy) for policy in ("freeze", "all_in_store")
+        run_json(capsys, *how, "--policy", policy, "--out", tmp_path / policy, *more)
+        for policy, more in (("freeze", near), ("all_in_store", ()))
     )
     alike = "losses epoch_losses val_losses val_accuracies samples epochs train_samples skipped baseline_wire_bytes"
     assert {name: there[name] for name in alike.split()} == {name: here[name] for name in alike.split()}
@@ -108,11 +118,11 @@ def test_a_run_in_the_store_is_that_of_any_other_policy(capsys, folder, tmp_path
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
-def test_weights_from_a_file_are_used(capsys, folder, tmp_path):
+def test_weights_from_a_file_are_used(capsys, folder, near, tmp_path):
     torch.manual_seed(9)
     write_tensors(tmp_path / "w.safetensors", Small().state_dict())
     plain, given = (
-        run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, *more)
+        run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, *near, *more)
         for more in ((), ("--weights", tmp_path / "w.safetensors"))
     )
     assert plain["losses"] != given["losses"]
@@ -151,8 +161,8 @@ def test_plan_shows_every_cut_and_why_and_keeps_what_it_measured(capsys, folder,
     assert (tmp_path / "plan.html").read_text().rstrip().endswith("</html>")
 
 
-def test_a_question_before_any_measurement_measures_once_and_says_so(capsys, folder):
-    question = ("plan", "--data", folder, *SMALL, "--accuracy", "fp16", "--trials", 0, "--cut", 1, "--json")
+def test_a_question_before_any_measurement_measures_once_and_says_so(capsys, folder, near):
+    question = ("plan", "--data", folder, *SMALL, *near, "--accuracy", "fp16", "--trials", 0, "--cut", 1, "--json")
     code, out, err = run(capsys, *question)
     assert code == 0, err
     assert "measuring once" in err
@@ -162,8 +172,8 @@ def test_a_question_before_any_measurement_measures_once_and_says_so(capsys, fol
     assert json.loads(out)["policy"] == "fixed"
 
 
-def test_a_lossy_codec_is_used_where_it_is_allowed_and_its_error_is_reported(capsys, folder, tmp_path):
-    ways = ("--cut", 2, "--codec", "int8", "--accuracy", "0.5", "--trials", 0)
+def test_a_lossy_codec_is_used_where_it_is_allowed_and_its_error_is_reported(capsys, folder, near, tmp_path):
+    ways = (*near, "--cut", 2, "--codec", "int8", "--accuracy", "0.5", "--trials", 0)
     report = run_json(capsys, "train", "--data", folder, *SMALL, *ways, "--epochs", 1, "--out", tmp_path)
     assert report["accuracy"] == 0.5
     assert 0 < report["codec_error"] < 0.5
@@ -206,9 +216,9 @@ def test_index_saves_splits_and_the_other_verbs_use_them(capsys, tmp_path):
         assert (code, sentence in err) == (2, True), err
 
 
-def test_extract_writes_a_row_for_each_sample(capsys, folder, tmp_path):
+def test_extract_writes_a_row_for_each_sample(capsys, folder, near, tmp_path):
     out = tmp_path / "features.parquet"
-    done = run_json(capsys, "extract", "--data", folder, *SMALL, "--out", out)
+    done = run_json(capsys, "extract", "--data", folder, *SMALL, "--out", out, *near)
     table = pq.read_table(out)
     assert table.num_rows == done["samples"] == 24
     assert table.column_names == ["id", "object", "label", "class", "features"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,8 +32,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(folder):
-    with start_node((fl.Dataset(folder).url,), NodeSettings(memory_bytes=512 << 20)) as process:
+def node(tmp_path_factory):
+    with start_node((str(tmp_path_factory.getbasetemp()),), NodeSettings(memory_bytes=512 << 20)) as process:
         yield process
 
 
@@ -108,18 +109,26 @@ def stop_after(rows):
     return observe
 
 
-@pytest.mark.parametrize("damage", [None, "cut", "flipped", "gone"])
-def test_what_was_made_before_is_taken_up_if_it_is_whole(folder, node, whole, tmp_path, damage):
-    out = tmp_path / "f.parquet"
+@pytest.fixture(scope="module")
+def stopped(folder, node, whole, tmp_path_factory):
+    """A folder with what an extraction to f.parquet had made when it was stopped."""
+    place = tmp_path_factory.mktemp("stopped")
     # One request at a time and small ones, so that rows are counted before all have arrived.
-    asked = small_parts(folder, out, whole, node.url, samples_per_request=8, requests_in_flight=1, window_bytes=1)
+    few = {"samples_per_request": 8, "requests_in_flight": 1, "window_bytes": 1}
     with pytest.raises(Stopped):
-        extract(asked, stop_after(30))
-    assert not out.exists()
+        extract(small_parts(folder, place / "f.parquet", whole, node.url, **few), stop_after(30))
+    assert not (place / "f.parquet").exists()
+    return place
+
+
+@pytest.mark.parametrize("damage", [None, "cut", "flipped", "gone"])
+def test_what_was_made_before_is_taken_up_if_it_is_whole(folder, node, whole, stopped, tmp_path, damage):
+    out = tmp_path / "f.parquet"
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     [folder_of_parts] = tmp_path.iterdir()
     parts = sorted(folder_of_parts.glob("*.parquet"))
     spoil(parts[1], damage)
-    done = extract(asked, quiet)
+    done = extract(small_parts(folder, out, whole, node.url), quiet)
     assert pq.read_table(out).equals(whole)
     assert done.taken_up == 7 * (len(parts) - (damage is not None))
     assert done.taken_up > 0
@@ -150,13 +159,13 @@ def test_parts_of_another_extraction_are_not_mixed_in(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_samples_that_cannot_be_read_have_no_row_also_where_a_part_is_of_them_alone(folder, whole, tmp_path):
+def test_samples_that_cannot_be_read_have_no_row_also_where_a_part_is_of_them_alone(node, whole, tmp_path):
     images = image_folder(tmp_path / "images", per_class=12)
     names = sorted(path.relative_to(images).as_posix() for path in images.rglob("*.jpg"))
     broken = [names[2], *names[7:14], names[-1]]  # the second part has no row
     for name in broken:
         (images / name).write_bytes(b"no image")
-    done = extract(small_parts(images, tmp_path / "f.parquet", whole, skip_allowance=0.5), quiet)
+    done = extract(small_parts(images, tmp_path / "f.parquet", whole, node.url, skip_allowance=0.5), quiet)
     table = pq.read_table(tmp_path / "f.parquet")
     assert table["object"].to_pylist() == [name for name in names if name not in broken]
     assert [one.object for one in done.skipped] == broken
