@@ -1,11 +1,13 @@
 """Tables of a real Cassandra as data sets: labels, names, lengths and metadata, and what is no data set."""
 
+import json
 import uuid
 
 import pytest
 import torch
 
 import frostline as fl
+from frostline.cli import main
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets.forms.cql import CqlTables
 from frostline.datasets.into_cql import put_into_table
@@ -161,6 +163,18 @@ def test_a_folder_that_is_put_into_a_table_twice_is_there_once_and_trains_alike(
         assert data.classes[data.samples.labels[row]] == name.partition("/")[0]
         assert data.samples.lengths[row] == (folder / name).stat().st_size
     assert losses(place, tmp_path) == losses(str(folder), tmp_path)
+
+
+def test_the_verb_ingest_puts_a_folder_into_a_table(server, session, tmp_path, capsys):
+    folder = image_folder(tmp_path / "photos", per_class=2)
+    command = ["ingest", str(folder), url(server, "f_sized"), "--form", "cql", "--json"]
+    with pytest.raises(SystemExit, match="0"):
+        main(command)
+    assert json.loads(capsys.readouterr().out)["samples"] == 6
+    assert len(fl.Dataset(url(server, "f_sized"), cache=tmp_path)) == 6
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--resize", "8"])
+    assert "--form cql" in capsys.readouterr().err
 
 
 def test_what_is_no_table_or_has_no_keyspace_is_said_before_anything_is_read(server, tmp_path):

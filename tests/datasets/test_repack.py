@@ -60,7 +60,7 @@ def images(tmp_path_factory):
 
 
 def test_the_command_line_offers_every_form():
-    assert set(FORMS) == {"ready", *PACKERS}
+    assert set(FORMS) == {"ready", "cql", *PACKERS}
 
 
 @pytest.mark.parametrize("form", PACKERS)

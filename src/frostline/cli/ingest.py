@@ -16,7 +16,7 @@ from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preproc
 
 __all__ = ("FORMS", "ingest")
 
-FORMS = ("ready", "original", "parquet", "webdataset")
+FORMS = ("ready", "original", "parquet", "webdataset", "cql")
 """Written out, because what packs them takes long to import."""
 
 _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
@@ -30,7 +30,8 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     type=click.Choice(FORMS),
     default="ready",
     show_default=True,
-    help="What to make: pixels that need no decoding, class folders (original), Parquet files or tar shards.",
+    help="What to make: pixels that need no decoding, class folders (original), Parquet files, tar shards, or "
+    "rows of a table over CQL.",
 )
 @click.option(
     "--resize",
@@ -67,6 +68,8 @@ def ingest(source: str, destination: str, *, form: str, as_json: bool, **options
     """
     if form == "ready":
         _ready(source, destination, as_json=as_json, **options)
+    elif form == "cql":
+        _into_table(source, destination, as_json=as_json, **options)
     else:
         _copied(source, destination, form, as_json=as_json, **options)
 
@@ -119,6 +122,29 @@ def _copied(source: str, destination: str, form: str, *, as_json: bool, **option
     click.echo(
         f"{done.samples} samples in {done.objects} objects of together {in_bytes(done.nbytes)} at {done.url}; "
         f"{done.made} of {done.parts} parts copied now, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
+    )
+
+
+def _into_table(source: str, destination: str, *, as_json: bool, **options: Any) -> None:
+    from frostline.datasets import Dataset
+    from frostline.datasets.into_cql import put_into_table
+
+    if options["preprocess"] is not None or options["dtype"] != "uint8" or options["resize"] is not None:
+        raise SettingError("--preprocess, --dtype and --resize are not for --form cql, which keeps images as they are")
+    with ProgressBar() as progress:
+        done = put_into_table(
+            Dataset(source),
+            destination,
+            workers=options["workers"],
+            skip_allowance=options["skip_allowance"],
+            observe=progress,
+        )
+    if as_json:
+        print_json(done.to_json())
+        return
+    click.echo(
+        f"{done.samples} samples of together {in_bytes(done.nbytes)} put into {done.url} in "
+        f"{in_seconds(done.seconds)}; {len(done.skipped)} skipped"
     )
 
 

@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ __all__ = ("Put", "put_into_table")
 
 # Read at once, and held until they are put: of 100 kB, some megabytes.
 _SAMPLES_AT_ONCE = 64
-_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,14 @@ class Put:
     seconds: float
     skipped: tuple[Skipped, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
 
-def put_into_table(source: Dataset, destination: str, *, skip_allowance: float = 0.01, observe: Observer) -> Put:
+
+def put_into_table(
+    source: Dataset, destination: str, *, workers: int = 16, skip_allowance: float = 0.01, observe: Observer
+) -> Put:
     """Put every sample with its name, label and size into a table, which is made where it is missing.
 
     A sample's key follows from its name, so after a kill it is run again, and no sample is there twice. Names and
@@ -52,6 +58,7 @@ def put_into_table(source: Dataset, destination: str, *, skip_allowance: float =
     Args:
         source: encoded samples in any form.
         destination: ``cql://user@host/keyspace/table``.
+        workers: samples read at once.
         skip_allowance: share of the samples that may be unreadable.
         observe: told what happens.
 
@@ -69,7 +76,7 @@ def put_into_table(source: Dataset, destination: str, *, skip_allowance: float =
     started = time.perf_counter()
     store.create()
     observe(PhaseStarted(name="putting samples into a table"))
-    reader = _Reader(source, math.ceil(skip_allowance * len(source)), observe)
+    reader = _Reader(source, workers, math.ceil(skip_allowance * len(source)), observe)
     store.put_many(reader.samples())
     return Put(
         url=store.url,
@@ -83,8 +90,9 @@ def put_into_table(source: Dataset, destination: str, *, skip_allowance: float =
 class _Reader:
     """The samples of a data set with their bytes, some at a time."""
 
-    def __init__(self, source: Dataset, most_skipped: int, observe: Observer) -> None:
+    def __init__(self, source: Dataset, workers: int, most_skipped: int, observe: Observer) -> None:
         self._source = source
+        self._workers = workers
         self._store = open_samples(source.url, source.reading)
         self._most_skipped = most_skipped
         self._observe = observe
@@ -93,7 +101,7 @@ class _Reader:
         self.skipped: list[Skipped] = []
 
     def samples(self) -> Iterator[TableSample]:
-        with ThreadPoolExecutor(_THREADS, "frostline-put") as threads:
+        with ThreadPoolExecutor(self._workers, "frostline-put") as threads:
             for start in range(0, len(self._source), _SAMPLES_AT_ONCE):
                 rows = np.arange(start, min(start + _SAMPLES_AT_ONCE, len(self._source)))
                 yield from self._some(rows.tolist(), self._source.samples.take(rows), threads)

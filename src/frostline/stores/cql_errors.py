@@ -101,6 +101,8 @@ def _passing(kinds: tuple[str, ...], what: str) -> StoreUnavailable:
         )
     if any(kind in _LATE for kind in kinds):
         return StoreUnavailable(f"the servers did not answer for {what} in time")
+    if "NoHostAvailable" in kinds:
+        return StoreUnavailable(f"no server answered for {what}")
     return StoreUnavailable(f"the servers did not give {what} ({kinds[0]})")
 
 
