@@ -216,6 +216,20 @@ def test_index_saves_splits_and_the_other_verbs_use_them(capsys, tmp_path):
         assert (code, sentence in err) == (2, True), err
 
 
+def test_index_finds_what_cannot_be_read_and_what_is_there_twice(capsys, tmp_path):
+    folder = image_folder(tmp_path, per_class=4)
+    shutil.copy(folder / "noise" / "001.jpg", folder / "stripe" / "twin.jpg")
+    (folder / "circle" / "broken.jpg").write_bytes(b"no image at all")
+    found = run_json(capsys, "index", "--data", folder, "--check")["check"]
+    assert found["duplicates"] == [["noise/001.jpg", "stripe/twin.jpg"]]
+    assert [one["object"] for one in found["unreadable"]] == ["circle/broken.jpg"]
+    code, out, err = run(capsys, "index", "--data", folder, "--check")
+    assert code == 0
+    assert "1 samples cannot be read, and 1 have the bytes of another" in out
+    assert "the same bytes: noise/001.jpg, stripe/twin.jpg" in out
+    assert "skipped circle/broken.jpg" in err
+
+
 def test_extract_writes_a_row_for_each_sample(capsys, folder, near, tmp_path):
     out = tmp_path / "features.parquet"
     done = run_json(capsys, "extract", "--data", folder, *SMALL, "--out", out, *near)

@@ -8,15 +8,18 @@ import click
 
 from frostline.cli.amounts import SHARES
 from frostline.cli.options import as_json, where_option
+from frostline.cli.progress import ProgressBar
 from frostline.cli.show import bar, print_json, print_table
-from frostline.core.amounts import in_bytes
+from frostline.core.amounts import in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from frostline.datasets import Dataset, DatasetStatistics
+    from frostline.datasets.checking import Checked
 
 __all__ = ("index",)
 
 _MOST_CLASSES = 60
+_MOST_SHOWN = 10
 
 
 @click.command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
@@ -28,6 +31,7 @@ _MOST_CLASSES = 60
 @click.option("--by", metavar="COLUMN", help="Keep samples with the same value in this column in one part.")
 @click.option("--split-by", "column", metavar="COLUMN", help="Save one part for each value of this column.")
 @click.option("--seed", default=0, show_default=True, help="Of the division.")
+@click.option("--check", "checks", is_flag=True, help="Read every sample: find unreadable ones and duplicates.")
 @as_json
 def index(
     data: str,
@@ -36,6 +40,7 @@ def index(
     by: str | None,
     column: str | None,
     seed: int,
+    checks: bool,
     as_json: bool,
 ) -> None:
     """Build the manifest of a data set, or find it, show what it holds, and divide it.
@@ -52,13 +57,34 @@ def index(
     if column is not None:
         whole.save_splits(dataset.split_by(column))
     found = dataset.statistics()
+    checked = _checked(dataset) if checks else None
     if as_json:
         applied = None if dataset.applied is None else dataset.applied.to_json()
         about = {"data": dataset.url, "digest": dataset.digest, "applied": applied}
         tables = {name: dict(getattr(found, name)) for name in ("per_class", "columns", "splits")}
-        print_json({**about, **asdict(found), **tables})
+        print_json({**about, **asdict(found), **tables, "check": None if checked is None else checked.to_json()})
         return
     _show(dataset, found)
+    if checked is not None:
+        _show_checked(checked)
+
+
+def _checked(dataset: "Dataset") -> "Checked":
+    from frostline.datasets.checking import check
+
+    with ProgressBar() as progress:
+        return check(dataset, progress)
+
+
+def _show_checked(checked: "Checked") -> None:
+    click.echo(
+        f"checked in {in_seconds(checked.seconds)}: {len(checked.unreadable)} samples cannot be read, and "
+        f"{checked.surplus} have the bytes of another"
+    )
+    for group in checked.duplicates[:_MOST_SHOWN]:
+        click.echo(f"the same bytes: {', '.join(group[:_MOST_SHOWN])}{', …' if len(group) > _MOST_SHOWN else ''}")
+    if len(checked.duplicates) > _MOST_SHOWN:
+        click.echo(f"and {len(checked.duplicates) - _MOST_SHOWN} more groups; --json has all")
 
 
 def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
