@@ -118,7 +118,7 @@ class PhaseStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """So many of a phase's things are done, such as photographs made or rows written."""
+    """So many of a phase's things are done, such as rows written; ``total`` is 0 where nobody knows it."""
 
     done: int
     total: int

@@ -1,7 +1,9 @@
 """Large manifests: read from a mapped copy, the same rows as in memory, whole or not there."""
 
+import io
 import multiprocessing
 import pickle
+import tarfile
 
 import numpy as np
 import pyarrow as pa
@@ -140,3 +142,50 @@ def test_an_object_of_a_store_is_a_file_to_read(tmp_path):
         assert file.seek(-2, 2) == 98
         assert file.read() == b"bc"
         assert (file.tell(), file.read(5)) == (100, b"")
+
+
+class Counting:
+    """A store that notes which objects are read."""
+
+    def __init__(self, root):
+        store = open_store(str(root))
+        self.url, self.list, self.write, self._store = store.url, store.list, store.write, store
+        self.read_objects = set()
+
+    def read(self, object, offset, length):
+        self.read_objects.add(object)
+        return self._store.read(object, offset, length)
+
+    def read_version(self, object, offset, length):
+        self.read_objects.add(object)
+        return self._store.read_version(object, offset, length)
+
+
+def shard(path, names):
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            for suffix, data in (("jpg", b"pixels of " + name.encode()), ("cls", b"3")):
+                member = tarfile.TarInfo(f"{name}.{suffix}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("in_memory_bytes", [0, 1 << 20])
+def test_of_a_changed_listing_only_what_changed_is_read_again(tmp_path, in_memory_bytes):
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    data.mkdir()
+    for number in range(4):
+        shard(data / f"{number}.tar", [f"{number}-{one}" for one in range(5)])
+    options = {"cache": cache, "in_memory_bytes": in_memory_bytes}
+    first = load_manifest(Counting(data), **options)
+    shard(data / "1.tar", ["new-1", "new-2"])
+    shard(data / "9.tar", ["nine"])
+    (data / "3.tar").unlink()
+    store = Counting(data)
+    second = load_manifest(store, **options)
+    assert {name for name in store.read_objects if name.endswith(".tar")} == {"1.tar", "9.tar"}
+    assert len(second.samples) == 5 + 2 + 5 + 1
+    fresh = load_manifest(Counting(data), cache=tmp_path / "other", form="webdataset")
+    assert columns(second.samples) == columns(fresh.samples)
+    kept = dict(zip(first.names, first.samples.ids.tolist(), strict=True))
+    assert all(kept.get(name, id_) == id_ for name, id_ in zip(second.names, second.samples.ids.tolist(), strict=True))

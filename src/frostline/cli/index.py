@@ -48,9 +48,7 @@ def index(
     The manifest is kept beside the data (in the user's cache folder where the store takes no writes) and is built
     again only when the listing has changed. Splits are kept beside it: see train --split.
     """
-    from frostline.datasets import Dataset
-
-    whole = Dataset(data)
+    whole = _listed(data)
     dataset = whole if where is None else whole.select(where)
     if shares is not None:
         whole.save_splits(dataset.split(shares, seed, by=by))
@@ -67,6 +65,15 @@ def index(
     _show(dataset, found)
     if checked is not None:
         _show_checked(checked)
+
+
+def _listed(data: str) -> "Dataset":
+    from frostline.datasets import Dataset
+
+    with ProgressBar() as progress:
+        dataset = Dataset(data, observe=progress)
+        _ = dataset.samples  # which lists it
+    return dataset
 
 
 def _checked(dataset: "Dataset") -> "Checked":

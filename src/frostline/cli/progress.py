@@ -64,7 +64,9 @@ class ProgressBar:
                 self._samples += event.samples
                 self._stall_s += event.stall_s
             case Counted():
-                self._progress.update(self._task, completed=event.done, total=event.total, figures=self._figures())
+                self._progress.update(
+                    self._task, completed=event.done, total=event.total or None, figures=self._figures()
+                )
             case StepFinished():
                 self._step(event)
             case Evaluated():

@@ -15,6 +15,7 @@ from frostline.config import cache_folder
 from frostline.core import URLS, SampleTable
 from frostline.datasets.columns import PartOfSamples, Rows, WholeSamples
 from frostline.datasets.forms.known import form_named
+from frostline.datasets.listing import nobody
 from frostline.datasets.manifest import Manifest, load_manifest
 from frostline.datasets.named_splits import NamedSplits
 from frostline.datasets.parts import as_chosen, numbered, within
@@ -22,6 +23,7 @@ from frostline.datasets.selecting import groups_of, select_rows, values_of
 from frostline.datasets.statistics import DatasetStatistics, formats_of, quantiles_of
 from frostline.datasets.urls import place_of
 from frostline.errors import DataError, SettingError
+from frostline.events import Observer
 from frostline.ordering import Chosen, Labels, Places, count_labels, split_at_random, split_by_class, split_by_group
 from frostline.preprocess import Applied, Preprocess
 from frostline.stores.objects import normalise_url, open_store
@@ -43,6 +45,7 @@ class Dataset:
         form: name of the form that the data has, where more than one lies there; by default what it looks like.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
+        observe: told how far the listing is.
 
     Raises:
         SettingError: the URL is none that Frostline reads, or there is no such form.
@@ -52,12 +55,19 @@ class Dataset:
     """
 
     def __init__(
-        self, url: str | Path, *, cache: Path | None = None, form: str | None = None, relist: bool = True
+        self,
+        url: str | Path,
+        *,
+        cache: Path | None = None,
+        form: str | None = None,
+        relist: bool = True,
+        observe: Observer = nobody,
     ) -> None:
         self._url = normalise_url(str(url))
         self._form = None if form is None else form_named(form).name
         self._cache = cache
         self._relist = relist
+        self._observe = observe
         self._whole: Manifest | None = None
         self._rows: Rows | None = None
         self._part: Manifest | None = None
@@ -322,7 +332,9 @@ class Dataset:
     def _manifest_of_all(self) -> Manifest:
         if self._whole is None:
             cache = self._cache or cache_folder()
-            self._whole = load_manifest(open_store(self._url), cache=cache, form=self._form, relist=self._relist)
+            self._whole = load_manifest(
+                open_store(self._url), cache=cache, form=self._form, relist=self._relist, observe=self._observe
+            )
         return self._whole
 
     def _with(self, rows: Rows) -> "Dataset":

@@ -14,8 +14,10 @@ from frostline.core import OBJECTS, SampleTable
 from frostline.datasets.columns import Columns, WholeSamples
 from frostline.datasets.forms.faces import COLUMNS, Form, Listed
 from frostline.datasets.forms.known import form_named, form_of
+from frostline.datasets.listing import list_all, nobody
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
-from frostline.errors import AccessDenied, DataNotFound, ObjectNotFound
+from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound
+from frostline.events import Observer, PhaseStarted
 from frostline.preprocess import Applied
 from frostline.stores.faces import ObjectStore
 from frostline.stores.folder import FolderStore
@@ -85,6 +87,7 @@ def load_manifest(
     form: str | None = None,
     relist: bool = True,
     in_memory_bytes: int = IN_MEMORY_BYTES,
+    observe: Observer = nobody,
 ) -> Manifest:
     """List a store, and find the manifest of that listing or build it.
 
@@ -98,6 +101,7 @@ def load_manifest(
         form: name of the data's form; by default what the listing looks like.
         relist: False takes the manifest that was built last, and does not look whether the data is still the same.
         in_memory_bytes: larger tables are mapped from a copy in the cache folder.
+        observe: told how far the listing is, and what is built.
 
     Raises:
         DataNotFound: nothing is at the store's URL, or no manifest was built for it where it is not to be listed.
@@ -111,13 +115,14 @@ def load_manifest(
     shelf = _Shelf(store, cache, in_memory_bytes)
     if not relist:
         return _manifest(shelf.last_kept(), found=True)
-    entries = list(store.list())
+    entries = list_all(store, observe)
     chosen = form_of(entries) if form is None else form_named(form)
     digest = chosen.digest(entries)
     sizes = {entry.object: entry.size for entry in entries if entry.object.startswith(".frostline/")}
     kept = shelf.found(digest, sizes)
     if kept is not None:
         return _manifest(kept, found=True)
+    observe(PhaseStarted(name="building the manifest"))
     listed = chosen.read(store, entries, shelf.before(chosen, sizes))
     if listed.kept_at:
         columns = Columns(listed.table.combine_chunks())
@@ -162,9 +167,8 @@ class _Shelf:
         kept = self.found(last.digest, sizes)
         if kept is None:
             return None
-        table = kept.columns.table
         return Listed(
-            table=table,
+            table=_as_listed(kept.columns.table),
             classes=tuple(kept.about["classes"]),
             digest=last.digest,
             reading=kept.about["reading"],
@@ -208,7 +212,7 @@ class _Shelf:
             try:
                 value = json.loads(bytes(store.read(name, 0, _LAST_BYTES)))
                 return _Last(str(value["digest"]), str(value["form"]), int(value["nbytes"]))
-            except (ObjectNotFound, DataNotFound, AccessDenied, ValueError, KeyError, TypeError):
+            except (AccessDenied, BadRequest, DataNotFound, ObjectNotFound, ValueError, KeyError, TypeError):
                 continue
         return None
 
@@ -264,6 +268,15 @@ def _parsed(data: bytes | memoryview) -> tuple[Columns, Mapping[str, Any]] | Non
         return None
     about = json.loads((table.schema.metadata or {}).get(ABOUT, b"{}"))
     return (Columns(table.combine_chunks()), about) if _has_columns(table.schema) else None
+
+
+def _as_listed(table: pa.Table) -> pa.Table:
+    # A mapped copy has strings with wide offsets, which forms do not know.
+    fields = [
+        field.with_type(COLUMNS.field(field.name).type) if field.name in COLUMNS.names else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
 
 
 def _has_columns(schema: pa.Schema) -> bool:

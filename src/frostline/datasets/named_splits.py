@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frostline.errors import AccessDenied, DataNotFound, ObjectNotFound
+from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound
 from frostline.ordering import Chosen
 from frostline.stores.faces import ObjectStore
 from frostline.stores.folder import FolderStore
@@ -19,6 +19,8 @@ __all__ = ("NamedSplits",)
 _FOLDER = ".frostline/splits"
 # Always as long as this, so that it is read without asking how long it is.
 _ABOUT_BYTES = 256
+# What a store says of an object that is not there; one of rows cannot even name it.
+_ABSENT = (AccessDenied, BadRequest, DataNotFound, ObjectNotFound)
 _SCHEMA = pa.schema({"name": pa.string(), "samples": pa.int64(), "bits": pa.large_binary()})
 
 
@@ -48,7 +50,7 @@ class NamedSplits:
             try:
                 about = json.loads(bytes(store.read(self._about, 0, _ABOUT_BYTES)))
                 return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
-            except (AccessDenied, DataNotFound, ObjectNotFound, ValueError, KeyError, pa.ArrowException):
+            except (*_ABSENT, ValueError, KeyError, pa.ArrowException):
                 continue
         return {}
 

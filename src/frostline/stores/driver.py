@@ -4,6 +4,7 @@ obstore is imported when a store is first used: its threads do not survive a for
 forks workers must never have started them.
 """
 
+import builtins
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,6 +89,28 @@ class DriverStore:
             for chunk in list_objects(client, prefix=self._prefix or None, chunk_size=_LISTED_AT_ONCE):
                 for found in chunk:
                     yield Entry(found["path"][skipped:], found["size"], _etag(found["e_tag"]))
+
+    def sections(self) -> "tuple[builtins.list[Entry], tuple[str, ...]]":
+        """See ``Sectioned.sections``."""
+        with self._driven("", _LIST_RETRIES) as client:
+            from obstore import list_with_delimiter
+
+            found = list_with_delimiter(client, self._prefix or None)
+            skipped = len(self._prefix)
+            folders = tuple(f"{one.rstrip('/')[skipped:]}/" for one in found["common_prefixes"])
+            return [Entry(one["path"][skipped:], one["size"], _etag(one["e_tag"])) for one in found["objects"]], folders
+
+    def list_section(self, folder: str) -> "builtins.list[Entry]":
+        """See ``Sectioned.list_section``."""
+        with self._driven("", _LIST_RETRIES) as client:
+            from obstore import list as list_objects
+
+            skipped = len(self._prefix)
+            return [
+                Entry(found["path"][skipped:], found["size"], _etag(found["e_tag"]))
+                for chunk in list_objects(client, prefix=self._prefix + folder, chunk_size=_LISTED_AT_ONCE)
+                for found in chunk
+            ]
 
     def write(self, object: str, data: Buffer) -> None:
         """See ``Writable.write``."""

@@ -17,6 +17,7 @@ __all__ = (
     "ObjectStore",
     "Place",
     "Readable",
+    "Sectioned",
     "Tabular",
     "Versioned",
     "Writable",
@@ -130,6 +131,23 @@ class Listable(Protocol):
             DataNotFound: the root is not there.
             AccessDenied: the store refused.
             StoreUnavailable: asking again may help.
+        """
+
+
+@runtime_checkable
+class Sectioned(Protocol):
+    """A store that names its objects folder by folder, so that several folders can be listed at once."""
+
+    def sections(self) -> tuple[list[Entry], tuple[str, ...]]:
+        """The objects that lie in no folder, and the names of the folders, each with a slash at its end.
+
+        Raises what ``Listable.list`` raises.
+        """
+
+    def list_section(self, folder: str) -> list[Entry]:
+        """Every object of such a folder and of those within it, named from the root, in no particular order.
+
+        Raises what ``Listable.list`` raises.
         """
 
 

@@ -49,8 +49,7 @@ def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, 
         Refused: the node will not do it.
         Unavailable: there is no node at ``near``.
     """
-    observe(PhaseStarted(name="listing the data"))
-    whole = Dataset(settings.data)
+    whole = Dataset(settings.data, observe=observe)
     data = chosen_of(whole, settings, settings.split)
     data.require_classes(least_classes)
     observe(PhaseStarted(name="building the network"))
