@@ -4,7 +4,7 @@ Each figure is taken in a process of its own. Names are generated; the big table
 
     python benchmarks/manifest.py --parts open --rows 100000000 --folder DIR
     python benchmarks/manifest.py --parts list,local --objects 1000000 --folder DIR
-    python benchmarks/manifest.py --parts seaweed --objects 50000 --folder DIR
+    python benchmarks/manifest.py --parts seaweed --files 50000 --folder DIR
 
 ``DIR`` needs some 25 GB for a hundred million rows. The tables stay there for the next run.
 """
@@ -271,6 +271,7 @@ def main():
     parser.add_argument("--rows", type=int, default=100_000_000)
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--objects", type=int, default=1_000_000)
+    parser.add_argument("--files", type=int, default=200_000, help="of the parts local and seaweed")
     parser.add_argument("--url")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=100)
@@ -293,9 +294,11 @@ def main():
     report = {}
     if "open" in options.parts:
         report["open"] = measure_open(options.folder, options.rows, options.classes, options.rounds, options.batches)
-    for name, measure in (("list", measure_list), ("local", measure_local), ("seaweed", measure_seaweed)):
+    if "list" in options.parts:
+        report.update(measure_list(options.folder, options.objects))
+    for name, measure in (("local", measure_local), ("seaweed", measure_seaweed)):
         if name in options.parts:
-            report.update(measure(options.folder, options.objects))
+            report.update(measure(options.folder, options.files))
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -35,6 +35,7 @@ def test_a_bucket_is_listed_folder_by_folder(s3, monkeypatch):
         s3.put(f"sections/under/{name}", name.encode())
     for root in ("s3://sections", "s3://sections/under"):
         store = open_store(root)
+        assert isinstance(store, Sectioned)
         assert sorted(list_all(store, lambda event: None)) == sorted(store.list())
     with pytest.raises(DataNotFound):
         list_all(open_store("s3://no-such-bucket"), lambda event: None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from frostline.config import environment
 from frostline.errors import SettingError
 from frostline.stores.driver import DriverStore
-from frostline.stores.patient import Patient
+from frostline.stores.patient import PatientSections
 from frostline.stores.urls import Root
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _PLAIN = {"allow_http": "true"}
 _CONNECTION_STRING = {"AccountName": "account_name", "AccountKey": "account_key", "BlobEndpoint": "endpoint"}
 
 
-def cloud_store(url: str, root: Root, *, patience_s: float = 60.0) -> Patient:
+def cloud_store(url: str, root: Root, *, patience_s: float = 60.0) -> PatientSections:
     """The objects of a bucket, a container or a web server. Nothing is looked at until it is used.
 
     Args:
@@ -36,7 +36,7 @@ def cloud_store(url: str, root: Root, *, patience_s: float = 60.0) -> Patient:
         patience_s: how long a call may be refused for the store's rate before its caller is told.
     """
     is_read_only = root.scheme in ("http", "https")
-    return Patient(
+    return PatientSections(
         DriverStore(url, partial(_client, root), root.path, is_read_only=is_read_only), patience_s=patience_s
     )
 

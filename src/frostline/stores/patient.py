@@ -7,11 +7,11 @@ from functools import partial
 from typing import TypeVar
 
 from frostline.errors import StoreThrottled, StoreUnavailable
-from frostline.stores.faces import ObjectStore
+from frostline.stores.faces import Entry, ObjectStore, Sectioned
 from frostline.stores.pacing import FollowingRate
 from frostline.stores.wrapped import Wrapped
 
-__all__ = ("Patient",)
+__all__ = ("Patient", "PatientSections")
 
 T = TypeVar("T")
 _TRIES = 3
@@ -87,3 +87,20 @@ class Patient(Wrapped):
             if wait_s:
                 self._wait(wait_s)
             return self._now()
+
+
+class PatientSections(Patient):
+    """The same over a store that is listed folder by folder, each of which is asked for again by itself."""
+
+    def sections(self) -> tuple[list[Entry], tuple[str, ...]]:
+        """See ``Sectioned.sections``."""
+        return self._call(self._sectioned.sections)
+
+    def list_section(self, folder: str) -> list[Entry]:
+        """See ``Sectioned.list_section``."""
+        return self._call(partial(self._sectioned.list_section, folder))
+
+    @property
+    def _sectioned(self) -> Sectioned:
+        assert isinstance(self._store, Sectioned), "made for a store that is listed folder by folder"
+        return self._store

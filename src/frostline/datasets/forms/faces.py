@@ -13,6 +13,8 @@ from frostline.stores.faces import Entry, ObjectStore
 
 __all__ = ("COLUMNS", "Form", "Listed", "digest_of", "is_hidden")
 
+_AT_ONCE = 4096
+
 COLUMNS = pa.schema(
     {
         "id": pa.int64(),
@@ -95,9 +97,13 @@ def digest_of(rule: str, entries: Iterable[Entry]) -> str:
         rule: names the form and the version of what it makes: another table of the same entries needs another rule.
         entries: whose names, sizes and etags count.
     """
-    # A name holds no NUL, so that the columns cannot run into each other.
-    rows = [f"{entry.object}\0{entry.size}\0{entry.etag}\0" for entry in sorted(entries)]
-    return hashlib.sha256("".join((rule, "\0", *rows)).encode()).hexdigest()
+    # A name holds no NUL, so that the columns cannot run into each other. Piece by piece: there may be millions.
+    digest = hashlib.sha256(f"{rule}\0".encode())
+    in_order = sorted(entries)
+    for start in range(0, len(in_order), _AT_ONCE):
+        some = in_order[start : start + _AT_ONCE]
+        digest.update("".join([f"{entry.object}\0{entry.size}\0{entry.etag}\0" for entry in some]).encode())
+    return digest.hexdigest()
 
 
 def is_hidden(name: str) -> bool:
