@@ -1,12 +1,17 @@
 """Which form a listing has."""
 
+import json
+
 import pytest
 
+from frostline.cli import main
+from frostline.cli.index import index
 from frostline.datasets import Dataset
 from frostline.datasets.forms.known import FORMS, form_named, form_of
 from frostline.datasets.ready import LAYOUT
 from frostline.errors import SettingError
 from frostline.stores.objects import Entry
+from support.images import image_folder
 
 
 def form_in(*names):
@@ -21,6 +26,24 @@ def test_the_first_form_that_claims_a_listing_has_it():
 def test_of_a_listing_that_no_form_claims_class_folders_say_what_is_missing():
     assert form_in("notes.txt") == "folders"
     assert form_in() == "folders"
+
+
+def code_of(*argv):
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, argv)])
+    return ended.value.code
+
+
+def test_the_command_line_names_every_form_and_takes_it(tmp_path, capsys):
+    words = next(one.help for one in index.params if one.name == "form")
+    assert all(form.name in words for form in FORMS)
+    image_folder(tmp_path, per_class=2)
+    rows = [f"{path.relative_to(tmp_path)},{path.stem}" for path in sorted(tmp_path.rglob("*.jpg"))]
+    (tmp_path / "labels.csv").write_text("\n".join(["file_name,label", *rows]))
+    for form, classes in (("folders", ["circle", "noise", "stripe"]), ("urls", ["000", "001"])):
+        assert code_of("index", "--data", tmp_path, "--form", form, "--json") == 0
+        assert list(json.loads(capsys.readouterr().out)["per_class"]) == classes
+    assert code_of("index", "--data", tmp_path, "--form", "nothing") == 2
 
 
 def test_a_form_is_found_by_its_name():

@@ -13,12 +13,17 @@ from frostline.core import EXACT
 from frostline.planning import POLICIES
 from frostline.training.settings import JobSettings
 
-__all__ = ("as_json", "job_options", "node_options", "policy_option", "where_option")
+__all__ = ("as_json", "form_option", "job_options", "node_options", "policy_option", "where_option")
 
 Verb = Callable[..., int | None]
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result alone, as JSON, on stdout.")
 
+form_option = click.option(
+    "--form",
+    metavar="NAME",
+    help="Form of the data, where several lie there: folders, webdataset, parquet, urls, cql or ready.",
+)
 where_option = click.option(
     "--where", metavar="SELECTION", help="Samples to use, such as \"label != 'trash' and length < 200000\"."
 )
@@ -37,6 +42,7 @@ _NODE = (
 )
 _JOB = (
     click.option("--data", required=True, metavar="URL", help="Folder or URL of the data."),
+    form_option,
     where_option,
     click.option("--split", metavar="NAME", help="Use this split alone, as it was saved (see: index --split)."),
     click.option(

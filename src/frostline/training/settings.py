@@ -17,7 +17,8 @@ class JobSettings:
     """What a job is about.
 
     Attributes:
-        data: folder or ``s3://`` prefix of images in class folders.
+        data: folder or URL of the data.
+        form: name of the form that it has (``datasets.forms``); None takes what it looks like.
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
         split: name of a split that was saved: of it alone; None takes all.
         model: name of the network (``training.networks.load_model``).
@@ -39,6 +40,7 @@ class JobSettings:
     data: str
     model: str
     until: str
+    form: str | None = None
     where: str | None = None
     split: str | None = None
     near: str | None = None
