@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -13,6 +13,11 @@ from frostline.cli.show import print_json
 from frostline.core.amounts import in_bytes, in_seconds
 from frostline.errors import SettingError
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, efficientnet_lite, imagenet
+
+if TYPE_CHECKING:
+    from frostline.datasets.ingest import Ingested
+    from frostline.datasets.into_cql import Put
+    from frostline.datasets.repack import Repacked
 
 __all__ = ("FORMS", "ingest")
 
@@ -92,10 +97,7 @@ def _ready(source: str, destination: str, *, as_json: bool, workers: int, **opti
     if as_json:
         print_json({**done.to_json(), "applied": applied.to_json()})
         return
-    click.echo(
-        f"{done.samples} samples in {done.objects} objects of together {in_bytes(done.nbytes)} at {done.url}; "
-        f"{done.made} objects made now, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
-    )
+    _say(done, f"in {done.objects} objects at", f"{done.made} objects made now")
     click.echo(f"applied: {applied}")
 
 
@@ -119,10 +121,7 @@ def _copied(source: str, destination: str, form: str, *, as_json: bool, **option
     if as_json:
         print_json(done.to_json())
         return
-    click.echo(
-        f"{done.samples} samples in {done.objects} objects of together {in_bytes(done.nbytes)} at {done.url}; "
-        f"{done.made} of {done.parts} parts copied now, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
-    )
+    _say(done, f"in {done.objects} objects at", f"{done.made} of {done.parts} parts copied now")
 
 
 def _into_table(source: str, destination: str, *, as_json: bool, **options: Any) -> None:
@@ -142,9 +141,13 @@ def _into_table(source: str, destination: str, *, as_json: bool, **options: Any)
     if as_json:
         print_json(done.to_json())
         return
+    _say(done, "in", "all put now")
+
+
+def _say(done: "Ingested | Repacked | Put", where: str, made: str) -> None:
     click.echo(
-        f"{done.samples} samples of together {in_bytes(done.nbytes)} put into {done.url} in "
-        f"{in_seconds(done.seconds)}; {len(done.skipped)} skipped"
+        f"{done.samples} samples of together {in_bytes(done.nbytes)} {where} {done.url}; "
+        f"{made}, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
     )
 
 

@@ -13,7 +13,7 @@ from frostline.core import Samples, Skipped
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.reading import open_samples
 from frostline.errors import ObjectNotFound, SettingError, TooManySkipped
-from frostline.events import Observer, PhaseStarted, SampleSkipped
+from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.stores.cql import CqlStore, TableSample
 from frostline.stores.faces import Buffer, Versioned
 from frostline.stores.objects import open_store
@@ -105,6 +105,7 @@ class _Reader:
             for start in range(0, len(self._source), _SAMPLES_AT_ONCE):
                 rows = np.arange(start, min(start + _SAMPLES_AT_ONCE, len(self._source)))
                 yield from self._some(rows.tolist(), self._source.samples.take(rows), threads)
+                self._observe(Counted(done=start + len(rows), total=len(self._source)))
 
     def _some(self, rows: list[int], samples: Samples, threads: ThreadPoolExecutor) -> Iterator[TableSample]:
         read = threads.map(lambda place: _read(self._store, samples, place), range(len(rows)))
