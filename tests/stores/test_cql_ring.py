@@ -1,5 +1,7 @@
 """A ring of three real servers, each row on two of them, of which one is killed: nothing lost, nothing doubled."""
 
+import signal
+import threading
 import uuid
 
 import pytest
@@ -61,6 +63,22 @@ def test_a_replica_that_is_killed_costs_no_sample_and_doubles_none(ring, tmp_pat
     assert sorted(index for index, _ in seen) == list(range(len(names)))
     assert all(bytes(found[0]) == contents[names[index]] for index, found in seen)
     assert {entry.object for entry in store.list() if entry.object != LABELS} == set(contents)
+
+
+def test_a_replica_that_answers_late_doubles_no_read(ring, tmp_path):
+    """Its reads are asked of the other replica too, and then both answer."""
+    put(ring, image_folder(tmp_path / "photos", per_class=20))
+    store = open_store(f"cql://{ring.place}/{KEYSPACE}/waste?protocol=3")
+    rows = [entry.object for entry in store.list() if entry.object != LABELS]
+    places = [Place(name, 0, 1) for name in rows] * (READS // len(rows))
+    late = ring.processes[ring.hosts[1]]
+    late.send_signal(signal.SIGSTOP)
+    goes_on = threading.Timer(3.0, late.send_signal, [signal.SIGCONT])
+    goes_on.start()
+    reads = store.read_many(places, most=256)
+    seen = [index for index, _ in reads]
+    goes_on.join()
+    assert sorted(seen) == list(range(len(places)))
 
 
 def epochs(url, data, *, preprocess, kill):

@@ -15,6 +15,7 @@ from cassandra import ConsistencyLevel, DriverException
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import RoundRobinPolicy
+from cassandra.protocol import ErrorMessage
 from cassandra.query import SimpleStatement
 
 __all__ = ("KEYSPACE", "PASSWORD", "USER", "Cassandra", "cassandra", "why_no_cassandra")
@@ -262,7 +263,7 @@ def _wait_until_ready(server: Cassandra, folder: Path, replicas: int, within_s: 
     while time.monotonic() < until:
         try:
             _make_keyspace(server, replicas)
-        except (NoHostAvailable, DriverException, OSError) as error:
+        except (NoHostAvailable, DriverException, ErrorMessage, OSError) as error:
             said = str(error)
         else:
             return

@@ -63,7 +63,7 @@ class Link:
 
     def scan(self, scan: Scan) -> Iterator[Sequence[Any]]:
         """The pages of a whole table, in no particular order: ranges of tokens, each asked of a server that has it."""
-        statement = self._prepared(scan.text)
+        statement = self._session.prepare(scan.text)  # asked once: see Flight.receive_page
         statement.fetch_size = _ROWS_A_PAGE
         waiting = iter(self._ranges(statement.keyspace))
         flight: Flight[None] = Flight(self._session)

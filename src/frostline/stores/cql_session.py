@@ -94,49 +94,61 @@ def connect(place: CqlPlace, access: CqlAccess) -> tuple[Cluster, Session]:
 class Flight(Generic[Tag]):
     """Statements under way, whose answers come in the order in which they arrive. For one thread.
 
+    Each is answered once: where a slow server's statement was asked of another one too, the driver tells of both
+    answers.
+
     Args:
         session: that sends them.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._arrived: SimpleQueue[tuple[Tag, Any, Sequence[Any] | Exception]] = SimpleQueue()
-        self._under_way = 0
+        self._arrived: SimpleQueue[tuple[int, Sequence[Any] | Exception]] = SimpleQueue()
+        self._under_way: dict[int, tuple[Tag, Any]] = {}
+        self._sent = 0
 
     def __len__(self) -> int:
-        return self._under_way
+        return len(self._under_way)
 
     def send(self, tag: Tag, statement: Any) -> None:
         """Have a statement run; its tag comes back with its answer."""
+        self._sent += 1
         future = self._session.execute_async(statement)
-        self._under_way += 1
-        future.add_callbacks(self._came, self._came, callback_args=(tag, future), errback_args=(tag, future))
+        self._under_way[self._sent] = tag, future
+        future.add_callbacks(self._came, self._came, callback_args=(self._sent,), errback_args=(self._sent,))
 
     def receive(self) -> tuple[Tag, Sequence[Any] | Exception]:
         """Wait for the next answer: its rows, or what went wrong."""
-        tag, _, answer = self._next()
+        number, answer = self._next()
+        tag, _ = self._under_way.pop(number)
         return tag, answer
 
     def receive_page(self) -> tuple[Tag, Sequence[Any] | Exception]:
-        """Wait for the next page of any answer, and ask for the one that follows it."""
-        tag, future, answer = self._next()
-        if not isinstance(answer, Exception) and future.has_more_pages:
-            self._under_way += 1
+        """Wait for the next page of any answer, and ask for the one that follows it.
+
+        Only for statements that are not asked twice: the driver takes a second answer to one page for the next page.
+        """
+        number, answer = self._next()
+        tag, future = self._under_way[number]
+        if isinstance(answer, Exception) or not future.has_more_pages:
+            del self._under_way[number]
+        else:
             future.start_fetching_next_page()
         return tag, answer
 
-    def _next(self) -> tuple[Tag, Any, Sequence[Any] | Exception]:
-        try:
-            # The driver answers each within its own time; it would have to have died not to.
-            found = self._arrived.get(timeout=3 * _REQUEST_S)
-        except Empty as error:
-            raise OperationTimedOut from error
-        self._under_way -= 1
-        return found
+    def _next(self) -> tuple[int, Sequence[Any] | Exception]:
+        while True:
+            try:
+                # The driver answers each within its own time; it would have to have died not to.
+                number, answer = self._arrived.get(timeout=3 * _REQUEST_S)
+            except Empty as error:
+                raise OperationTimedOut from error
+            if number in self._under_way:
+                return number, answer
 
-    def _came(self, answer: Sequence[Any] | Exception | None, tag: Tag, future: Any) -> None:
+    def _came(self, answer: Sequence[Any] | Exception | None, number: int) -> None:
         # On the driver's own thread, which must not be held up.
-        self._arrived.put((tag, future, [] if answer is None else answer))
+        self._arrived.put((number, [] if answer is None else answer))
 
 
 class _NextHost(RetryPolicy):  # type: ignore[misc]
