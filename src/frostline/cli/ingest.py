@@ -97,7 +97,7 @@ def _ready(source: str, destination: str, *, as_json: bool, workers: int, **opti
     if as_json:
         print_json({**done.to_json(), "applied": applied.to_json()})
         return
-    _say(done, f"in {done.objects} objects at", f"{done.made} objects made now")
+    _say(done, f"in {done.objects} objects ", f"{done.made} objects made now")
     click.echo(f"applied: {applied}")
 
 
@@ -121,7 +121,7 @@ def _copied(source: str, destination: str, form: str, *, as_json: bool, **option
     if as_json:
         print_json(done.to_json())
         return
-    _say(done, f"in {done.objects} objects at", f"{done.made} of {done.parts} parts copied now")
+    _say(done, f"in {done.objects} objects ", f"{done.made} of {done.parts} parts copied now")
 
 
 def _into_table(source: str, destination: str, *, as_json: bool, **options: Any) -> None:
@@ -141,12 +141,12 @@ def _into_table(source: str, destination: str, *, as_json: bool, **options: Any)
     if as_json:
         print_json(done.to_json())
         return
-    _say(done, "in", "all put now")
+    _say(done, "", "all put now")
 
 
 def _say(done: "Ingested | Repacked | Put", where: str, made: str) -> None:
     click.echo(
-        f"{done.samples} samples of together {in_bytes(done.nbytes)} {where} {done.url}; "
+        f"{done.samples} samples {where}of together {in_bytes(done.nbytes)} at {done.url}; "
         f"{made}, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
     )
 
