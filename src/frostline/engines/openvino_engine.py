@@ -1,7 +1,7 @@
 """OpenVINO on the CPU: a prefix converted once and run in fp32, with 16-bit floats, or narrowed to 8 bits."""
 
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,10 @@ class OpenVinoEngine(Converted):
         batch = [np.ascontiguousarray(one) for one in self._order.batch(inputs, cut)]
         try:
             with self._lock:
-                parts = self._run_pieces(batch)
+                # Within the lock: the outputs of the pieces are OpenVINO's own until they are copied.
+                return tuple(np.concatenate(columns) for columns in zip(*self._run_pieces(batch), strict=True))
         except RuntimeError as error:
             raise EngineUnfit(f"OpenVINO failed on these samples: {str(error)[:300]}") from error
-        return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
     def _run_pieces(self, batch: list[npt.NDArray[np.generic]]) -> list[list[npt.NDArray[np.generic]]]:
         """The outputs of each piece, which belong to OpenVINO until the next run."""
@@ -70,16 +70,13 @@ class OpenVinoEngine(Converted):
         size = _piece_rows(rows, self._streams)
         starts = range(0, rows, size)
         self._requests += [self._compiled.create_infer_request() for _ in starts[len(self._requests) :]]
-        begun = []
-        try:
-            for request, start in zip(self._requests, starts, strict=False):
+        requests = self._requests[: len(starts)]
+        with ExitStack() as begun:  # which waits for all that began, also where one fails: they read the batch
+            for request, start in zip(requests, starts, strict=True):
                 request.start_async([one[start : start + size] for one in batch], share_inputs=True)
-                begun.append(request)
-        finally:
-            for request in begun:  # they read the batch, which others write to afterwards
-                request.wait()
+                begun.callback(request.wait)
         tensors = range(len(self._order.last.tensors))
-        return [[request.get_output_tensor(place).data for place in tensors] for request in begun]
+        return [[request.get_output_tensor(place).data for place in tensors] for request in requests]
 
 
 def _converted(order: Order) -> AbstractContextManager[Path]:
@@ -135,7 +132,7 @@ def _core() -> Any:
 
 def _piece_rows(rows: int, streams: int) -> int:
     """Rows of a piece: at most ``_PIECE_ROWS``, and as many pieces for each stream."""
-    rounds = -(-rows // (_PIECE_ROWS * streams))
+    rounds = max(1, -(-rows // (_PIECE_ROWS * streams)))
     return max(1, -(-rows // (rounds * streams)))
 
 
