@@ -6,13 +6,12 @@ import hashlib
 import hmac
 import http.client
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
+
+from support.servers import free_ports, listens, served
 
 __all__ = ("Azurite", "azurite", "find_azurite")
 
@@ -68,33 +67,12 @@ def azurite(folder: Path, *, ready_within_s: float = 60.0) -> Iterator[Azurite]:
     Raises:
         RuntimeError: it was not ready in time.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     command = [
         "node", str(find_azurite()), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence",
         "--skipApiVersionCheck", "--silent", "--disableTelemetry",
     ]  # fmt: skip
-    log = folder / "azurite.log"
     environment = {"AZURITE_ACCOUNTS": f"{_ACCOUNT}:{_KEY}", "PATH": str(Path(shutil.which("node")).parent)}
-    with (
-        log.open("wb") as words,
-        subprocess.Popen(command, stdout=words, stderr=words, cwd=folder, env=environment) as process,
-    ):
-        try:
-            _wait_until_ready(process, port, ready_within_s)
-            yield Azurite(address=f"127.0.0.1:{port}")
-        finally:
-            process.kill()
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, within_s: float) -> None:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.05)
-            break
-    raise RuntimeError(f"Azurite was not ready within {within_s} s")
+    log = folder / "azurite.log"
+    with served(command, log, lambda: listens(port), within_s=ready_within_s, environment=environment):
+        yield Azurite(address=f"127.0.0.1:{port}")

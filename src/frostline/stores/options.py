@@ -1,12 +1,12 @@
 """Decides which options a store's URL may carry: where its server is and as whom to ask, never a secret."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from frostline.errors import SettingError
 
-__all__ = ("Options", "options_text", "parse_options")
+__all__ = ("Options", "named_values", "options_text", "parse_options")
 
 Options = tuple[tuple[str, str], ...]
 """Names and values, ordered by name."""
@@ -27,21 +27,35 @@ def parse_options(scheme: str, text: str) -> Options:
         SettingError: an option is unknown, stands there twice or has a value that makes no sense. The sentence repeats
             no value: somebody may have put a secret there.
     """
-    known = _OF_SCHEME.get(scheme, ())
+    values = named_values(scheme, text, _OF_SCHEME.get(scheme, ()), "secrets go into environment variables or profiles")
+    return tuple(sorted((name, _CHECKED[name](name, value)) for name, value in values.items()))
+
+
+def named_values(scheme: str, text: str, known: Collection[str], secrets: str) -> dict[str, str]:
+    """The values of what stands after a question mark, by name, as they are.
+
+    Args:
+        scheme: of the URL.
+        text: ``name=value&name=value``.
+        known: names that there are.
+        secrets: where secrets go instead, for the sentence about a name that is not known.
+
+    Raises:
+        SettingError: see ``parse_options``.
+    """
     try:
         pairs = parse_qsl(text, strict_parsing=True, errors="strict")
     except ValueError as error:
         raise SettingError(f"the options of a {scheme}:// URL are written name=value&name=value") from error
-    names = [name for name, _ in pairs]
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name, _ in pairs if name not in known]
     if unknown:
         raise SettingError(
-            f"a {scheme}:// URL has no option {unknown[0]!a}; it has {', '.join(known) or 'none'}, and secrets go into "
-            "environment variables or profiles"
+            f"a {scheme}:// URL has no option {unknown[0]!a}; it has {', '.join(known) or 'none'}, and {secrets}"
         )
-    if len(set(names)) < len(names):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise SettingError(f"an option of a {scheme}:// URL stands there twice")
-    return tuple(sorted((name, _CHECKED[name](name, value)) for name, value in pairs))
+    return values
 
 
 def options_text(options: Options) -> str:
