@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
-from frostline.engines.identity import calibrating, calibration_of, identity, offer_name
+from frostline.engines.identity import calibrating, calibration_of, identity, judging, offer_name
 from frostline.errors import BadRequest, EngineUnfit, UnsafeArtifact
 from frostline.models import cut_network
 from support.prefixes import SHAPE, pixels, relative_error, small_prefix
@@ -197,3 +197,11 @@ def test_features_do_not_depend_on_how_openvino_divides_a_batch():
     for engine in engines[1:]:
         assert (engine.run(batch, cut)[0] == expected).all()
         assert (engine.run(batch[:24], cut)[0] == expected[:24]).all()
+
+
+@pytest.mark.parametrize("rows", [2, 8, 31, 96])
+def test_no_engine_is_judged_on_samples_that_it_was_calibrated_on(rows):
+    numbers = np.arange(rows, dtype=np.float32)[:, None]
+    calibrated, judged = calibrating(numbers), judging(numbers)
+    assert sorted([*calibrated[:, 0], *judged[:, 0]]) == list(range(rows))
+    assert len(calibrated) >= 2 * len(judged) - 1 >= 1

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("MARK", "calibrating", "calibration_of", "identity", "offer_name")
+__all__ = ("MARK", "calibrating", "calibration_of", "identity", "judging", "offer_name")
 
 MARK = "@"
 """Between the name of an offer and what it was calibrated on."""
@@ -14,8 +14,13 @@ _Pixels = npt.NDArray[np.float32]
 
 
 def calibrating(pixels: _Pixels) -> _Pixels:
-    """Those of a trial's samples that engines are calibrated on: every second one; the others judge them."""
-    return pixels[::2]
+    """Those of a trial's samples that engines are calibrated on: two of three; the others judge them."""
+    return np.delete(pixels, np.s_[1::3], axis=0)
+
+
+def judging(pixels: _Pixels) -> _Pixels:
+    """Those of a trial's samples on which errors are measured, of engines that are calibrated too."""
+    return pixels[1::3]
 
 
 def identity(name: str, precision: str, pixels: _Pixels) -> str:

@@ -13,7 +13,7 @@ import torch
 from frostline.core import Cut, Graph
 from frostline.engines.catalog import OFFERS, build
 from frostline.engines.faces import Engine
-from frostline.engines.identity import calibrating, offer_name
+from frostline.engines.identity import calibrating, judging, offer_name
 from frostline.engines.process_memory import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
 from frostline.errors import EngineUnfit, UnsafeArtifact
 from frostline.profiles import Trial
@@ -41,7 +41,7 @@ class Subject:
         graph: the frozen part.
         cuts: every place where it may stop, cut 1 first.
         tensors: its weights by name.
-        pixels: real samples, ``float32[n, ...]``, at least two; every second one is kept apart for the error, so that
+        pixels: real samples, ``float32[n, ...]``, at least two; every third one is kept apart for the error, so that
             engines that are calibrated are not judged on what they were calibrated with.
         device: in torch's words.
         rows: batches to try, multiples of eight, the one to keep where they are equally fast first.
@@ -64,7 +64,7 @@ class Subject:
     @property
     def judged(self) -> npt.NDArray[np.float32]:
         """The samples on which errors are measured."""
-        return self.pixels[1::2]
+        return judging(self.pixels)
 
     def made(self, name: str, cut: int, threads: int) -> Engine:
         """An engine that is ready to run up to a cut."""

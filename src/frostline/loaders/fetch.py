@@ -17,7 +17,7 @@ from frostline.wire.messages import FeatureRequest
 __all__ = ("Fetcher", "Shipment", "joined")
 
 # Samples on which an engine is tried that the node has not ready.
-_TRIED = 32
+_TRIED = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -27,7 +27,7 @@ from frostline.node.memory import cells_bytes
 from frostline.node.packing import Packing
 from frostline.node.pipeline import Kind, batches
 from frostline.node.prefixes import Prefixes, Resident
-from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, load, under_engine
+from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, fill, load, under_engine
 from frostline.node.requests import Stores, checked_preprocess
 from frostline.node.runs import HEADROOM, PrefixRun
 from frostline.node.samples import Decoding, SampleReader
@@ -46,6 +46,8 @@ __all__ = ("Node",)
 
 # Rows of a batch of encoded samples, which are small where there are many.
 _ENCODED_ROWS = 1024
+# Samples on which engines are tried take at most this part of the room for batches, where nothing else took more.
+_PART = 4
 
 
 class Node:
@@ -280,24 +282,36 @@ class Node:
         shape = (padded(rows), *preprocess.shape)
         # Hardware and engine are this node's for good, so that they need not be in the key.
         key = (request.prefix, padded(rows), preprocess.digest)
-        nbytes = 2 * _FLOAT * math.prod(shape)
+        lane, nbytes = self._sharing.lane(account), 2 * _FLOAT * math.prod(shape)
         bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         nbytes += 0 if bench is None else bench.nbytes
-        room = held.enter_context(self._sharing.lane(account).reserve(nbytes, leash.is_cut))
+        tried = self._tried(wanted, preprocess.shape, max(nbytes, lane.total_bytes // _PART)) if bench else ()
+        tried_bytes = _FLOAT * math.prod(tried) if tried else 0
+        # What engines are tried on is read when the rest has gone.
+        room = held.enter_context(lane.reserve(max(nbytes, tried_bytes), leash.is_cut))
         slab = np.zeros(shape, np.float32)
-        loaded = load(reader, slab, rows, self._sharing.readers.lane(account.name), leash, counters)
+        readers = self._sharing.readers.lane(account.name)
+        loaded = load(reader, slab, rows, readers, leash, counters)
         network = None if bench is None else bench.network(slab)
+        del slab
         if network is not None:
             self._networks.put(key, network)
         codecs = [] if network is None else [one for one in network.codecs.values() if one.codec in wanted.codecs]
         costs = cut_costs(loaded, network, resident)
-        if network is None or resident is None:
+        if network is None or resident is None or not tried:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
-        room.shrink(slab.nbytes)  # trials may take minutes, elsewhere
-        choice = self._trials.wanted(wanted, resident.prefix, slab[:rows], partial(self._sharing.tried, account))
+        room.shrink(tried_bytes)  # trials may take minutes, elsewhere
+        pixels = np.zeros(tried, np.float32)
+        fill(reader, pixels, readers, leash)
+        choice = self._trials.wanted(wanted, resident.prefix, pixels, partial(self._sharing.tried, account))
         if choice.engine != REFERENCE:
             costs = under_engine(costs, network, resident.prefix.cuts, loaded.decode_s, choice)
         return self._profile_of(loaded, costs, codecs, choice)
+
+    def _tried(self, wanted: ProfileRequest, shape: tuple[int, ...], room_bytes: int) -> tuple[int, ...]:
+        """The shape of all samples together on which engines are tried; of none where no engine is."""
+        rows = min(len(wanted.features.samples), room_bytes // (_FLOAT * math.prod(shape)))
+        return (rows, *shape) if self._trials.are_wanted(wanted) else ()
 
     def _bench(
         self, wanted: ProfileRequest, run: PrefixRun, resident: Resident, loaded_bytes: int, known: Network | None
@@ -323,7 +337,7 @@ class Node:
             cores=_cores(),
             engine=choice.engine,
             device=self._settings.device.partition(":")[0],
-            device_batch=max(rows, default=len(loaded.slab)),
+            device_batch=max(rows, default=loaded.rows),
             read_s=loaded.read_s,
             cuts=tuple(cuts),
             codecs=tuple(codecs),

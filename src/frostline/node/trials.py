@@ -27,7 +27,7 @@ from frostline.wire.messages import ProfileRequest
 __all__ = ("Room", "Trials", "trials_of")
 
 _ROWS = 8
-# Half of the samples calibrate and the other half judge; with fewer an error is chance.
+# Two of three samples calibrate and the others judge; with fewer an error is chance.
 _FEWEST = 8
 # Threads that share a core add little or take from each other: where there are so many, half of them are tried too.
 _MANY_THREADS = 4
@@ -114,6 +114,10 @@ class Trials:
             return Choice(engine=REFERENCE, trials=())
         return self.choose(features.prefix, prefix, pixels, request.accuracy, spent)
 
+    def are_wanted(self, request: ProfileRequest) -> bool:
+        """Whether a job that asks for a profile has any engine looked at beside the reference."""
+        return request.features.engine != REFERENCE or self._tries(request.accuracy)
+
     def choose(
         self,
         digest: str,
@@ -134,8 +138,8 @@ class Trials:
         Raises:
             Unavailable: The node is stopping.
         """
-        offers = [one for one in self._offers if one.name == REFERENCE or may_use(one.precision, accuracy)]
-        if len(offers) == 1 or len(prefix.cuts) == 1 or not self._longest_s:
+        offers = self._allowed(accuracy)
+        if len(prefix.cuts) == 1 or not self._tries(accuracy):
             return Choice(engine=REFERENCE, trials=())
         cuts = _cuts(prefix)
         with self._workshop(digest, prefix, pixels, spent) as workshop:
@@ -215,6 +219,13 @@ class Trials:
             spent=spent,
         ) as workshop:
             yield workshop
+
+    def _allowed(self, accuracy: str | float) -> list[Offer]:
+        """The reference, and what a job may use beside it."""
+        return [one for one in self._offers if one.name == REFERENCE or may_use(one.precision, accuracy)]
+
+    def _tries(self, accuracy: str | float) -> bool:
+        return len(self._allowed(accuracy)) > 1 and self._longest_s > 0
 
     def _offered(self, engine: str) -> Offer | None:
         return next((one for one in self._offers if one.name == offer_name(engine)), None)
