@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.cache import FeatureCache, Scope
-from frostline.cache import memory as cache_module
+from frostline.errors import SettingError
 
 SCOPE = Scope(
     data="s3://a", prefix="ab", cut=3, preprocess="cd", engine="e", shapes=((3,), ()), dtypes=("float32", "int16")
@@ -24,11 +24,6 @@ def put(cache, ids):
     return cache.put(np.asarray(ids, np.int64), tensors(ids))
 
 
-@pytest.fixture(autouse=True)
-def _small_slabs(monkeypatch):
-    monkeypatch.setattr(cache_module, "_SLAB_BYTES", 5 * ROW_BYTES)
-
-
 @given(steps=st.lists(st.tuples(ids_lists, ids_lists), max_size=12), rows=st.integers(0, 60))
 def test_it_answers_like_a_dictionary_that_keeps_what_came_first(steps, rows):
     cache, model, budget = FeatureCache(SCOPE, rows * (ROW_BYTES + 64)), {}, rows * (ROW_BYTES + 64)
@@ -41,6 +36,10 @@ def test_it_answers_like_a_dictionary_that_keeps_what_came_first(steps, rows):
         for column, values in enumerate(got):
             expected = [model[one][column] for one in asked if one in model]
             assert values.tolist() == [np.asarray(one).tolist() for one in expected]
+        slots = cache.find(np.array(asked, np.int64))
+        for column, table in enumerate(cache.tables):
+            expected = [model[one][column] for one in asked if one in model]
+            assert table[slots[slots >= 0]].tolist() == [np.asarray(one).tolist() for one in expected]
         assert len(cache) == len(model)
         assert cache.statistics().bytes <= budget
 
@@ -50,6 +49,28 @@ def test_a_single_id_can_be_asked_for():
     put(cache, [5])
     assert 5 in cache
     assert 6 not in cache
+
+
+def test_a_row_stays_where_it_was_found():
+    cache = FeatureCache(SCOPE, 1 << 20)
+    put(cache, [7])
+    (slot,), (table, _) = cache.find(np.array([7])), cache.tables
+    for start in range(100, 1000, 100):
+        put(cache, range(start, start + 100))
+    assert cache.find(np.array([7])) == [slot]
+    assert table[slot].tolist() == tensors([7])[0][0].tolist()
+
+
+def test_it_takes_memory_for_no_more_rows_than_there_can_be():
+    cache = FeatureCache(SCOPE, 1 << 50, most_rows=5)
+    assert put(cache, range(8)) == 5
+    assert [len(table) for table in cache.tables] == [5, 5]
+
+
+def test_more_memory_than_the_machine_has_is_a_sentence():
+    cache = FeatureCache(SCOPE, 1 << 62)
+    with pytest.raises(SettingError, match="lower cache_bytes"):
+        put(cache, [1])
 
 
 def test_a_full_cache_hits_its_share_of_every_later_epoch():

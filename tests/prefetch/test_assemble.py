@@ -1,11 +1,13 @@
 """Batches of an exact size from rows that come in pieces."""
 
+from collections import deque
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.prefetch import BatchAssembler, Part
+from frostline.prefetch import BatchAssembler, Gathered, Part
 
 
 def rows(ids):
@@ -45,6 +47,53 @@ def test_rows_of_several_sources_are_merged_in_order(sources, size):
     batches = [*assembler.merge(*parts), *filter(None, [assembler.finish()])]
     assert [one for ids, _ in batches for one in ids.tolist()] == list(range(len(sources)))
     assert all((values == ids[:, None]).all() for ids, values in batches)
+
+
+@given(
+    sources=st.lists(st.integers(0, 2), max_size=40),
+    size=st.integers(1, 8),
+    width=st.sampled_from([3, 5000]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_rows_of_a_table_are_gathered_in_order(sources, size, width, seed):
+    ids = np.arange(len(sources))
+    order = np.random.default_rng(seed).permutation(len(sources))
+    table = np.empty((len(sources), width), np.float32)
+    table[order] = ids[:, None]
+    parts = [
+        Part(
+            places=(places := np.flatnonzero(np.array(sources, int) == source)),
+            columns=(ids[places], Gathered(table=table, rows=order[places])),
+            is_kept=source == 0,
+        )
+        for source in range(3)
+    ]
+    assembler = BatchAssembler(batch_size=size, drop_last=False)
+    found = [(batch, assembler.kept) for batch in assembler.merge(*parts)]
+    last = assembler.finish()
+    found += [] if last is None else [(last, assembler.kept)]
+    assert [one for (ids, _), _ in found for one in ids.tolist()] == ids.tolist()
+    for (ids, values), kept in found:
+        assert (values == ids[:, None]).all()
+        assert kept == sum(sources[one] == 0 for one in ids.tolist())
+
+
+def test_a_whole_run_from_a_table_fills_one_batch_after_the_other():
+    assembler = BatchAssembler(batch_size=4, drop_last=False)
+    rows = np.random.default_rng(0).permutation(10)
+    table = np.arange(10)[:, None] * np.ones(3, np.int16)
+    batches = [*assembler.add(rows, Gathered(table=table, rows=rows)), assembler.finish()]
+    assert [len(ids) for ids, _ in batches] == [4, 4, 2]
+    assert all((values == ids[:, None]).all() for ids, values in batches)
+
+
+@given(held=st.integers(0, 4), count=st.integers(1, 12))
+def test_batches_that_are_held_stay_as_they_are_whatever_comes_after_them(held, count):
+    assembler = BatchAssembler(batch_size=16, drop_last=False)
+    kept = deque(maxlen=held)
+    for number in range(count):
+        kept.extend(assembler.add(np.full(16, number), np.full((16, 2048), number, np.float32)))
+        assert all((values == ids[0]).all() for ids, values in kept)
 
 
 def test_a_batch_that_was_given_away_is_never_written_again():

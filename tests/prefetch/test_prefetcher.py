@@ -134,7 +134,7 @@ def test_an_interrupt_gets_through_while_the_consumer_waits():
         with pytest.raises(Empty):
             never.get(timeout=0.2)  # by now the consumer waits
         signal.pthread_kill(main, signal.SIGINT)
-        return features(transport)(samples)
+        return features(transport)(samples, route)
 
     with prefetcher(fetch, requests_in_flight=1) as deliveries, pytest.raises(KeyboardInterrupt):
         next(deliveries)

@@ -5,7 +5,7 @@ from frostline.cache.keys import Scope, row_keys
 from frostline.cache.memory import CacheStatistics, FeatureCache
 from frostline.cache.rows import RowLayout
 from frostline.cache.shared import SharedStatistics, SharedStore
-from frostline.cache.tiers import DiskCache, RowNames, TieredCache
+from frostline.cache.tiers import DiskCache, Held, RowNames, TieredCache
 
 __all__ = (
     "CacheStatistics",
@@ -13,6 +13,7 @@ __all__ = (
     "DiskStatistics",
     "FeatureCache",
     "FeatureStore",
+    "Held",
     "RowLayout",
     "RowNames",
     "Scope",

@@ -1,7 +1,9 @@
 """Keeps features at the trainer between epochs, bounded in bytes."""
 
+import math
+import mmap
 import threading
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy.typing as npt
 
 from frostline.cache.id_index import IdIndex
 from frostline.cache.keys import Scope
+from frostline.errors import SettingError
 
 __all__ = ("CacheStatistics", "FeatureCache")
 
@@ -18,8 +21,6 @@ _Mask = npt.NDArray[np.bool_]
 
 # What the index takes for one row at its emptiest, just after it doubled: four places of a key and a slot.
 _INDEX_BYTES_PER_ROW = 64
-# Small enough to waste little on a small data set, large enough that growing is rare.
-_SLAB_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +52,24 @@ class FeatureCache:
     rule hits exactly that share, while least-recently-used drops rows before they are wanted again (Mohan et
     al., "Analyzing and Mitigating Data Stalls in DNN Training", PVLDB 14(5), 2021: the MinIO cache).
 
-    Rows lie in slabs that are made as they are needed and never moved.
+    Rows lie in one table for each tensor, mapped whole at the first row; memory is taken as they are written. A row
+    that is there never moves or changes, so that it can be copied out of the table by whoever knows its number.
 
     Args:
         scope: what the features depend on; who uses the cache compares it first.
-        budget_bytes: most bytes for slabs and index; 0 keeps nothing.
+        budget_bytes: most bytes for tables and index; 0 keeps nothing.
+        most_rows: that there can ever be; None where nobody knows.
     """
 
-    def __init__(self, scope: Scope, budget_bytes: int) -> None:
+    def __init__(self, scope: Scope, budget_bytes: int, most_rows: int | None = None) -> None:
         self.scope = scope
         self._budget_bytes = budget_bytes
+        self._most_rows = most_rows
         self._lock = threading.Lock()
         self._index = IdIndex()
         self._layout: tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...] = ()
-        self._slabs: list[Tensors] = []
-        self._slab_rows = 0
+        self._tables: Tensors = ()
+        self._row_bytes = 0
         self._capacity = 0
         self._hits = 0
         self._misses = 0
@@ -77,10 +81,27 @@ class FeatureCache:
     def __len__(self) -> int:
         return len(self._index)
 
+    @property
+    def tables(self) -> Tensors:
+        """Arrays ``[m, ...]``, of which the rows that ``find`` named hold what was put; only to be read.
+
+        None at all where nothing was ever kept.
+        """
+        return self._tables
+
     def contains(self, ids: _Ids) -> _Mask:
         """Which of the ids are kept: ``bool[n]`` for ``int64[n]``. What is kept stays kept."""
         with self._lock:
             return self._index.find(ids) >= 0
+
+    def find(self, ids: _Ids) -> _Ids:
+        """The row of each id in the tables, -1 where it is not kept: ``int64[n]`` for ``int64[n]``."""
+        with self._lock:
+            rows = self._index.find(ids)
+            hits = int((rows >= 0).sum())
+            self._hits += hits
+            self._misses += len(ids) - hits
+            return rows
 
     def put(self, ids: _Ids, tensors: Tensors) -> int:
         """Keep rows as far as there is room; rows already kept stay as they are.
@@ -94,16 +115,18 @@ class FeatureCache:
 
         Raises:
             ValueError: a tensor's shape or type differs from the rows before it.
+            SettingError: the system has not so much memory.
         """
         with self._lock:
             self._fit(tensors)
             _, first = np.unique(ids, return_index=True)
             rows = np.sort(first)
             rows = rows[self._index.find(ids[rows]) < 0]
-            kept = rows[: self._capacity - len(self._index)]
+            start = len(self._index)
+            kept = rows[: self._capacity - start]
             self._turned_away += len(rows) - len(kept)
-            slots = np.arange(len(self._index), len(self._index) + len(kept))
-            self._write(slots, kept, tensors)
+            for table, tensor in zip(self._tables, tensors, strict=True):
+                table[start : start + len(kept)] = tensor if len(kept) == len(tensor) else tensor[kept]
             self._index.add(ids[kept])
             return len(kept)
 
@@ -114,20 +137,16 @@ class FeatureCache:
             ``bool[n]``, which ids were found; and the tensors of those, in the ids' order, the caller's own.
             No tensors at all where nothing was ever kept.
         """
-        with self._lock:
-            slots = self._index.find(ids)
-            found = slots >= 0
-            self._hits += int(found.sum())
-            self._misses += int(len(ids) - found.sum())
-            return found, self._read(slots[found])
+        rows = self.find(ids)
+        found = rows >= 0
+        return found, tuple(table.take(rows[found], 0) for table in self._tables)
 
     def statistics(self) -> CacheStatistics:
         """What the cache did so far."""
         with self._lock:
-            slabs = sum(tensor.nbytes for slab in self._slabs for tensor in slab)
             return CacheStatistics(
                 rows=len(self._index),
-                bytes=slabs + self._index.nbytes,
+                bytes=len(self._index) * self._row_bytes + self._index.nbytes,
                 budget_bytes=self._budget_bytes,
                 hits=self._hits,
                 misses=self._misses,
@@ -138,43 +157,24 @@ class FeatureCache:
         """Learn the rows' layout from the first ones, and hold later ones to it."""
         layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
         if not self._layout:
-            self._layout = layout
-            row_bytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in layout)
-            self._slab_rows = max(1, _SLAB_BYTES // max(1, row_bytes))
-            self._capacity = self._budget_bytes // (row_bytes + _INDEX_BYTES_PER_ROW)
+            row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout)
+            room = self._budget_bytes // (row_bytes + _INDEX_BYTES_PER_ROW)
+            capacity = room if self._most_rows is None else min(room, self._most_rows)
+            self._tables = tuple(_mapped(capacity, shape, dtype) for shape, dtype in layout)
+            self._layout, self._row_bytes, self._capacity = layout, row_bytes, capacity
         if layout != self._layout:
             raise ValueError(f"a cache of rows like {self._layout} cannot keep rows like {layout}")
 
-    def _write(self, slots: _Ids, rows: _Ids, tensors: Tensors) -> None:
-        for number, span in _by_slab(slots, self._slab_rows):
-            if number == len(self._slabs):
-                self._slabs.append(self._new_slab(number))
-            places = slots[span] - number * self._slab_rows
-            for slab, tensor in zip(self._slabs[number], tensors, strict=True):
-                slab[places[0] : places[-1] + 1] = tensor[rows[span]]
 
-    def _new_slab(self, number: int) -> Tensors:
-        rows = min(self._slab_rows, self._capacity - number * self._slab_rows)
-        return tuple(np.empty((rows, *shape), dtype) for shape, dtype in self._layout)
-
-    def _read(self, slots: _Ids) -> Tensors:
-        out = tuple(np.empty((len(slots), *shape), dtype) for shape, dtype in self._layout)
-        numbers = slots // self._slab_rows if len(slots) else slots
-        for number in np.unique(numbers).tolist():
-            rows = np.flatnonzero(numbers == number)
-            for target, slab in zip(out, self._slabs[number], strict=True):
-                target[rows] = slab[slots[rows] - number * self._slab_rows]
-        return out
-
-
-def _by_slab(slots: _Ids, slab_rows: int) -> Sequence[tuple[int, slice]]:
-    """Neighbouring slots, ascending, divided at the slabs' ends: the slab's number and which of the slots."""
-    if len(slots) == 0:
-        return ()
-    first, last = int(slots[0]), int(slots[-1])
-    spans = []
-    for number in range(first // slab_rows, last // slab_rows + 1):
-        start = max(first, number * slab_rows)
-        stop = min(last + 1, (number + 1) * slab_rows)
-        spans.append((number, slice(start - first, stop - first)))
-    return spans
+def _mapped(rows: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+    """A table that takes memory only where it is written."""
+    nbytes = rows * math.prod(shape) * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise SettingError(
+            f"this machine has not the {nbytes:,} bytes that features may take in memory: lower cache_bytes"
+        ) from error
+    with suppress(OSError):  # a kernel may be built without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8, nbytes).view(dtype).reshape(rows, *shape)

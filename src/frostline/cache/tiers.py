@@ -1,5 +1,8 @@
 """Finds a job's features by sample id: in memory first, on disk next."""
 
+from dataclasses import dataclass
+from typing import Self
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,7 +12,7 @@ from frostline.cache.memory import FeatureCache
 from frostline.cache.rows import RowLayout, Tensors
 from frostline.core import SampleTable
 
-__all__ = ("DiskCache", "RowNames", "TieredCache")
+__all__ = ("DiskCache", "Held", "RowNames", "TieredCache")
 
 _Ids = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -68,6 +71,24 @@ class DiskCache:
         return self._store.put(self._scope, self._names.of(ids), tensors)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Held:
+    """Where features lie.
+
+    Attributes:
+        rows: ``int64[n]``, the row of each in the tables of the cache in memory, where it stays; -1 where it has none.
+        is_on_disk: ``bool[n]``, of those that have none.
+    """
+
+    rows: _Ids
+    is_on_disk: _Mask
+
+    @classmethod
+    def nowhere(cls, count: int) -> Self:
+        """Of features that are not kept."""
+        return cls(rows=np.full(count, -1, np.int64), is_on_disk=np.zeros(count, np.bool_))
+
+
 class TieredCache:
     """A cache in memory with one on disk behind it. Safe for threads.
 
@@ -80,27 +101,28 @@ class TieredCache:
         self.memory = memory
         self._disk = disk
 
-    def contains(self, ids: _Ids) -> _Mask:
-        """Which of them are kept; one on disk may be gone, or found damaged, when it is read."""
-        found = self.memory.contains(ids)
-        if self._disk is not None and not found.all():
-            found[~found] = self._disk.contains(ids[~found])
-        return found
+    @property
+    def row_bytes(self) -> int:
+        """Of the features of a sample."""
+        scope = self.memory.scope
+        return RowLayout(shapes=scope.shapes, dtypes=scope.dtypes).nbytes
 
-    def get(self, ids: _Ids) -> tuple[_Mask, Tensors]:
-        """Which of them were found, and the tensors of those, in the ids' order, the caller's own."""
-        found, tensors = self.memory.get(ids)
-        if self._disk is None or found.all():
-            return found, tensors
-        rest = np.flatnonzero(~found)
-        on_disk, others = self._disk.get(ids[rest])
-        self.memory.put(ids[rest[on_disk]], others)
-        if not found.any():
-            return on_disk, others
-        there = np.concatenate([np.flatnonzero(found), rest[on_disk]])
-        order = np.argsort(there)
-        found[rest[on_disk]] = True
-        return found, tuple(np.concatenate(pair)[order] for pair in zip(tensors, others, strict=True))
+    def find(self, ids: _Ids) -> Held:
+        """Where each of them lies; one on disk may be gone, or found damaged, when it is read."""
+        rows = self.memory.find(ids)
+        is_on_disk = np.zeros(len(ids), np.bool_)
+        lacking = rows < 0
+        if self._disk is not None and lacking.any():
+            is_on_disk[lacking] = self._disk.contains(ids[lacking])
+        return Held(rows=rows, is_on_disk=is_on_disk)
+
+    def read(self, ids: _Ids) -> tuple[_Mask, Tensors]:
+        """Which of them were found on disk, and the tensors of those, in the ids' order; memory takes them too."""
+        if self._disk is None:
+            return np.zeros(len(ids), np.bool_), ()
+        found, tensors = self._disk.get(ids)
+        self.memory.put(ids[found], tensors)
+        return found, tensors
 
     def put(self, ids: _Ids, tensors: Tensors) -> None:
         """Keep rows in both, as far as there is room."""

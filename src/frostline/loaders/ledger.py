@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._skipped: dict[int, Skipped] = {}
         self._routed: Counter[Route] = Counter()
-        self._counts = JobStatistics()
+        self._sums: Counter[str] = Counter()
+        self._codec_error = self._stall_s = self._loading_s = self._fetching_s = 0.0
+        self._replans: list[Replanned] = []
 
     def __call__(self, event: Event) -> None:
         """Count an event and pass it on.
@@ -93,8 +95,8 @@ class Ledger:
         """Count a batch as it came."""
         with self._lock:
             self._routed[route] += len(batch)
-            self._add(payload_bytes=batch.nbytes)
-            self._counts = replace(self._counts, codec_error=max(self._counts.codec_error, batch.error))
+            self._sums["payload_bytes"] += batch.nbytes
+            self._codec_error = max(self._codec_error, batch.error)
 
     def unreadable(self) -> npt.NDArray[np.int64]:
         """Ids of the samples that turned out to be unreadable."""
@@ -104,26 +106,33 @@ class Ledger:
     def statistics(self) -> JobStatistics:
         """The counts so far; ``wire_bytes`` and ``requests`` are the transport's to fill in."""
         with self._lock:
-            routed = tuple(sorted(self._routed.items()))
-            return replace(self._counts, skipped=tuple(self._skipped.values()), routed=routed)
+            return JobStatistics(
+                **self._sums,
+                codec_error=self._codec_error,
+                stall_s=self._stall_s,
+                loading_s=self._loading_s,
+                fetching_s=self._fetching_s,
+                routed=tuple(sorted(self._routed.items())),
+                skipped=tuple(self._skipped.values()),
+                replans=tuple(self._replans),
+            )
 
     def _count(self, event: Event) -> None:
         match event:
             case SampleSkipped():
                 self._skipped[event.id] = Skipped(id=event.id, object=event.object, reason=event.reason)
             case RequestRetried():
-                self._add(retries=1)
+                self._sums["retries"] += 1
             case BatchTaken():
-                self._add(samples=event.samples, from_cache=event.from_cache, stall_s=event.stall_s)
+                self._sums["samples"] += event.samples
+                self._sums["from_cache"] += event.from_cache
+                self._stall_s += event.stall_s
             case EpochFinished():
-                self._add(loading_s=event.seconds)
+                self._loading_s += event.seconds
                 if not event.from_cache:
-                    self._add(fetching_s=event.seconds, fetched=event.samples)
+                    self._fetching_s += event.seconds
+                    self._sums["fetched"] += event.samples
             case Replanned():
-                self._counts = replace(self._counts, replans=(*self._counts.replans, event))
+                self._replans.append(event)
             case _:
                 pass
-
-    def _add(self, **amounts: float) -> None:
-        sums = {name: getattr(self._counts, name) + amount for name, amount in amounts.items()}
-        self._counts = replace(self._counts, **sums)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from frostline.cache import TieredCache
+from frostline.cache import Held, TieredCache
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, SampleTable, View
 from frostline.errors import SettingError
@@ -18,17 +18,20 @@ from frostline.events import BatchTaken, EpochFinished, EpochStarted, Observer
 from frostline.loaders.augment import Augment
 from frostline.loaders.batch import Batch
 from frostline.ordering import Order
-from frostline.prefetch.assemble import BatchAssembler, Columns, Part
+from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
 from frostline.prefetch.driver import Fetch, Prefetcher
 from frostline.prefetch.stretches import Dealer, Delivery, Stretch, stretches
 from frostline.prefetch.window import Window
 
 __all__ = ("Listed", "Loader", "Source")
 
-# Cached rows are copied in runs of this many, so that an epoch from the cache needs no second copy of it all.
-_CACHED_RUN = 1024
+# Rows are read from the disk so many at a time, in bytes and in rows, before they are copied into their batches.
+_READ_BYTES = 16 << 20
+_READ_ROWS = 1024
 # Places of an epoch whose rows are worked out at a time, so that an epoch of a hundred million begins at once.
 _SEGMENT = 1 << 15
+
+_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,9 +118,10 @@ class Loader:
         started = waiting = time.perf_counter()
         taken, from_cache, stall_s = 0, 0, 0.0
         try:
-            for columns in epoch.batches(BatchAssembler(batch_size=self._batch_size, drop_last=self._drop_last)):
+            assembler = BatchAssembler(batch_size=self._batch_size, drop_last=self._drop_last)
+            for columns in epoch.batches(assembler):
                 waited = time.perf_counter() - waiting
-                rows, cached = len(columns[0]), epoch.take_cached()
+                rows, cached = len(columns[0]), assembler.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchTaken(epoch=self._epoch, samples=rows, from_cache=cached, stall_s=waited))
                 batch = _batch(columns)
@@ -138,23 +142,42 @@ class _Segment:
         start: the first place.
         rows: ``int64[n]``, the row of the table at each place.
         ids: ``int64[n]``, of the samples there.
-        cached: ``bool[n]``, whether the cache held its features when the segment was looked at.
+        held: where the cache held their features when the segment was looked at.
     """
 
     start: int
-    rows: npt.NDArray[np.int64]
-    ids: npt.NDArray[np.int64]
-    cached: npt.NDArray[np.bool_]
+    rows: _Ints
+    ids: _Ints
+    held: Held
 
     @property
     def stop(self) -> int:
         return self.start + len(self.rows)
 
     def part(self, start: int, stop: int) -> "_Segment":
-        some = slice(max(start, self.start) - self.start, min(stop, self.stop) - self.start)
-        return _Segment(
-            start=self.start + some.start, rows=self.rows[some], ids=self.ids[some], cached=self.cached[some]
-        )
+        if (start, stop) == (self.start, self.stop):
+            return self
+        some = slice(start - self.start, stop - self.start)
+        held = Held(rows=self.held.rows[some], is_on_disk=self.held.is_on_disk[some])
+        return _Segment(start=start, rows=self.rows[some], ids=self.ids[some], held=held)
+
+    def runs(self, start: int, stop: int, read_rows: int) -> "Iterator[_Segment]":
+        """The places from ``start`` up to ``stop`` that lie in it; at most so many at a time where some are read."""
+        whole = self.part(max(start, self.start), min(stop, self.stop))
+        if not whole.held.is_on_disk.any():
+            yield whole
+            return
+        for first in range(whole.start, whole.stop, read_rows):
+            yield whole.part(first, min(first + read_rows, whole.stop))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Piece:
+    """Rows of a run that come from one source, by their places in the run."""
+
+    places: _Ints
+    tensors: tuple[Column, ...]
+    is_kept: bool = False
 
 
 class _Epoch:
@@ -165,24 +188,20 @@ class _Epoch:
         self._samples = samples
         self._order = order
         self._segments: deque[_Segment] = deque()
-        self._from_cache = 0
-
-    def take_cached(self) -> int:
-        """Rows that came from the cache since the last call."""
-        taken, self._from_cache = self._from_cache, 0
-        return taken
+        row_bytes = 0 if source.cache is None else source.cache.row_bytes
+        self._read_rows = max(1, min(_READ_ROWS, _READ_BYTES // max(1, row_bytes)))
 
     def batches(self, assembler: BatchAssembler) -> Iterator[Columns]:
         done = 0
         for delivery in self._deliveries(self._stretches()):
-            for start in range(done, delivery.stop, _CACHED_RUN):
-                yield from assembler.merge(*self._parts(start, min(start + _CACHED_RUN, delivery.stop), delivery))
+            for run in self._runs(done, delivery.stop):
+                yield from assembler.merge(*self._parts(run, delivery))
             done = delivery.stop
             self._keep(delivery.batch)
             while self._segments[0].stop <= done and len(self._segments) > 1:
                 self._segments.popleft()
-        for start in range(done, len(self._order), _CACHED_RUN):
-            yield from assembler.merge(*self._parts(start, min(start + _CACHED_RUN, len(self._order)), None))
+        for run in self._runs(done, len(self._order)):
+            yield from assembler.merge(*self._parts(run, None))
         last = assembler.finish()
         if last is not None:
             yield last
@@ -193,12 +212,12 @@ class _Epoch:
             rows = self._order.indices(start, min(start + _SEGMENT, len(self._order)))
             ids = self._samples.ids_at(rows)
             cache = self._source.cache
-            cached = np.zeros(len(ids), np.bool_) if cache is None else cache.contains(ids)
-            segment = _Segment(start=start, rows=rows, ids=ids, cached=cached)
+            held = Held.nowhere(len(ids)) if cache is None else cache.find(ids)
+            segment = _Segment(start=start, rows=rows, ids=ids, held=held)
             self._segments.append(segment)
-            yield from self._asked(segment, np.flatnonzero(~cached))
+            yield from self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk))
 
-    def _asked(self, segment: _Segment, places: npt.NDArray[np.int64]) -> Iterator[Stretch]:
+    def _asked(self, segment: _Segment, places: _Ints) -> Iterator[Stretch]:
         source = self._source
         readable = places[~np.isin(segment.ids[places], source.unreadable())]
         return stretches(self._samples, segment.rows[readable], segment.start + readable, source.dealer)
@@ -214,52 +233,48 @@ class _Epoch:
         ) as prefetcher:
             yield from prefetcher
 
-    def _parts(self, start: int, stop: int, delivery: Delivery | None) -> list[Part]:
-        """The rows from place ``start`` up to ``stop``: those of a delivery and those of the cache."""
-        segment = self._segment(start, stop)
-        cached = np.flatnonzero(segment.cached)
-        positions = np.zeros(0, np.int64) if delivery is None else delivery.positions
-        inside = (positions >= start) & (positions < stop)
-        pieces = list(self._kept(segment, cached)) if len(cached) else []
-        if delivery is not None and inside.any():
-            pieces.append((positions[inside], tuple(one[inside] for one in delivery.batch.tensors)))
-        present = np.sort(np.concatenate([places for places, _ in pieces])) if pieces else positions[:0]
-        return [self._part(segment, present, places, tensors) for places, tensors in pieces]
+    def _runs(self, start: int, stop: int) -> Iterator[_Segment]:
+        """The places from ``start`` up to ``stop``, in runs that lie in one segment each."""
+        for one in [one for one in self._segments if one.start < stop and start < one.stop]:
+            yield from one.runs(start, stop, self._read_rows)
 
-    def _segment(self, start: int, stop: int) -> _Segment:
-        """The places from ``start`` up to ``stop``, which may lie in several segments."""
-        found = [one.part(start, stop) for one in self._segments if one.start < stop and start < one.stop]
-        if len(found) == 1:
-            return found[0]
-        columns = ((one.rows, one.ids, one.cached) for one in found)
-        rows, ids, cached = (np.concatenate(pieces) for pieces in zip(*columns, strict=True))
-        return _Segment(start=start, rows=rows, ids=ids, cached=cached)
+    def _parts(self, run: _Segment, delivery: Delivery | None) -> list[Part]:
+        """The rows of a run: those of the cache, and those of a delivery."""
+        pieces = [piece for piece in self._pieces(run, delivery) if len(piece.places)]
+        if len(pieces) == 1:
+            return [self._part(run, pieces[0], None)]
+        present = np.sort(np.concatenate([piece.places for piece in pieces])) if pieces else run.rows[:0]
+        return [self._part(run, piece, np.searchsorted(present, piece.places)) for piece in pieces]
 
-    def _kept(
-        self, segment: _Segment, places: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[npt.NDArray[np.int64], Columns]]:
-        """Rows that the cache held when it was looked at; what is gone from the disk since is asked for now."""
-        cache = self._source.cache
-        assert cache is not None
-        found, tensors = cache.get(segment.ids[places])
-        self._from_cache += int(found.sum())
-        if found.any():
-            yield segment.start + places[found], tensors
-        for delivery in self._deliveries(self._asked(segment, places[~found])):
-            if len(delivery.batch):
-                yield delivery.positions, delivery.batch.tensors
-                self._keep(delivery.batch)
+    def _pieces(self, run: _Segment, delivery: Delivery | None) -> Iterator[_Piece]:
+        cache, held = self._source.cache, run.held
+        if cache is not None:
+            places = np.flatnonzero(held.rows >= 0)
+            rows = held.rows if len(places) == len(held.rows) else held.rows[places]
+            tables = tuple(Gathered(table=table, rows=rows) for table in cache.memory.tables)
+            yield _Piece(places=places, tensors=tables, is_kept=True)
+            if held.is_on_disk.any():
+                yield from self._read(cache, run, np.flatnonzero(held.is_on_disk))
+        if delivery is not None:
+            first, stop = np.searchsorted(delivery.positions, (run.start, run.stop))
+            tensors = tuple(one[first:stop] for one in delivery.batch.tensors)
+            yield _Piece(places=delivery.positions[first:stop] - run.start, tensors=tensors)
 
-    def _part(
-        self,
-        segment: _Segment,
-        present: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        tensors: Columns,
-    ) -> Part:
-        places = positions - segment.start
-        labels = self._samples.labels_at(segment.rows[places])
-        return Part(places=np.searchsorted(present, positions), columns=(segment.ids[places], labels, *tensors))
+    def _read(self, cache: TieredCache, run: _Segment, places: _Ints) -> Iterator[_Piece]:
+        """Rows that the disk held when it was looked at; what is gone since is asked for now."""
+        found, tensors = cache.read(run.ids[places])
+        yield _Piece(places=places[found], tensors=tensors, is_kept=True)
+        for delivery in self._deliveries(self._asked(run, places[~found])):
+            yield _Piece(places=delivery.positions - run.start, tensors=delivery.batch.tensors)
+            self._keep(delivery.batch)
+
+    def _part(self, run: _Segment, piece: _Piece, places: _Ints | None) -> Part:
+        """A piece with the ids and labels of its rows."""
+        ids, rows = run.ids, run.rows
+        if len(piece.places) < len(ids):
+            ids, rows = ids[piece.places], rows[piece.places]
+        columns = (ids, self._samples.labels_at(rows), *piece.tensors)
+        return Part(places=places, columns=columns, is_kept=piece.is_kept)
 
     def _keep(self, batch: FeatureBatch) -> None:
         if self._source.cache is not None and len(batch):

@@ -1,6 +1,6 @@
 """The window and its driver: what to ask for now, what may be handed out."""
 
-from frostline.prefetch.assemble import BatchAssembler, Part
+from frostline.prefetch.assemble import BatchAssembler, Gathered, Part
 from frostline.prefetch.driver import Fetch, Prefetcher
 from frostline.prefetch.mixing import Mixer
 from frostline.prefetch.stretches import Ask, Deal, Dealer, Delivery, Stretch, stretches
@@ -13,6 +13,7 @@ __all__ = (
     "Dealer",
     "Delivery",
     "Fetch",
+    "Gathered",
     "Mixer",
     "Part",
     "Prefetcher",

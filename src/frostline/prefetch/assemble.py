@@ -1,4 +1,4 @@
-"""Turns in-order rows into batches of an exact size: each row is copied once, on arrival, into its batch's slab."""
+"""Turns rows that come in runs into batches of an exact size: each row is copied once, into its batch's slab."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,42 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("BatchAssembler", "Columns", "Part")
+from frostline.prefetch.slabs import Slabs
+
+__all__ = ("BatchAssembler", "Column", "Columns", "Gathered", "Part")
 
 Columns = tuple[npt.NDArray[np.generic], ...]
+_Places = slice | npt.NDArray[np.int64]
+_Layout = list[tuple[tuple[int, ...], np.dtype[np.generic]]]
+
+# From here on copying a row takes longer than naming it, so that rows are copied one by one rather than all twice.
+_LARGE_ROW = 16 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gathered:
+    """Rows that lie scattered in a table; nothing is copied before their batch is filled.
+
+    Attributes:
+        table: ``[m, ...]``, contiguous; the rows that are named must stay as they are until their batch is there.
+        rows: ``int64[n]``, which of them, in this order.
+    """
+
+    table: npt.NDArray[np.generic]
+    rows: npt.NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of an array of these rows."""
+        return (len(self.rows), *self.table.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of the table."""
+        return self.table.dtype
+
+
+Column = npt.NDArray[np.generic] | Gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -16,12 +49,17 @@ class Part:
     """Some rows of a run of rows, from one source: the node's answer, or the cache.
 
     Attributes:
-        places: ``int64[n]``, where the rows stand in the run, ascending.
-        columns: arrays ``[n, ...]``, such as ids, labels and activations; only read.
+        places: ``int64[n]``, where the rows stand in the run, ascending; None where the part is the whole run.
+        columns: arrays ``[n, ...]``, such as ids, labels and activations, or rows of tables; only read.
+        is_kept: they come from a cache.
     """
 
-    places: npt.NDArray[np.int64]
-    columns: Columns
+    places: npt.NDArray[np.int64] | None = None
+    columns: tuple[Column, ...]
+    is_kept: bool = False
+
+    def __len__(self) -> int:
+        return self.columns[0].shape[0]
 
 
 class BatchAssembler:
@@ -30,17 +68,24 @@ class BatchAssembler:
     Args:
         batch_size: rows of every batch but perhaps the last.
         drop_last: leave out a last batch with fewer rows.
+
+    Attributes:
+        kept: of the batch that was given away last, rows that came from a cache.
     """
 
     def __init__(self, *, batch_size: int, drop_last: bool) -> None:
+        self.kept = 0
         self._batch_size = batch_size
         self._drop_last = drop_last
+        self._memory = Slabs()
+        self._layout: _Layout = []
         self._slabs: Columns = ()
         self._filled = 0
+        self._filled_kept = 0
 
-    def add(self, *columns: npt.NDArray[np.generic]) -> Iterator[Columns]:
+    def add(self, *columns: Column) -> Iterator[Columns]:
         """Add rows from one source; see ``merge``."""
-        return self.merge(Part(places=np.arange(len(columns[0])), columns=columns))
+        return self.merge(Part(columns=columns))
 
     def merge(self, *parts: Part) -> Iterator[Columns]:
         """Add a run of rows that come from several sources, and yield each batch that they complete.
@@ -54,8 +99,10 @@ class BatchAssembler:
         Raises:
             ValueError: a row's shape or type differs from the rows before it.
         """
-        parts = tuple(part for part in parts if len(part.places))
-        rows = sum(len(part.places) for part in parts)
+        parts = tuple(part for part in parts if len(part))
+        for part in parts:
+            self._fit(part.columns)
+        rows = sum(map(len, parts))
         done = 0
         while done < rows:
             step = min(rows - done, self._batch_size - self._filled)
@@ -70,32 +117,51 @@ class BatchAssembler:
         last = tuple(slab[:rows] for slab in self._give_away())
         return last if rows and not self._drop_last else None
 
+    def _fit(self, columns: Sequence[Column]) -> None:
+        """Learn the rows' layout from the first ones, and hold later ones to it."""
+        given = [(one.shape[1:], one.dtype) for one in columns]
+        self._layout = self._layout or given
+        if given != self._layout:
+            raise ValueError(f"a batch of rows like {self._layout} cannot take rows like {given}")
+
     def _copy(self, parts: Sequence[Part], start: int, rows: int) -> None:
         """Copy the run's rows from ``start`` on to where the batch is filled up to."""
-        for part in parts:
-            self._fit(part.columns)
-            first, stop = np.searchsorted(part.places, (start, start + rows))
-            target = part.places[first:stop] - start + self._filled
-            for slab, column in zip(self._slabs, part.columns, strict=True):
-                slab[_as_slice(target)] = column[first:stop]
-        self._filled += rows
-
-    def _fit(self, columns: Columns) -> None:
-        """Make the slabs after the first rows, and hold later rows to them."""
         if not self._slabs:
-            self._slabs = tuple(np.empty((self._batch_size, *one.shape[1:]), one.dtype) for one in columns)
-        wanted = [(slab.shape[1:], slab.dtype) for slab in self._slabs]
-        given = [(one.shape[1:], one.dtype) for one in columns]
-        if given != wanted:
-            raise ValueError(f"a batch of rows like {wanted} cannot take rows like {given}")
+            self._slabs = tuple(self._memory.empty((self._batch_size, *shape), dtype) for shape, dtype in self._layout)
+        for part in parts:
+            some, target = _within(part.places, start, rows, self._filled)
+            for slab, column in zip(self._slabs, part.columns, strict=True):
+                _copy(column, some, slab, target)
+            self._filled_kept += (some.stop - some.start) * part.is_kept
+        self._filled += rows
 
     def _give_away(self) -> Columns:
         slabs, self._slabs, self._filled = self._slabs, (), 0
+        self.kept, self._filled_kept = self._filled_kept, 0
         return slabs
 
 
-def _as_slice(places: npt.NDArray[np.int64]) -> slice | npt.NDArray[np.int64]:
-    """Neighbouring places as a slice, which copies whole blocks."""
-    if len(places) and places[-1] - places[0] + 1 == len(places):
-        return slice(int(places[0]), int(places[-1]) + 1)
-    return places
+def _within(places: npt.NDArray[np.int64] | None, start: int, rows: int, filled: int) -> tuple[slice, _Places]:
+    """Which of a part's rows lie within a stretch of the run, and where they go in the batch."""
+    if places is None:
+        return slice(start, start + rows), slice(filled, filled + rows)
+    first, stop = np.searchsorted(places, (start, start + rows)).tolist()
+    target = places[first:stop] - start + filled
+    if len(target) and target[-1] - target[0] + 1 == len(target):  # neighbours, which are copied in one piece
+        return slice(first, stop), slice(int(target[0]), int(target[-1]) + 1)
+    return slice(first, stop), target
+
+
+def _copy(column: Column, some: slice, slab: npt.NDArray[np.generic], target: _Places) -> None:
+    if not isinstance(column, Gathered):
+        slab[target] = column[some]
+        return
+    table, rows = column.table, column.rows[some]
+    if isinstance(target, slice):
+        # Any other mode than raise writes to ``out`` itself, and not to a copy first.
+        table.take(rows, 0, slab[target], "clip")
+    elif slab[:1].nbytes < _LARGE_ROW:
+        slab[target] = table[rows]
+    else:
+        for place, row in zip(target.tolist(), rows.tolist(), strict=True):
+            slab[place] = table[row]

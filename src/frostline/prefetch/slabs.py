@@ -1,0 +1,63 @@
+"""Memory for batches, which is used again once nobody refers to the batch that lay in it."""
+
+import math
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ("Slabs",)
+
+# What is smaller comes from the C library without a page fault.
+_LARGE = 64 << 10
+# A loop holds a batch while the next one is made; what comes back beyond that is given to the system.
+_MOST_IDLE = 2
+
+_Bytes = npt.NDArray[np.uint8]
+
+
+class Slabs:
+    """Arrays for batches. Safe for several threads.
+
+    Large memory that comes fresh from the system is faulted in page by page, which takes longer than to fill it.
+    So an array's memory comes back when the last reference to the array is gone, and not before: views of it, and
+    tensors that were made from it, count. Whoever could still write into it or read it could do so with any memory
+    that was freed. What is not in use goes when the slabs themselves do.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[int, list[_Bytes]] = {}
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+        """An array of the caller's own, not written yet."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < _LARGE:
+            return np.empty(shape, dtype)
+        try:
+            whole = self._idle[nbytes].pop()
+        except LookupError:
+            whole = np.empty(nbytes, np.uint8)
+        return np.asarray(_Lent(whole, self)).view(dtype).reshape(shape)
+
+    def take_back(self, whole: _Bytes) -> None:
+        """Keep memory for the next array of that size."""
+        idle = self._idle.setdefault(whole.nbytes, [])
+        if len(idle) < _MOST_IDLE:
+            idle.append(whole)
+
+
+class _Lent:
+    """Stands under every array over some memory, so that it goes when the last of them does."""
+
+    __slots__ = ("__array_interface__", "_slabs", "_whole")
+
+    def __init__(self, whole: _Bytes, slabs: Slabs) -> None:
+        self.__array_interface__ = whole.__array_interface__
+        self._whole = whole
+        self._slabs = weakref.ref(slabs)
+
+    def __del__(self) -> None:
+        slabs = self._slabs()
+        if slabs is not None:
+            slabs.take_back(self._whole)
