@@ -36,6 +36,13 @@ def put_folders(store, examples, part=0, *, suffix="jpg"):
         store.write(f"{one.label}/{one.key}-{part}.{suffix}", one.data)
 
 
+def put_masks(store, examples, part=0):
+    """Images of classes, each with the bytes of another as its mask."""
+    for one in examples:
+        store.write(f"images/{one.label}/{one.key}-{part}.jpg", one.data)
+        store.write(f"masks/{one.label}/{one.key}-{part}.png", one.data[::-1])
+
+
 def put_webdataset(store, examples, part=0, **options):
     store.write(f"shards/train-{part:06}.tar", tar_of(webdataset_files(examples, **options)))
 

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from frostline.core import Samples, View
+from frostline.core import Samples, Targets, View
 
 __all__ = ("Scope", "row_keys")
 
@@ -50,13 +50,24 @@ def row_keys(samples: Samples) -> list[bytes | None]:
     """16 bytes for each sample, from its id, its place and the version of its object.
 
     Random steps are seeded by the id, so it belongs to the name. A sample whose object's version nobody knows has no
-    name: its features could be those of other bytes.
+    name: its features could be those of other bytes. Where it has a mask, which is kept with its features, place and
+    version of the mask belong to the name too.
     """
     if not len(samples.versions):
         return [None] * len(samples)
     ids, offsets, lengths = (column.tolist() for column in (samples.ids, samples.offsets, samples.lengths))
     places = zip(ids, samples.objects, offsets, lengths, samples.versions, strict=True)
-    return [_row_key(place) if place[-1] else None for place in places]
+    if samples.targets is None:
+        return [_row_key(place) if place[-1] else None for place in places]
+    masks = _masks(samples.targets)
+    return [
+        _row_key(place + mask) if place[-1] and (mask[-1] or not mask[0]) else None
+        for place, mask in zip(places, masks, strict=True)
+    ]
+
+
+def _masks(targets: Targets) -> Iterable[tuple[object, ...]]:
+    return zip(targets.objects, targets.offsets.tolist(), targets.lengths.tolist(), targets.versions, strict=True)
 
 
 def _row_key(place: Sequence[object]) -> bytes:

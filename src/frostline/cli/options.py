@@ -22,7 +22,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 form_option = click.option(
     "--form",
     metavar="NAME",
-    help="Form of the data, where several lie there: folders, webdataset, parquet, urls, cql or ready.",
+    help="Form of the data, where several lie there: folders, masks, webdataset, parquet, urls, cql or ready.",
 )
 where_option = click.option(
     "--where", metavar="SELECTION", help="Samples to use, such as \"label != 'trash' and length < 200000\"."

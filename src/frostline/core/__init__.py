@@ -4,7 +4,7 @@ from frostline.core.features import FeatureBatch, Packed, Skipped
 from frostline.core.graph import Cut, Dim, Graph, Node, Ref, TensorSpec, Token
 from frostline.core.readings import CELLS, OBJECTS, READINGS, URLS, read_as
 from frostline.core.routes import EXACT, REFERENCE, Route
-from frostline.core.samples import Samples, SampleTable, View
+from frostline.core.samples import Samples, SampleTable, Targets, View
 
 __all__ = (
     "CELLS",
@@ -24,6 +24,7 @@ __all__ = (
     "SampleTable",
     "Samples",
     "Skipped",
+    "Targets",
     "TensorSpec",
     "Token",
     "View",

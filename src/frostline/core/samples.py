@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from frostline.core.texts import taken
 
-__all__ = ("SampleTable", "Samples", "View")
+__all__ = ("SampleTable", "Samples", "Targets", "View")
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -63,6 +63,41 @@ class SampleTable(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Targets:
+    """Where the masks of samples are: columns of equal length, one row a sample.
+
+    Attributes:
+        objects: names of the objects, relative to the data set's root; empty where a sample has no mask.
+        offsets: ``int64[n]``, where the mask's bytes start in the object.
+        lengths: ``int64[n]``, how many bytes the encoded mask has.
+        versions: of each object as it was listed, empty where the store has none.
+        widths: ``int64[n]``, of the sample's image in pixels, which its mask must have too; 0 where nobody knows it.
+        heights: ``int64[n]``, the same.
+    """
+
+    objects: Sequence[str]
+    offsets: _Numbers
+    lengths: _Numbers
+    versions: Sequence[str]
+    widths: _Numbers
+    heights: _Numbers
+
+    def __len__(self) -> int:
+        return len(self.objects)
+
+    def take(self, rows: _Numbers) -> "Targets":
+        """The given rows, in the given order (copies)."""
+        return Targets(
+            objects=taken(self.objects, rows),
+            offsets=self.offsets[rows],
+            lengths=self.lengths[rows],
+            versions=taken(self.versions, rows),
+            widths=self.widths[rows],
+            heights=self.heights[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Samples:
     """Columns of equal length, one row a sample.
 
@@ -74,6 +109,7 @@ class Samples:
         labels: ``int64[n]``, index into the data set's classes; -1 where there is none.
         versions: of each object as it was listed (``stores.faces.Entry.etag``), empty where the store has none; no
             column at all where nobody knows any.
+        targets: where their masks are; None where the data set has none. They do not travel with a request.
     """
 
     ids: _Numbers
@@ -82,11 +118,14 @@ class Samples:
     lengths: _Numbers
     labels: _Numbers
     versions: Sequence[str] = ()
+    targets: Targets | None = None
 
     def __post_init__(self) -> None:
         sizes = {len(self.ids), len(self.objects), len(self.offsets), len(self.lengths), len(self.labels)}
         if len(self.versions):
             sizes.add(len(self.versions))
+        if self.targets is not None:
+            sizes.add(len(self.targets))
         if len(sizes) != 1:
             raise ValueError(f"the columns of Samples have different lengths: {sorted(sizes)}")
 
@@ -102,6 +141,7 @@ class Samples:
             lengths=self.lengths[rows],
             labels=self.labels[rows],
             versions=taken(self.versions, rows) if len(self.versions) else (),
+            targets=None if self.targets is None else self.targets.take(rows),
         )
 
     def ids_at(self, rows: _Numbers) -> _Numbers:

@@ -8,8 +8,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core import Samples
+from frostline.core import Samples, Targets
 from frostline.core.texts import Texts
+from frostline.datasets.forms.faces import TARGET_COLUMNS
 
 __all__ = ("ArrowTexts", "ChosenTexts", "Columns", "PartOfSamples", "Rows", "WholeSamples")
 
@@ -137,10 +138,16 @@ class WholeSamples:
             lengths=columns.numbers("length"),
             labels=columns.numbers("label"),
             versions=etags,
+            targets=_targets_of(columns),
         )
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    @property
+    def has_targets(self) -> bool:
+        """Rows that are taken say where their masks are."""
+        return self._samples.targets is not None
 
     @property
     def ids(self) -> _Numbers:
@@ -283,3 +290,16 @@ class PartOfSamples:
         """The texts of the part's rows, of a column of the whole."""
         assert isinstance(whole, Texts), "a manifest's texts are looked up"
         return ChosenTexts(whole, self._rows)
+
+
+def _targets_of(columns: Columns) -> Targets | None:
+    if not set(TARGET_COLUMNS.names) <= set(columns.table.column_names):
+        return None
+    return Targets(
+        objects=columns.texts("target_object"),
+        offsets=columns.numbers("target_offset"),
+        lengths=columns.numbers("target_length"),
+        versions=columns.texts("target_etag"),
+        widths=columns.numbers("width"),
+        heights=columns.numbers("height"),
+    )

@@ -117,6 +117,23 @@ class Dataset:
         return self.manifest.reading
 
     @property
+    def has_targets(self) -> bool:
+        """Samples have masks: what a job's loader gives as ``batch.targets``."""
+        return _samples_of(self._manifest_of_all).has_targets
+
+    def require_no_targets(self) -> None:
+        """Make sure that nothing is lost where samples are copied without their masks.
+
+        Raises:
+            SettingError: they have masks.
+        """
+        if self.has_targets:
+            raise SettingError(
+                f"{self._url} has masks, which a copy does not take along: name the images alone (such as their "
+                "folder), or copy the objects as they are with a tool of the store's"
+            )
+
+    @property
     def rows(self) -> Rows | None:
         """Which rows of the whole data set these samples are; None where they are all of them."""
         return self._rows

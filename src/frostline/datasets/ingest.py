@@ -90,12 +90,13 @@ def ingest(
         observe: told what happens.
 
     Raises:
-        SettingError: the source is a ready form itself, or the destination holds something else.
+        SettingError: the source has masks or is a ready form itself, or the destination holds something else.
         TooManySkipped: more images were unreadable than allowed.
         DataError: none of them can be read, or another process is making a form at the same place.
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
+    source.require_no_targets()
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form already: make others from the images")
     layout = Layout.of(source.digest, len(source), applied, object_bytes=object_bytes)

@@ -63,7 +63,8 @@ def put_into_table(
         observe: told what happens.
 
     Raises:
-        SettingError: the destination is no table, or the source is a ready form, whose pixels no table can describe.
+        SettingError: the destination is no table, or the source has masks, or is a ready form, whose pixels no table
+            can describe.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: the table is of another kind.
         StoreError: a store failed; run it again.
@@ -71,6 +72,7 @@ def put_into_table(
     store = open_store(destination)
     if not isinstance(store, CqlStore):
         raise SettingError(f"{store.url} is no table: give cql://user@host/keyspace/table")
+    source.require_no_targets()
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form: put the images that it was made from into the table")
     started = time.perf_counter()

@@ -117,12 +117,14 @@ def repack(
         observe: told what happens.
 
     Raises:
-        SettingError: the source is a ready form, the form cannot hold it, or the destination holds something else.
+        SettingError: the source has masks or is a ready form, the form cannot hold it, or something else lies at the
+            destination.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: an object came back otherwise than it was written, or another process writes to the same place.
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
+    source.require_no_targets()
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form, which has no images any more: copy what it was made from")
     if part_bytes < 1 or workers < 1:

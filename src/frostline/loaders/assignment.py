@@ -171,6 +171,7 @@ def _samples(columns: Mapping[str, torch.Tensor]) -> Samples:
     return Samples(
         objects=texts["objects"].split("\0") if has_rows else [],
         versions=texts["versions"].split("\0") if has_rows and texts["versions"] else (),
+        targets=None,
         **numbers,
     )
 

@@ -70,7 +70,13 @@ class FeatureMixup:
             raise SettingError(f"alpha must be above 0, not {self.alpha}")
 
     def __call__(self, batch: Batch, view: View) -> Batch:
-        """The mixtures, with the other samples' labels and the weights in ``mixed``; masks stay as they are."""
+        """The mixtures, with the other samples' labels and the weights in ``mixed``; masks of tokens stay as they are.
+
+        Raises:
+            SettingError: The batch has targets, which have no mixture.
+        """
+        if batch.targets is not None:
+            raise SettingError("FeatureMixup mixes labels: for batches with targets, ask the loader for targets=False")
         draw = _generator(view, 1, *batch.ids.tolist())
         other = torch.from_numpy(draw.permutation(len(batch)))
         weights = torch.from_numpy(draw.beta(self.alpha, self.alpha, len(batch)).astype(np.float32))

@@ -32,12 +32,15 @@ class Batch:
         labels: ``int64[batch]``, index into the data set's classes.
         ids: ``int64[batch]`` of the samples.
         mixed: the other samples in the features, where they are mixtures (``FeatureMixup``); else None.
+        targets: ``int64[batch, H, W]``, the class of each pixel of the network's input, where the data set has masks;
+            255 where there is none, as losses are told to ignore. None where it has no masks.
     """
 
     features: Features
     labels: torch.Tensor
     ids: torch.Tensor
     mixed: Mixed | None = None
+    targets: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -52,4 +55,5 @@ class Batch:
         if mixed is not None:
             mixed = Mixed(labels=mixed.labels.to(device), weights=mixed.weights.to(device))
         labels = self.labels.to(device, non_blocking=True)
-        return Batch(features=features, labels=labels, ids=self.ids, mixed=mixed)
+        targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
+        return Batch(features=features, labels=labels, ids=self.ids, mixed=mixed, targets=targets)

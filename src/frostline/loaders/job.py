@@ -24,6 +24,7 @@ from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import JobStatistics, Ledger
 from frostline.loaders.loader import Loader, Source
 from frostline.loaders.pilot import Pilot
+from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
 from frostline.models.portable import portable
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
@@ -133,6 +134,7 @@ class Job:
         preprocess: Preprocess | None = None,
         drop_last: bool = False,
         augment: Augment | None = None,
+        targets: bool | None = None,
     ) -> Loader:
         """The batches of one epoch.
 
@@ -147,10 +149,11 @@ class Job:
             drop_last: leave out a last batch with fewer rows.
             augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
                 or a function of your own. What is kept are the features as they were before.
+            targets: give the samples' masks as ``batch.targets``; by default where the data set has masks.
 
         Raises:
-            SettingError: a figure that makes no sense, or data from another place than the job's; or the job's
-                policy trains on the node.
+            SettingError: a figure that makes no sense, or data from another place than the job's, or without masks
+                where they are asked for; or the job's policy trains on the node.
         """
         if self._trains_in_store:
             raise SettingError(
@@ -162,13 +165,15 @@ class Job:
         if preprocess is not None:
             fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
         view = self._keeper.view(fetcher.preprocess, seed, epoch)
+        has_targets = with_targets(data, targets)
         source = Source(
-            fetch=lambda samples, route: fetcher.fetch(samples, route, view),
-            dealer=self._pilot,
-            cache=self._keeper.cache(fetcher.preprocess, view),
+            fetch=fetch_of(fetcher, view, has_targets=has_targets),
+            dealer=MaskedDealer(self._pilot, mask_bytes(fetcher.preprocess)) if has_targets else self._pilot,
+            cache=self._keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
             unreadable=self._ledger.unreadable,
             settings=self._settings,
             observe=self._observe,
+            has_targets=has_targets,
         )
         return Loader(
             source,

@@ -6,6 +6,7 @@ from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Sco
 from frostline.config import LoaderSettings
 from frostline.core import SampleTable, View
 from frostline.preprocess import Preprocess
+from frostline.preprocess.masks import MASK_DTYPE
 
 __all__ = ("Keeper",)
 
@@ -40,11 +41,14 @@ class Keeper:
         views = self._settings.views
         return View(seed=seed, epoch=epoch % views, recurs=True) if views else View(seed=seed, epoch=epoch)
 
-    def cache(self, preprocess: Preprocess, view: View | None) -> TieredCache | None:
-        """Where features of that view are kept; None where they never come again, or nothing is to be kept."""
+    def cache(self, preprocess: Preprocess, view: View | None, *, has_targets: bool = False) -> TieredCache | None:
+        """Where features of that view are kept, masks with them; None where none come again, or none is to be kept."""
         if (view is not None and not view.recurs) or not (self._settings.cache_bytes or self._store):
             return None
         scope = replace(self._scope, preprocess=preprocess.digest, view=view)
+        if has_targets:
+            mask = preprocess.shape[1:]
+            scope = replace(scope, shapes=(*scope.shapes, mask), dtypes=(*scope.dtypes, MASK_DTYPE))
         if scope.digest not in self._caches:
             # What the caches in memory may take together stays within the setting.
             left = self._settings.cache_bytes - sum(one.memory.statistics().bytes for one in self._caches.values())

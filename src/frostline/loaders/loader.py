@@ -45,6 +45,7 @@ class Source:
         unreadable: ids that are known to be unreadable; they are not asked for again.
         settings: of the window.
         observe: told what happens.
+        has_targets: the last tensor of every row is its sample's mask.
     """
 
     fetch: Fetch
@@ -53,6 +54,7 @@ class Source:
     unreadable: Callable[[], npt.NDArray[np.int64]]
     settings: LoaderSettings
     observe: Observer
+    has_targets: bool = False
 
 
 class Listed(Protocol):
@@ -124,7 +126,7 @@ class Loader:
                 rows, cached = len(columns[0]), assembler.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchTaken(epoch=self._epoch, samples=rows, from_cache=cached, stall_s=waited))
-                batch = _batch(columns)
+                batch = _batch(columns, has_targets=self._source.has_targets)
                 yield batch if self._augment is None else self._augment(batch, self._view)
                 waiting = time.perf_counter()
         finally:
@@ -281,6 +283,13 @@ class _Epoch:
             self._source.cache.put(batch.ids, batch.tensors)
 
 
-def _batch(columns: Columns) -> Batch:
-    ids, labels, *features = (torch.from_numpy(column) for column in columns)
-    return Batch(features=features[0] if len(features) == 1 else tuple(features), labels=labels, ids=ids)
+def _batch(columns: Columns, *, has_targets: bool) -> Batch:
+    ids, labels, *tensors = columns
+    targets = torch.from_numpy(tensors.pop().astype(np.int64)) if has_targets else None
+    features = [torch.from_numpy(one) for one in tensors]
+    return Batch(
+        features=features[0] if len(features) == 1 else tuple(features),
+        labels=torch.from_numpy(labels),
+        ids=torch.from_numpy(ids),
+        targets=targets,
+    )

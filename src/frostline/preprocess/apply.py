@@ -1,6 +1,5 @@
 """Runs a declared preprocessing on one encoded image, with Pillow and NumPy: the same numbers on every side."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -9,10 +8,11 @@ import numpy.typing as npt
 from PIL import Image
 
 from frostline.core import View
-from frostline.errors import BadRequest, SampleError
+from frostline.errors import SampleError
 from frostline.preprocess.applied import Applied
 from frostline.preprocess.colours import jittered
 from frostline.preprocess.decoder import check_size, decoded, size_of
+from frostline.preprocess.geometry import draws, middle, no_draw, random_box, scaled_size
 from frostline.preprocess.records import unpacked
 from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
@@ -63,7 +63,7 @@ def decode_into(
 
     Safe for use by several threads at once; decoding, scaling and arithmetic run without the interpreter's lock.
     """
-    draw = _draws(preprocess, id, view)
+    draw = draws(preprocess, id, view)
     last = preprocess.steps[-1]
     if isinstance(last, Normalize):
         _normalise(_pixels(preprocess, encoded, draw, most_pixels), last, out)
@@ -90,7 +90,7 @@ def decode_applied(
     """
     whole = applied.whole
     if applied.dtype == "uint8":
-        pixels = _pixels(whole, encoded, _no_draw, most_pixels)
+        pixels = _pixels(whole, encoded, no_draw, most_pixels)
         return pixels if pixels.ndim == 3 else pixels[:, :, None]
     out = np.empty(whole.shape, np.float32)
     decode_into(whole, encoded, out, id=0, view=None, most_pixels=most_pixels)
@@ -112,7 +112,7 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
     for step in preprocess.steps:
         match step:
             case Resize():
-                scaled_width, scaled_height = _scaled_size(step, (width, height))
+                scaled_width, scaled_height = scaled_size(step, (width, height))
                 most = max(most, max(scaled_width, 1) * max(scaled_height, height))
                 width, height = scaled_width, scaled_height
             case RandomResizedCrop():
@@ -161,7 +161,7 @@ def _enough(preprocess: Preprocess) -> Callable[[tuple[int, int]], tuple[int, in
     if not isinstance(first, Decode) or not first.reduced:
         return None
     assert isinstance(second, Resize)
-    return partial(_scaled_size, second)
+    return partial(scaled_size, second)
 
 
 def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_pixels: int) -> Image.Image:
@@ -169,9 +169,9 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_p
         case Resize():
             return _resized(step, image, most_pixels)
         case CenterCrop():
-            return image.crop(_middle(image.size, step.size))
+            return image.crop(middle(image.size, step.size))
         case RandomResizedCrop():
-            box = _random_box(step, image.size, draw)
+            box = random_box(step, image.size, draw)
             check_size((step.size, box[3] - box[1]), most_pixels, "scaled it has")
             return image.crop(box).resize((step.size, step.size), _FILTERS[step.filter])
         case RandomHorizontalFlip():
@@ -183,67 +183,9 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_p
 
 
 def _resized(step: Resize, image: Image.Image, most_pixels: int) -> Image.Image:
-    size = _scaled_size(step, image.size)
+    size = scaled_size(step, image.size)
     check_size((max(size[0], 1), max(size[1], image.size[1])), most_pixels, "scaled it has")
     return image if size == image.size else image.resize(size, _FILTERS[step.filter])
-
-
-def _scaled_size(step: Resize, size: tuple[int, int]) -> tuple[int, int]:
-    width, height = size
-    # torchvision cuts the longer side to a whole number; it does not round it.
-    longer = int(step.shorter * max(width, height) / min(width, height))
-    return (step.shorter, longer) if width <= height else (longer, step.shorter)
-
-
-def _middle(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:
-    left, top = (_offset(length, side) for length in size)
-    return left, top, left + side, top + side
-
-
-def _offset(length: int, side: int) -> int:
-    # torchvision rounds half to even where it cuts, and pads the shorter half first where the image is smaller.
-    return round((length - side) / 2) if length >= side else -((side - length) // 2)
-
-
-def _random_box(step: RandomResizedCrop, size: tuple[int, int], draw: Callable[[], float]) -> tuple[int, int, int, int]:
-    width, height = size
-    for _ in range(10):
-        area = width * height * (step.least_area + (step.most_area - step.least_area) * draw())
-        least, most = math.log(step.least_ratio), math.log(step.most_ratio)
-        ratio = math.exp(least + (most - least) * draw())
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            top, left = int(draw() * (height - h + 1)), int(draw() * (width - w + 1))
-            return left, top, left + w, top + h
-    return _widest_box(step, width, height)
-
-
-def _widest_box(step: RandomResizedCrop, width: int, height: int) -> tuple[int, int, int, int]:
-    # No draw fitted: the middle of the image, as wide or high as the ratios allow.
-    w, h = width, height
-    if width / height < step.least_ratio:
-        h = max(1, round(width / step.least_ratio))
-    elif width / height > step.most_ratio:
-        w = max(1, round(height * step.most_ratio))
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
-
-
-def _draws(preprocess: Preprocess, id: int, view: View | None) -> Callable[[], float]:
-    if view is None:
-        if preprocess.is_random:
-            raise BadRequest("random preprocessing needs a view: seed and epoch")
-        return _no_draw
-    # Philox is a counter turned into bits, the same on every machine and in every version of NumPy; the sample's
-    # id stands in the counter's high word, so that the draws of two samples never overlap.
-    bits = np.random.Philox(
-        key=np.array([view.seed, view.epoch], np.uint64), counter=np.array([0, 0, 0, id], np.uint64)
-    )
-    return lambda: (int(bits.random_raw()) >> 11) * 2.0**-53
-
-
-def _no_draw() -> float:
-    raise AssertionError("a preprocessing without random steps draws nothing")
 
 
 def _normalise(pixels: npt.NDArray[np.uint8], step: Normalize, out: npt.NDArray[np.float32]) -> None:

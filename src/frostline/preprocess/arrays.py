@@ -1,9 +1,10 @@
-"""Reads images that are kept as NumPy arrays, ``.npy``: their header is checked before anything is made of them."""
+"""Reads images and masks that are kept as NumPy arrays, ``.npy``: headers are checked before anything is made."""
 
 import math
 import struct
 from io import BytesIO
 from tokenize import TokenError
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from numpy.lib import format as npy
 
 from frostline.errors import SampleError
 
-__all__ = ("is_array", "pixels_of", "size_of_array")
+__all__ = ("classes_of", "is_array", "pixels_of", "size_of_array")
 
 _MAGIC = b"\x93NUMPY"
 _CHANNELS = (1, 3, 4)
@@ -38,7 +39,7 @@ def is_array(encoded: bytes | memoryview) -> bool:
 def size_of_array(encoded: bytes | memoryview) -> tuple[int, int]:
     """Width and height; 0 and 0 where the array is no image."""
     try:
-        shape, _ = _header(encoded)
+        shape, _ = _image_header(encoded)
     except SampleError:
         return 0, 0
     return shape[1], shape[0]
@@ -50,26 +51,53 @@ def pixels_of(encoded: bytes | memoryview) -> npt.NDArray[np.uint8]:
     Raises:
         SampleError: it is another array, or cut off. Objects, which would be pickles, are never read.
     """
-    shape, start = _header(encoded)
-    count = math.prod(shape)
-    if len(encoded) - start != count:
-        raise SampleError(f"broken array: {list(shape)} takes {count} bytes, and {len(encoded) - start} are there")
-    pixels = np.frombuffer(encoded, np.uint8, count, start).reshape(shape)
+    shape, start = _image_header(encoded)
+    pixels: npt.NDArray[np.uint8] = _values(encoded, shape, np.dtype(np.uint8), start).reshape(shape)
     return pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
 
 
-def _header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], int]:
-    """The shape, and where the values start."""
-    file = BytesIO(encoded[: _LONGEST_HEADER + 16])
-    try:
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
-        shape, is_fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
-    except _BROKEN as error:
-        raise SampleError("broken array: its header cannot be read") from error
+def classes_of(encoded: bytes | memoryview, most_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
+    """The whole numbers of a mask ``[H, W]``, or ``[H, W, 1]``, a view of ``encoded``.
+
+    Raises:
+        SampleError: it is another array, cut off, or has more pixels than allowed.
+    """
+    shape, is_fortran, dtype, start = _header(encoded)
+    if dtype.kind not in "biu" or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)) or not all(shape):
+        raise SampleError(f"an array of {dtype.name} {list(shape)} is no mask: one is [H, W] of whole numbers")
+    if shape[0] * shape[1] > most_pixels:
+        raise SampleError(f"too many pixels: it has {shape[1]} x {shape[0]}, the most are {most_pixels}")
+    values = _values(encoded, shape, dtype, start)
+    return values.reshape(shape[:2], order="F" if is_fortran else "C")
+
+
+def _values(encoded: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype[Any], start: int) -> npt.NDArray[Any]:
+    count = math.prod(shape)
+    if len(encoded) - start != count * dtype.itemsize:
+        raise SampleError(
+            f"broken array: {list(shape)} takes {count * dtype.itemsize} bytes, and {len(encoded) - start} are there"
+        )
+    return np.frombuffer(encoded, dtype, count, start)
+
+
+def _image_header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], int]:
+    """The shape of an image, and where its values start."""
+    shape, is_fortran, dtype, start = _header(encoded)
     has_channels = len(shape) == 3 and shape[2] in _CHANNELS
     if dtype != np.uint8 or is_fortran or not (len(shape) == 2 or has_channels) or not all(shape):
         raise SampleError(
             f"an array of {dtype.name} {list(shape)} is no image: one is uint8 [H, W] or [H, W, C] with 1, 3 or 4 "
             "channels, in C order"
         )
-    return shape, file.tell()
+    return shape, start
+
+
+def _header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """The shape, whether columns lie together, the type, and where the values start."""
+    file = BytesIO(encoded[: _LONGEST_HEADER + 16])
+    try:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
+        shape, is_fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
+    except _BROKEN as error:
+        raise SampleError("broken array: its header cannot be read") from error
+    return shape, is_fortran, dtype, file.tell()

@@ -6,7 +6,10 @@ from PIL import Image, ImageEnhance
 
 from frostline.preprocess.steps import ColorJitter
 
-__all__ = ("jittered",)
+__all__ = ("JITTER_DRAWS", "jittered")
+
+JITTER_DRAWS = 7
+"""Numbers that every change of colours draws, whatever its amounts are."""
 
 _ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 _HUE = 3

@@ -2,21 +2,25 @@
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from frostline.errors import SampleError
-from frostline.preprocess.arrays import is_array, pixels_of, size_of_array
+from frostline.preprocess.arrays import classes_of, is_array, pixels_of, size_of_array
 
-__all__ = ("check_size", "decoded", "size_of")
+__all__ = ("check_size", "decoded", "decoded_classes", "size_of")
 
 Size = tuple[int, int]
 
 # Only what the suffixes of a data set can name: Pillow's other readers start programs or fetch files.
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 _MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV"}
+_CLASS_MODES = {"1", "L", "P", "I", "I;16", "I;16B", "I;16L"}
 
 # What Pillow's readers raise on bytes that are not what they claim to be.
 _BROKEN = (
@@ -55,7 +59,7 @@ def decoded(
         check_size(size_of_array(encoded), most_pixels, "it has")
         image = Image.fromarray(pixels_of(encoded))
         return image if image.mode == mode else image.convert(mode)
-    try:
+    with _in_words(most_pixels):
         image = Image.open(BytesIO(encoded), formats=_FORMATS)
         check_size(image.size, most_pixels, "it has")
         if image.mode not in _MODES:
@@ -65,6 +69,36 @@ def decoded(
             image.draft(None, enough(image.size))
         image.load()
         return image if image.mode == mode else image.convert(mode)
+
+
+def decoded_classes(encoded: bytes | memoryview, *, most_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
+    """The numbers of a mask, ``[H, W]``: of a palette image the indices, of a grey one its values.
+
+    Args:
+        encoded: the mask as stored: an image of one channel, of up to 32 bits, or an array of whole numbers.
+        most_pixels: see ``decoded``.
+
+    Raises:
+        SampleError: it is broken, too large, or has colours and no palette.
+    """
+    if is_array(encoded):
+        return classes_of(encoded, most_pixels)
+    with _in_words(most_pixels):
+        image = Image.open(BytesIO(encoded), formats=_FORMATS)
+        check_size(image.size, most_pixels, "it has")
+        if image.mode not in _CLASS_MODES:
+            raise SampleError(
+                f"pixels of kind {image.mode} are no classes: a mask has one whole number a pixel, as grey images and "
+                "those with a palette have"
+            )
+        return np.asarray(image)
+
+
+@contextmanager
+def _in_words(most_pixels: int) -> Iterator[None]:
+    """Say what Pillow found wrong."""
+    try:
+        yield
     except UnidentifiedImageError as error:
         raise SampleError("not an image of a known format, or its header is broken") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

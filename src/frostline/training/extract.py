@@ -145,7 +145,7 @@ class _Work:
         ids = data.samples.ids
         by_id = np.argsort(ids)
         done = len(data) - len(rows)
-        for batch in self._setup.job.loader(_ROWS, data=data.take(rows)):
+        for batch in self._setup.job.loader(_ROWS, data=data.take(rows), targets=False):
             here = by_id[np.searchsorted(ids, batch.ids.numpy(), sorter=by_id)]
             numbers = here // self._ranges.rows_per_part
             for number in np.unique(numbers).tolist():

@@ -125,6 +125,7 @@ class _Run:
             epoch=epoch,
             data=data,
             preprocess=None if shuffle else self._setup.network.plain_preprocess,
+            targets=False,
         )
 
     def report(self) -> Report:

@@ -230,7 +230,8 @@ def _samples(body: dict[str, Any]) -> Samples:
     versions = [_version(one) for one in _list(body.get("versions", []), "samples.versions")]
     if versions and len(versions) != len(objects):
         raise BadRequest("the columns of samples have different lengths")
-    return Samples(objects=objects, labels=np.full(len(objects), -1, np.int64), versions=versions, **numbers)
+    labels = np.full(len(objects), -1, np.int64)
+    return Samples(objects=objects, labels=labels, versions=versions, targets=None, **numbers)
 
 
 def _version(value: object) -> str:

@@ -11,7 +11,7 @@ from frostline.core import OBJECTS, READINGS
 from frostline.preprocess import Applied
 from frostline.stores.faces import Entry, ObjectStore
 
-__all__ = ("COLUMNS", "Form", "Listed", "digest_of", "is_hidden")
+__all__ = ("COLUMNS", "TARGET_COLUMNS", "Form", "Listed", "digest_of", "is_hidden")
 
 _AT_ONCE = 4096
 
@@ -27,6 +27,18 @@ COLUMNS = pa.schema(
     }
 )
 """The columns that every table of samples starts with; what follows them is metadata."""
+
+TARGET_COLUMNS = pa.schema(
+    {
+        "target_object": pa.string(),
+        "target_offset": pa.int64(),
+        "target_length": pa.int64(),
+        "target_etag": pa.string(),
+        "width": pa.int64(),
+        "height": pa.int64(),
+    }
+)
+"""The columns that follow, without nulls, where samples have masks: where each one is, and the size of its image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

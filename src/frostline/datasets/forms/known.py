@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from frostline.datasets.forms.cql import CqlTables
 from frostline.datasets.forms.faces import Form
 from frostline.datasets.forms.folders import ClassFolders
+from frostline.datasets.forms.masks import MaskPairs
 from frostline.datasets.forms.parquet import Parquet
 from frostline.datasets.forms.ready_form import ReadyForm
 from frostline.datasets.forms.url_lists import UrlLists
@@ -14,7 +15,7 @@ from frostline.stores.faces import Entry
 
 __all__ = ("FORMS", "form_named", "form_of")
 
-FORMS: tuple[Form, ...] = (ReadyForm(), CqlTables(), ClassFolders(), WebDataset(), Parquet(), UrlLists())
+FORMS: tuple[Form, ...] = (ReadyForm(), CqlTables(), MaskPairs(), ClassFolders(), WebDataset(), Parquet(), UrlLists())
 """In the order in which they are asked."""
 
 # Says what it found nothing of, where no form claims a listing.

@@ -7,12 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from frostline.datasets.forms.faces import COLUMNS
+from frostline.datasets.forms.faces import COLUMNS, TARGET_COLUMNS
 
 __all__ = ("columns_of", "joined")
 
 # Data whose fields are names of things would else have as many columns as samples.
 _MOST_COLUMNS = 256
+# What a table without masks calls its columns must not make it one with masks.
+_TAKEN = frozenset([*COLUMNS.names, *(name for name in TARGET_COLUMNS.names if name.startswith("target_"))])
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -30,7 +32,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
 
 def column_name(field: str) -> str:
     """The name of a field's column."""
-    return f"meta_{_text(field)}" if field in COLUMNS.names else _text(field)
+    return f"meta_{_text(field)}" if field in _TAKEN else _text(field)
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:

@@ -1,0 +1,107 @@
+"""Takes a mask the way that its image goes: the same sizes, crops and draws, and of the pixels the nearest."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from frostline.core import View
+from frostline.errors import SampleError
+from frostline.preprocess.apply import MOST_PIXELS
+from frostline.preprocess.colours import JITTER_DRAWS
+from frostline.preprocess.decoder import check_size, decoded_classes
+from frostline.preprocess.geometry import Box, draws, middle, random_box, scaled_size
+from frostline.preprocess.spec import Preprocess
+from frostline.preprocess.steps import (
+    CenterCrop,
+    ColorJitter,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    Step,
+)
+
+__all__ = ("IGNORED", "MASK_DTYPE", "mask_into")
+
+IGNORED = 255
+"""What stands where a crop reaches beyond the mask: the number that losses are told to ignore."""
+
+MASK_DTYPE = "uint16"
+"""Of masks while they are carried and kept: the classes of 8-bit and 16-bit ones."""
+
+_MOST_CLASS = (1 << 16) - 1
+_NEAREST = Image.Resampling.NEAREST
+
+
+def mask_into(
+    preprocess: Preprocess,
+    encoded: bytes | memoryview,
+    out: npt.NDArray[np.uint16],
+    *,
+    id: int,
+    view: View | None,
+    size: tuple[int, int] = (0, 0),
+    most_pixels: int = MOST_PIXELS,
+) -> None:
+    """Decode one mask and write the classes that belong to the network's input into ``out``.
+
+    Args:
+        preprocess: of the image, from ``Decode`` on.
+        encoded: the mask as stored; read, not kept.
+        out: ``uint16[H, W]``, height and width of ``preprocess.shape``; undefined after a ``SampleError``.
+        id: of the sample; with the view it seeds the random steps, as it does for the image.
+        view: which random view; None where no step is random.
+        size: width and height of the image; zeros where nobody knows them.
+        most_pixels: see ``apply.decode_into``.
+
+    Raises:
+        SampleError: the mask is broken, of a kind that is not read or of another size than its image.
+        BadRequest: a step is random and there is no view.
+    """
+    draw = draws(preprocess, id, view)
+    mask = _as_image(decoded_classes(encoded, most_pixels=most_pixels))
+    if 0 not in size and mask.size != size:
+        raise SampleError(
+            f"the mask has {mask.width} x {mask.height} pixels and its image {size[0]} x {size[1]}: make them the same"
+        )
+    for step in preprocess.steps[1:-1]:
+        mask = _applied(step, mask, draw, most_pixels)
+    np.copyto(out, np.asarray(mask), casting="unsafe")  # all of it fits: see _as_image
+
+
+def _as_image(classes: npt.NDArray[np.integer | np.bool_]) -> Image.Image:
+    """The classes in what Pillow scales: 8 bits where they do, else 32."""
+    if classes.dtype.itemsize == 1 and classes.dtype.kind != "i":
+        return Image.fromarray(classes.astype(np.uint8))
+    least, most = int(classes.min()), int(classes.max())
+    if least < 0 or most > _MOST_CLASS:
+        raise SampleError(f"{least if least < 0 else most} is no class: those of masks go from 0 to {_MOST_CLASS}")
+    return Image.fromarray(classes.astype(np.int32))
+
+
+def _applied(step: Step, mask: Image.Image, draw: Callable[[], float], most_pixels: int) -> Image.Image:
+    match step:
+        case Resize():
+            width, height = scaled_size(step, mask.size)
+            check_size((max(width, 1), max(height, mask.height)), most_pixels, "scaled it has")
+            return mask.resize((width, height), _NEAREST)
+        case CenterCrop():
+            return _cropped(mask, middle(mask.size, step.size))
+        case RandomResizedCrop():
+            return mask.crop(random_box(step, mask.size, draw)).resize((step.size, step.size), _NEAREST)
+        case RandomHorizontalFlip():
+            return mask.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw() < step.p else mask
+        case ColorJitter():
+            for _ in range(JITTER_DRAWS):  # steps behind it draw what they draw for the image
+                draw()
+            return mask
+        case _:
+            raise AssertionError(f"{step} stands between Decode and Normalize")
+
+
+def _cropped(mask: Image.Image, box: Box) -> Image.Image:
+    left, top, right, bottom = box
+    ground = Image.new(mask.mode, (right - left, bottom - top), IGNORED)
+    ground.paste(mask, (-left, -top))
+    return ground
