@@ -14,6 +14,7 @@ FrostlineError
 │   │   ├── NotTraceable      torch.export cannot follow the network
 │   │   ├── NothingFrozen     no computation stands before the first trainable layer
 │   │   └── FrozenInTrainMode a frozen layer would behave differently in train mode
+│   ├── OrderMismatch         a saved state, or another rank, follows another order of samples
 │   ├── AddressInUse          the port is taken
 │   └── OutOfSpace            the disk is full
 ├── StoreError                the store did not give the bytes
@@ -57,6 +58,7 @@ __all__ = (
     "NotTraceable",
     "NothingFrozen",
     "ObjectNotFound",
+    "OrderMismatch",
     "OutOfSpace",
     "OverBudget",
     "Overloaded",
@@ -134,6 +136,10 @@ class NothingFrozen(ModelError):
 
 class FrozenInTrainMode(ModelError):
     """A frozen layer would behave differently in train mode (BatchNorm, dropout)."""
+
+
+class OrderMismatch(UserError):
+    """A saved state, or another rank, follows another order of samples than this loader; the message says in what."""
 
 
 class AddressInUse(UserError):

@@ -1,16 +1,37 @@
-"""Decides which sample stands where: the order of an epoch, the parts of a split, and rows chosen of a table."""
+"""Decides which sample stands where: orders of epochs, shares of ranks, states to go on from, splits, chosen rows."""
 
 from frostline.ordering.chosen import Chosen, Places
-from frostline.ordering.order import Order
+from frostline.ordering.handshake import Gather, Terms, check_terms
+from frostline.ordering.interleaving import Interleaving
+from frostline.ordering.mixture import Mixture
+from frostline.ordering.order import EpochOrder, Order
+from frostline.ordering.recorded import RecordedOrder, Replay
+from frostline.ordering.sharding import LAST, Shard
 from frostline.ordering.splits import Labels, count_labels, split_at_random, split_by_class, split_by_group
+from frostline.ordering.state import OrderState
+from frostline.ordering.weighted import Weighted, Weights, weights_by_class
 
 __all__ = (
+    "LAST",
     "Chosen",
+    "EpochOrder",
+    "Gather",
+    "Interleaving",
     "Labels",
+    "Mixture",
     "Order",
+    "OrderState",
     "Places",
+    "RecordedOrder",
+    "Replay",
+    "Shard",
+    "Terms",
+    "Weighted",
+    "Weights",
+    "check_terms",
     "count_labels",
     "split_at_random",
     "split_by_class",
     "split_by_group",
+    "weights_by_class",
 )

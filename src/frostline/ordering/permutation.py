@@ -7,7 +7,16 @@ import numpy.typing as npt
 
 from frostline.errors import SettingError
 
-__all__ = ("check_number", "draw_of_stretches", "permute", "permute_each", "round_keys", "width_of")
+__all__ = (
+    "check_number",
+    "draw_of_stretches",
+    "permute",
+    "permute_at",
+    "permute_each",
+    "round_keys",
+    "width_of",
+    "words_at",
+)
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -33,12 +42,19 @@ def permute(start: int, stop: int, size: int, keys: tuple[int, ...]) -> _Rows:
     Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014, figure 17). It shuffles;
     it keeps no secret. The permutation is part of the format: it never changes between versions.
     """
-    table = np.array([keys], np.uint64)
     out = np.empty(stop - start, np.int64)
     for first in range(start, stop, _AT_ONCE):
         last = min(first + _AT_ONCE, stop)
-        values = np.arange(first, last, dtype=np.uint64)
-        out[first - start : last - start] = _walked(values, np.uint64(size), None, table, width_of(size))
+        out[first - start : last - start] = _permuted(np.arange(first, last, dtype=np.uint64), size, keys)
+    return out
+
+
+def permute_at(positions: _Rows, size: int, keys: tuple[int, ...]) -> _Rows:
+    """Where these positions of ``size`` go, in any order: for each what ``permute`` gives."""
+    out = np.empty(len(positions), np.int64)
+    for first in range(0, len(positions), _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        out[some] = _permuted(positions[some].astype(np.uint64), size, keys)
     return out
 
 
@@ -56,6 +72,13 @@ def permute_each(positions: _Rows, which: _Rows, sizes: _Rows, keys: _Words) -> 
     """
     values, bounds = positions.astype(np.uint64), sizes.astype(np.uint64)
     return _walked(values, bounds[which], which, keys, width_of(int(sizes[0]))).astype(np.int64)
+
+
+def words_at(positions: _Rows, key: int) -> _Words:
+    """64 random bits for each position: output ``position`` of SplitMix64 from that key, whatever was drawn before."""
+    words = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key & _MASK)
+    _mix_in_place(words, np.empty_like(words))
+    return words
 
 
 def width_of(size: int) -> int:
@@ -80,10 +103,9 @@ def draw_of_stretches(size: int, count: int, key: int) -> _Rows:
     out = np.empty(count, np.int64)
     for start in range(0, count, _RUN):
         edges = np.arange(start, min(start + _RUN, count) + 1, dtype=np.int64) * size // count
-        states = np.arange(start + 1, start + len(edges), dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _MASK)
-        _mix_in_place(states, np.empty_like(states))
-        share = (states >> np.uint64(32)).astype(np.int64)
-        out[start : start + len(states)] = edges[:-1] + (share * np.diff(edges) >> 32)
+        words = words_at(np.arange(start, start + len(edges) - 1), key)
+        share = (words >> np.uint64(32)).astype(np.int64)
+        out[start : start + len(words)] = edges[:-1] + (share * np.diff(edges) >> 32)
     return out
 
 
@@ -95,6 +117,10 @@ def check_number(name: str, value: int, most: int) -> None:
     """
     if not 0 <= value <= most:
         raise SettingError(f"{name} must lie from 0 to {most}, not {value}")
+
+
+def _permuted(values: _Words, size: int, keys: tuple[int, ...]) -> _Words:
+    return _walked(values, np.uint64(size), None, np.array([keys], np.uint64), width_of(size))
 
 
 def _walked(values: _Words, bounds: Any, which: _Rows | None, keys: _Words, half: int) -> _Words:

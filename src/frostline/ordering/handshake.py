@@ -1,0 +1,127 @@
+"""Decides whether ranks may train together: each says in a few bytes what it is about to read, and all must agree."""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frostline.errors import OrderMismatch, SettingError
+from frostline.ordering.permutation import check_number
+from frostline.ordering.state import SCHEMA, OrderState
+
+__all__ = ("RECORD_BYTES", "Gather", "Terms", "check_terms")
+
+RECORD_BYTES = 256
+"""Of every rank's record, in this and every later version, so that different versions can still say so."""
+
+Gather = Callable[[bytes], Sequence[bytes]]
+"""Gives this rank's record to all others and returns everybody's, by rank; waits until all have come."""
+
+_MAGIC = b"frostord"
+_LAYOUT = struct.Struct("<8sIII5q8s64s64s")
+_NUMBERS = ("seed", "epoch", "position", "samples", "batch_size")
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a rank is about to read.
+
+    Attributes:
+        state: where it begins.
+        rank: who it is.
+        world_size: how many ranks it believes there are.
+    """
+
+    state: OrderState
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        check_number("world_size", self.world_size, (1 << 32) - 1)
+        check_number("rank", self.rank, self.world_size - 1)
+
+    def to_bytes(self) -> bytes:
+        """``RECORD_BYTES`` bytes: numbers and texts as they are, since a digest could not tell what differs."""
+        state = self.state
+        numbers = (getattr(state, name) for name in _NUMBERS)
+        texts = (one.encode() for one in (state.last, state.manifest, state.order))
+        return _LAYOUT.pack(_MAGIC, SCHEMA, self.rank, self.world_size, *numbers, *texts).ljust(RECORD_BYTES, b"\0")
+
+    @classmethod
+    def from_bytes(cls, record: bytes, *, at: int) -> "Terms":
+        """What ``to_bytes`` gave.
+
+        Args:
+            record: from the rank.
+            at: its number, for the sentence.
+
+        Raises:
+            OrderMismatch: it is none, or one of another version.
+        """
+        if len(record) != RECORD_BYTES or not record.startswith(_MAGIC):
+            raise OrderMismatch(f"rank {at} answered with something else than what it is about to read")
+        _, schema, rank, world_size, *numbers, last, manifest, order = _LAYOUT.unpack_from(record)
+        if schema != SCHEMA:
+            raise OrderMismatch(
+                f"rank {at} runs another version of Frostline (schema {schema}, and {SCHEMA} here): install the same "
+                "version everywhere"
+            )
+        texts = {"manifest": _text(manifest), "order": _text(order), "last": _text(last)}
+        named: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True)) | texts
+        try:
+            return cls(state=OrderState(**named), rank=rank, world_size=world_size)
+        except SettingError as error:
+            raise OrderMismatch(f"rank {at} answered with something that makes no sense: {error}") from error
+
+
+def check_terms(records: Sequence[bytes]) -> None:
+    """Make sure that ranks are about to read parts of the same epoch; each comes to the same answer.
+
+    Args:
+        records: of all ranks, by rank.
+
+    Raises:
+        OrderMismatch: they are not; the sentence says what differs, and at which ranks.
+    """
+    found = [Terms.from_bytes(record, at=rank) for rank, record in enumerate(records)]
+    for place, terms in enumerate(found):
+        if terms.rank != place or terms.world_size != len(found):
+            raise OrderMismatch(
+                f"process {place} of {len(found)} takes itself for rank {terms.rank} of {terms.world_size}: each "
+                "needs a rank of its own, and the same world_size"
+            )
+    for name in ("manifest", "order", "seed", "epoch", "samples", "position", "batch_size", "last"):
+        _same(name, [getattr(terms.state, name) for terms in found])
+
+
+def _same(name: str, values: Sequence[object]) -> None:
+    others = [rank for rank, value in enumerate(values) if value != values[0]]
+    if not others:
+        return
+    named = ", ".join(f"rank {rank} has {_short(values[rank])}" for rank in others[:_MOST_NAMED])
+    more = f", and {len(others) - _MOST_NAMED} more differ" if len(others) > _MOST_NAMED else ""
+    raise OrderMismatch(
+        f"the ranks would not read the same epoch, {_WORDS[name]} differs: rank 0 has {_short(values[0])}, "
+        f"{named}{more}"
+    )
+
+
+_WORDS = {
+    "manifest": "the manifest of the samples",
+    "order": "the kind of order (shuffle, weights, mixture)",
+    "seed": "the seed",
+    "epoch": "the epoch",
+    "samples": "the number of samples",
+    "position": "the position to go on from",
+    "batch_size": "the batch size of all ranks together",
+    "last": "what becomes of the last batch",
+}
+
+
+def _short(value: object) -> str:
+    return value[:24] if isinstance(value, str) else str(value)
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("ascii", errors="replace")

@@ -1,0 +1,167 @@
+"""Decides which positions of an epoch a rank takes at each step, and a worker of it; and what happens at the end."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.errors import SettingError
+from frostline.ordering.permutation import check_number
+
+__all__ = ("LAST", "Shard")
+
+LAST = ("keep", "drop", "pad", "uneven")
+"""What becomes of the samples that do not fill a whole step of all ranks; see ``Shard.last``."""
+
+_MOST = 1 << 62
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """The part of an epoch that one worker of one rank takes.
+
+    A step takes the next ``batch_size * world_size`` positions, dealt to the ranks one by one. So how far all ranks
+    are is one number, the position (``after``), and whoever goes on from there, in whatever number, takes exactly the
+    rest. Where the product is the same, so are the samples of each step. Workers of a rank take its steps in turn.
+
+    Attributes:
+        size: positions in the epoch.
+        batch_size: rows that a rank takes in a step.
+        start: position at which the epoch goes on; 0 is its beginning.
+        rank: of this process.
+        world_size: how many ranks there are.
+        last: what becomes of what is left for the last step, which is less than a whole one. Every rank takes as many
+            steps as the others, but with ``uneven``.
+
+            - ``keep``: each sample comes exactly once. What is left is dealt; where it is less than a row for each
+              rank, the step before gives some of its own.
+            - ``drop``: it is left out of this epoch.
+            - ``pad``: dealt, and filled up with samples from the epoch's beginning until each rank has as many rows,
+              as PyTorch's ``DistributedSampler`` does. ``repeats`` counts them.
+            - ``uneven``: dealt, and a rank that gets nothing takes a step less: for loops that allow for it, such as
+              those in PyTorch's ``Join``.
+        worker: of this rank.
+        workers: how many the rank has.
+
+    Raises:
+        SettingError: a figure that makes no sense; or ``keep``, where not every rank can have a row in every step.
+    """
+
+    size: int
+    batch_size: int
+    start: int = 0
+    rank: int = 0
+    world_size: int = 1
+    last: str = "keep"
+    worker: int = 0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        check_number("size", self.size, _MOST)
+        check_number("start", self.start, self.size)
+        for name in ("batch_size", "world_size", "workers"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_number("rank", self.rank, self.world_size - 1)
+        check_number("worker", self.worker, self.workers - 1)
+        if self.last not in LAST:
+            raise SettingError(f"last must be one of {', '.join(LAST)}, not {self.last!r}")
+        if self._is_short and (self.batch_size == 1 or self._whole_steps == 0):
+            raise SettingError(
+                f"{self._over} samples are left for the last step of {self.world_size} ranks, so that not every rank "
+                "would have one: choose last='pad', 'drop' or 'uneven'"
+            )
+
+    def __len__(self) -> int:
+        """Rows that the worker takes."""
+        return self._plain * self.batch_size + len(self._tail())
+
+    @property
+    def steps(self) -> int:
+        """Steps that the rank takes."""
+        if self.last == "drop":
+            return self._whole_steps
+        return self._whole_steps + (self._over > (self.rank if self.last == "uneven" else 0))
+
+    @property
+    def repeats(self) -> int:
+        """Rows over all ranks that come a second time, to fill the last step."""
+        return -self._over % self.world_size if self.last == "pad" else 0
+
+    def after(self, steps: int) -> int:
+        """How far the epoch is when all ranks took so many steps: the position from which another shard goes on.
+
+        After the last one this is the end of the epoch, also where samples were left out.
+        """
+        return self.size if steps >= self.steps else self._edge(steps)
+
+    def step_of(self, number: int) -> int:
+        """The rank's step that is this worker's ``number``-th, from 0."""
+        return self.worker + self.workers * number
+
+    def rows_in(self, step: int) -> int:
+        """How many rows the rank takes in one of its steps."""
+        width = self._edge(step + 1) - self._edge(step)
+        if self.last == "pad":
+            return -(-width // self.world_size)
+        return max(0, -((self.rank - width) // self.world_size))
+
+    def positions(self, start: int, stop: int) -> _Rows:
+        """Positions of the epoch, for the worker's own rows from ``start`` up to, not including, ``stop``.
+
+        Returns:
+            ``int64[stop - start]``; ascending, but for repeats. Memory grows with the answer alone.
+
+        Raises:
+            IndexError: the worker does not take so many rows.
+        """
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"rows {start} to {stop} do not lie within 0 to {len(self)}")
+        plain = self._plain * self.batch_size
+        rows = np.arange(start, max(start, min(stop, plain)), dtype=np.int64)
+        steps = self.worker + self.workers * (rows // self.batch_size)
+        found = self.start + steps * self._at_once + self.rank + self.world_size * (rows % self.batch_size)
+        return np.concatenate([found, self._tail()[max(0, start - plain) : max(0, stop - plain)]])
+
+    @property
+    def _at_once(self) -> int:
+        return self.batch_size * self.world_size
+
+    @property
+    def _whole_steps(self) -> int:
+        return (self.size - self.start) // self._at_once
+
+    @property
+    def _over(self) -> int:
+        return (self.size - self.start) % self._at_once
+
+    @property
+    def _is_short(self) -> bool:
+        """The last step is kept, and has less than a row for each rank unless the step before gives some."""
+        return self.last == "keep" and 0 < self._over < self.world_size
+
+    @property
+    def _plain(self) -> int:
+        """The worker's steps that have all rows; what comes after them are two steps of the rank at most."""
+        return self._turns(max(0, min(self.steps, self._whole_steps) - self._is_short))
+
+    def _edge(self, step: int) -> int:
+        """The position at which a step begins, the same at every rank."""
+        if self._is_short and step == self._whole_steps:
+            return self.size - self.world_size
+        return min(self.start + step * self._at_once, self.size)
+
+    def _turns(self, steps: int) -> int:
+        """How many of the rank's first steps are the worker's."""
+        return max(0, -((self.worker - steps) // self.workers))
+
+    def _tail(self) -> _Rows:
+        """The positions of the worker's steps after the plain ones."""
+        numbers = range(self._plain, self._turns(self.steps))
+        found = [self._in_step(self.step_of(number)) for number in numbers]
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
+    def _in_step(self, step: int) -> _Rows:
+        rows = np.arange(self.rows_in(step), dtype=np.int64)
+        return (self._edge(step) + self.rank + self.world_size * rows) % self.size

@@ -1,0 +1,136 @@
+"""Mixtures: shares to the sample in every beginning, each data set's samples all before any comes again."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.errors import SettingError
+from frostline.ordering import Interleaving, Mixture
+
+whole_ratios = st.lists(st.integers(1, 60), min_size=1, max_size=7)
+any_ratios = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5)
+member_sizes = st.lists(st.integers(1, 40), min_size=1, max_size=4)
+
+
+@given(ratios=whole_ratios)
+def test_after_any_number_of_turns_every_member_had_its_share_to_within_less_than_one(ratios):
+    pattern = Interleaving(ratios)
+    turns = pattern.length * 2 + 3
+    members, _ = pattern.at(np.arange(turns))
+    bound = 1 - Fraction(1, max(2, 2 * len(ratios) - 2))
+    for member, ratio in enumerate(ratios):
+        had = np.cumsum(members == member) * sum(ratios)
+        ideal = np.arange(1, turns + 1) * ratio
+        assert np.abs(had - ideal).max() <= bound * sum(ratios)
+
+
+@given(ratios=any_ratios)
+def test_shares_are_the_ratios_or_next_to_them(ratios):
+    shares = Interleaving(ratios).shares
+    assert shares == pytest.approx(np.array(ratios) / sum(ratios), abs=len(ratios) / 65_536)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "counts"),
+    [
+        ([0.7, 0.3], (7, 3)),
+        ([1 / 3, 2 / 3], (1, 2)),
+        ([1, 1, 2], (1, 1, 2)),
+        ([5], (1,)),
+        ([0.5, 0.25, 0.25], (2, 1, 1)),
+    ],
+)
+def test_ratios_that_whole_numbers_have_are_exact(ratios, counts):
+    assert Interleaving(ratios).counts == counts
+
+
+@given(ratios=whole_ratios, data=st.data())
+def test_turns_are_found_from_positions_and_positions_from_turns(ratios, data):
+    pattern = Interleaving(ratios)
+    positions = np.array(data.draw(st.lists(st.integers(0, 10**12), min_size=1, max_size=10)), np.int64)
+    for position, member, turn in zip(
+        positions.tolist(), *(one.tolist() for one in pattern.at(positions)), strict=True
+    ):
+        assert pattern.position_of(member, turn) == position
+        assert pattern.turns_before(member, position) == turn
+        assert pattern.turns_before(member, position + 1) == turn + 1
+
+
+@given(sizes=member_sizes, data=st.data(), seed=st.integers(0, 2**63 - 1))
+def test_no_sample_comes_again_before_all_of_its_data_set_came_over_all_epochs(sizes, data, seed):
+    ratios = data.draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
+    ends = data.draw(st.sampled_from(["first", "all", 1, 17, 100]))
+    came = [[] for _ in sizes]
+    for epoch in range(3):
+        mixture = Mixture.of(sizes, ratios, seed=seed, epoch=epoch, ends=ends)
+        members, rows = mixture.members_at(np.arange(len(mixture)))
+        for member, mine in enumerate(came):
+            mine.extend(rows[members == member].tolist())
+    for size, mine in zip(sizes, came, strict=True):
+        for start in range(0, len(mine) - size + 1, size):
+            assert sorted(mine[start : start + size]) == list(range(size))
+
+
+@given(sizes=member_sizes, data=st.data())
+def test_an_epoch_ends_when_the_first_data_set_or_the_last_was_seen_whole(sizes, data):
+    ratios = data.draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
+
+    def counts(ends):
+        mixture = Mixture.of(sizes, ratios, seed=0, epoch=0, ends=ends)
+        members, _ = mixture.members_at(np.arange(len(mixture)))
+        return np.bincount(members, minlength=len(sizes)), members
+
+    found, _ = counts("first")
+    assert np.all(found <= sizes)
+    assert np.any(found == sizes)
+    found, members = counts("all")
+    assert np.all(found >= sizes)
+    assert found[members[-1]] == sizes[members[-1]]
+
+
+@given(sizes=member_sizes, epoch=st.integers(0, 2**63 - 1), data=st.data())
+def test_any_position_is_found_alone(sizes, epoch, data):
+    mixture = Mixture.of(sizes, [1 + number for number in range(len(sizes))], seed=5, epoch=epoch, ends=200)
+    positions = np.array(data.draw(st.lists(st.integers(0, 199), max_size=10)), np.int64)
+    assert np.array_equal(mixture.at(positions), mixture.at(np.arange(200))[positions])
+
+
+def test_rows_are_numbered_one_data_set_after_the_other():
+    mixture = Mixture.of([3, 2], [2, 1], seed=0, epoch=0, ends="all", shuffle=False)
+    assert mixture.at(np.arange(len(mixture))).tolist() == [0, 3, 1, 2, 4]
+
+
+def test_mixtures_never_change_between_versions():
+    mixture = Mixture.of([1000, 10], [0.9, 0.1], seed=3, epoch=2)
+    assert mixture.at(np.arange(12)).tolist() == [405, 276, 750, 152, 977, 1001, 564, 208, 581, 319, 68, 303]
+
+
+def test_mixtures_are_named_by_all_that_decides_what_comes():
+    def name(sizes=(5, 6), ratios=(1, 2), **options):
+        return Mixture.of(sizes, ratios, seed=0, epoch=0, **options).name
+
+    others = [name(), name((6, 5)), name(ratios=(2, 1)), name(ends="all"), name(ends=7), name(shuffle=False)]
+    assert len(set(others)) == 6
+    assert name() == name(ratios=(0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"ratios": [1, 0]}, "above 0"),
+        ({"ratios": [1, float("nan")]}, "above 0"),
+        ({"ratios": []}, "members"),
+        ({"ratios": [1]}, "as many ratios"),
+        ({"sizes": [3, 0]}, "number 1 has none"),
+        ({"ends": "never"}, "ends must be"),
+        ({"ends": -1}, "size"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_a_mixture_that_makes_no_sense_is_refused(terms, said):
+    terms = {"sizes": [3, 4], "ratios": [1, 1], "seed": 0, "epoch": 0, **terms}
+    with pytest.raises(SettingError, match=said):
+        Mixture.of(terms.pop("sizes"), terms.pop("ratios"), **terms)
