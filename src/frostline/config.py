@@ -153,6 +153,10 @@ class LoaderSettings:
         cache_disk_bytes: most bytes on disk for them.
         views: random views of each sample that there are, so that they can be kept: epoch ``e`` has view
             ``e mod views``. 0 computes another one each epoch.
+        slack: how many places a sample may be handed out ahead of the earliest one that is still missing; 0 keeps the
+            order, None lets whatever arrived go first. Every sample comes once in its epoch all the same.
+        hedge_quantile: a request under way for longer than this share of those before it is made a second time, so
+            that at most the rest of them are made twice; 1 makes none twice.
         retry_for_s: how long a sample is asked for again while its node does not answer, before the job stops.
         deadline_s: longest silence on a connection before it counts as broken.
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
@@ -169,6 +173,8 @@ class LoaderSettings:
     cache_folder: str | None = None
     cache_disk_bytes: int = 10 * _GIB
     views: int = 0
+    slack: int | None = 0
+    hedge_quantile: float = 0.95
     retry_for_s: float = 60.0
     deadline_s: float = 120.0
     device_batch: int = 32
@@ -182,6 +188,9 @@ class LoaderSettings:
         _at_least("window_bytes", self.window_bytes, 1)
         _at_least("cache_bytes", self.cache_bytes, 0)
         _at_least("views", self.views, 0)
+        _at_least("slack", self.slack or 0, 0)
+        if not 0 < self.hedge_quantile <= 1:
+            raise SettingError(f"hedge_quantile must be above 0 and at most 1, not {self.hedge_quantile}")
         _at_least("retry_for_s", self.retry_for_s, 0)
         _at_least("deadline_s", self.deadline_s, 0.001)
         _whole_eights("device_batch", self.device_batch)

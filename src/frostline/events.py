@@ -18,6 +18,7 @@ __all__ = (
     "PhaseStarted",
     "Replanned",
     "RequestFinished",
+    "RequestHedged",
     "RequestRetried",
     "SampleSkipped",
     "StepFinished",
@@ -57,6 +58,14 @@ class RequestFinished:
     samples: int
     payload_bytes: int
     seconds: float
+    route: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHedged:
+    """A request is later than nearly all before it, and is made a second time; the first answer is taken."""
+
+    samples: int
     route: Route
 
 
@@ -171,6 +180,7 @@ Event = (
     | PhaseStarted
     | Replanned
     | RequestFinished
+    | RequestHedged
     | RequestRetried
     | SampleSkipped
     | StepFinished

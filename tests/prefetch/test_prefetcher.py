@@ -11,7 +11,7 @@ import pytest
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples
 from frostline.errors import NodeUnreachable, OverBudget, Overloaded, StoreUnavailable
-from frostline.events import RequestFinished, RequestRetried, SampleSkipped
+from frostline.events import RequestFinished, RequestHedged, RequestRetried, SampleSkipped
 from frostline.prefetch import Prefetcher, Window, stretches
 from frostline.testing import Act, ScriptedTransport
 from frostline.wire.messages import FeatureRequest
@@ -138,6 +138,28 @@ def test_an_interrupt_gets_through_while_the_consumer_waits():
 
     with prefetcher(fetch, requests_in_flight=1) as deliveries, pytest.raises(KeyboardInterrupt):
         next(deliveries)
+
+
+def test_a_straggler_is_asked_for_again_and_its_first_attempt_is_closed():
+    acts = [Act()] * 25 + [Act(gate="never")]
+    transport, events = ScriptedTransport(acts), []
+    with prefetcher(features(transport), count=26 * 8, events=events, hedge_quantile=0.5) as deliveries:
+        assert ids_of(deliveries) == list(range(26 * 8))
+    hedged = [one.samples for one in events if isinstance(one, RequestHedged)]
+    assert hedged == [8] * (len(transport.requests) - 26)
+    assert hedged, "the first attempt would never have been answered"
+    assert sum(isinstance(one, RequestFinished) for one in events) == 26, "an attempt that was given up is not one"
+
+
+def test_with_slack_what_arrived_does_not_wait_for_what_is_missing():
+    transport = ScriptedTransport([Act(gate="first")])
+    with prefetcher(features(transport), slack=None, hedge_quantile=1) as deliveries:
+        came = [next(deliveries) for _ in range(7)]
+        assert sorted(ids_of(came)) == list(range(8, 64))
+        assert all(one.stop == 0 for one in came)
+        transport.open("first")
+        came += deliveries
+    assert sorted(ids_of(came)) == list(range(64))
 
 
 def test_a_generator_that_cannot_be_closed_from_outside_is_waited_for():

@@ -71,19 +71,21 @@ class Disorder(RuleBasedStateMachine):
         per_request=st.integers(1, 7),
         requests=st.integers(1, 5),
         window_rows=st.integers(1, 30),
+        slack=st.sampled_from([0, 0, 1, 3, 10, None]),
     )
-    def start(self, rows, per_request, requests, window_rows):
+    def start(self, rows, per_request, requests, window_rows, slack):
         samples = table(len(rows))
         self.wanted = np.flatnonzero(rows)  # the others are in the trainer's cache
         self.bound = window_rows * ROW_BYTES
-        settings = LoaderSettings(requests_in_flight=requests, window_bytes=self.bound, retry_for_s=1e9)
+        settings = LoaderSettings(requests_in_flight=requests, window_bytes=self.bound, retry_for_s=1e9, slack=slack)
+        self.slack = 1 << 62 if slack is None else slack
         order = np.random.default_rng(0).permutation(len(rows))
         self.ids = samples.ids[order]
         parts = stretches(samples, order[self.wanted], self.wanted, one_way(per_request, ROW_BYTES))
         self.window = Window(parts, settings)
         self.requests = requests
         self.places = {int(one): place for place, one in enumerate(self.ids)}
-        self.opened = set()  # last place of each stretch that was ever asked for
+        self.asked, self.came = [], set()  # places asked for, by stretch; places that arrived or were skipped
         self.now = 0.0
         self.under_way = []  # [ask, rows answered]
         self.given_up = []
@@ -94,8 +96,9 @@ class Disorder(RuleBasedStateMachine):
     def ask(self):
         for ask in self.window.asks(self.now):
             self.under_way.append([ask, 0])
-            last = int(self.places[int(ask.samples.ids[-1])])
-            self.opened.add(last)
+            places = [self.places[int(one)] for one in ask.samples.ids]
+            if places[-1] not in {one[-1] for one in self.asked}:
+                self.asked.append(places)
 
     @rule(seconds=st.sampled_from([0.0, 0.05, 1.0, 100.0]))
     def wait(self, seconds):
@@ -110,6 +113,7 @@ class Disorder(RuleBasedStateMachine):
         lost = [int(i) for i in ids if data.draw(st.integers(0, 9)) == 0]
         self.unreadable.update(lost)
         self.window.arrived(one[0], answer(ids, unreadable=lost))
+        self.came.update(self.places[int(i)] for i in ids)
         one[1] += len(ids)
 
     @precondition(lambda self: self.under_way)
@@ -149,9 +153,19 @@ class Disorder(RuleBasedStateMachine):
 
     @rule()
     def hand_out(self):
+        missing = self.first_missing()
         delivery = self.window.take()
-        if delivery is not None:
-            self.out.append(delivery)
+        if delivery is None:
+            return
+        assert all(place - missing <= self.slack for place in delivery.positions), "no further ahead than the slack"
+        self.out.append(delivery)
+        assert delivery.stop <= delivery.reach <= max(delivery.stop, missing + self.slack + 1)
+        if self.slack == 0:
+            assert delivery.reach == delivery.stop
+
+    def first_missing(self):
+        asked = {place for places in self.asked for place in places}
+        return min(asked - self.came, default=1 << 62)
 
     @invariant()
     def within_its_bytes(self):
@@ -163,11 +177,12 @@ class Disorder(RuleBasedStateMachine):
         assert now.requests_in_flight == len(self.under_way) <= self.requests
         held = now.expected_bytes + now.ready_bytes
         if held > self.bound:
-            out = self.out[-1].stop if self.out else 0
-            assert sum(last >= out for last in self.opened) == 1, "only a lone stretch may be larger than the window"
+            out = self.handed_out()
+            within = sum(any(place not in out for place in places) for places in self.asked)
+            assert within == 1, "only a lone stretch may be larger than the window"
 
     @invariant()
-    def what_came_out_is_a_beginning_of_the_order(self):
+    def what_came_out_is_a_beginning_of_the_order_and_what_the_slack_allows(self):
         if not hasattr(self, "window"):
             return
         places = [place for one in self.out for place in one.positions.tolist()]
@@ -175,7 +190,15 @@ class Disorder(RuleBasedStateMachine):
             assert self.ids[one.positions].tolist() == one.batch.ids.tolist()
         stop = self.out[-1].stop if self.out else 0
         expected = [p for p in self.wanted.tolist() if p < stop and int(self.ids[p]) not in self.unreadable]
-        assert places == expected
+        assert len(set(places)) == len(places)
+        assert sorted(place for place in places if place < stop) == expected
+        if self.slack == 0:
+            assert places == expected
+
+    def handed_out(self):
+        """Places that left the window."""
+        skipped = {self.places[one.id] for delivery in self.out for one in delivery.batch.skipped}
+        return skipped | {place for one in self.out for place in one.positions.tolist()}
 
     def teardown(self):
         if not hasattr(self, "window"):
@@ -189,9 +212,10 @@ class Disorder(RuleBasedStateMachine):
                 self.window.finished(ask, self.now)
             taken = take_all(self.window)
             self.out += taken
+            self.came |= self.handed_out()
             if not asks and not taken and not self.window.is_done:
                 self.now = max(self.now, self.window.next_wakeup())
-        self.what_came_out_is_a_beginning_of_the_order()
+        self.what_came_out_is_a_beginning_of_the_order_and_what_the_slack_allows()
         skipped = [one.id for delivery in self.out for one in delivery.batch.skipped]
         came = sorted([int(i) for delivery in self.out for i in delivery.batch.ids] + skipped)
         assert came == sorted(self.ids[self.wanted].tolist())
@@ -212,6 +236,35 @@ def test_rows_come_out_in_order_when_answers_come_in_reverse():
     held.finished(first, 0)
     held.finished(second, 0)
     assert held.is_done
+
+
+def test_rows_may_go_ahead_of_a_missing_one_as_far_as_the_slack_goes():
+    held = window(16, per_request=4, requests_in_flight=4, slack=7)
+    first, second = held.asks(0)
+    held.arrived(second, answer(second.samples.ids))
+    held.finished(second, 0)
+    ahead = held.take()
+    assert (ahead.positions.tolist(), ahead.stop, ahead.reach) == ([4, 5, 6, 7], 0, 8)
+    third, *_ = held.asks(0)
+    held.arrived(third, answer(third.samples.ids))
+    assert held.take() is None, "place 8 is 8 ahead of place 0"
+    held.arrived(first, answer(first.samples.ids[:1]))
+    assert [one.positions.tolist() for one in take_all(held)] == [[0]]
+    held.arrived(first, answer(first.samples.ids[1:]))
+    left = take_all(held)
+    assert [one.positions.tolist() for one in left] == [[1, 2, 3], [8, 9, 10, 11]]
+    assert [one.stop for one in left] == [8, 12]
+
+
+def test_without_a_bound_whatever_arrived_goes_first():
+    held = window(16, per_request=4, requests_in_flight=4, slack=None)
+    first, second = held.asks(0)
+    places = []
+    for ask in (second, *held.asks(0), first):
+        held.arrived(ask, answer(ask.samples.ids))
+        held.finished(ask, 0)
+        places += [one.positions.tolist() for one in take_all(held)]
+    assert places == [[4, 5, 6, 7], [0, 1, 2, 3]]
 
 
 def test_rows_are_handed_out_before_their_answer_is_whole():
@@ -334,6 +387,27 @@ def test_skipped_samples_take_no_place():
     assert delivery.positions.tolist() == [1, 2]
     assert delivery.stop == 4
     assert held.statistics().rows_skipped == 2
+
+
+def test_bounds_may_change_while_it_runs_and_what_is_under_way_stays():
+    held = window(400, requests_in_flight=3)
+    asks = list(held.asks(0))
+    held.bound(requests=8, window_bytes=5 * 4 * ROW_BYTES)
+    for _ in range(6):
+        ask = asks.pop(0)
+        held.arrived(ask, answer(ask.samples.ids))
+        held.finished(ask, 0)
+        take_all(held)
+        asks += held.asks(0)
+    assert len(asks) == 5, "the bytes allow no more"
+    held.bound(requests=1, window_bytes=1)
+    assert held.statistics().requests_in_flight == 5
+    for ask in asks:
+        assert held.asks(0) == ()
+        held.arrived(ask, answer(ask.samples.ids))
+        held.finished(ask, 0)
+    take_all(held)
+    assert len(held.asks(0)) == 1
 
 
 def test_an_epoch_with_nothing_to_ask_is_done_at_once():

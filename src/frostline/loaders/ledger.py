@@ -9,7 +9,16 @@ import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Route, Skipped
 from frostline.errors import TooManySkipped
-from frostline.events import BatchTaken, EpochFinished, Event, Observer, Replanned, RequestRetried, SampleSkipped
+from frostline.events import (
+    BatchTaken,
+    EpochFinished,
+    Event,
+    Observer,
+    Replanned,
+    RequestHedged,
+    RequestRetried,
+    SampleSkipped,
+)
 
 __all__ = ("JobStatistics", "Ledger")
 
@@ -21,7 +30,8 @@ class JobStatistics:
     Attributes:
         wire_bytes: store side to trainer, bodies and headers, measuring included.
         requests: exchanges with the node.
-        retries: requests made again.
+        retries: requests made again, because they failed.
+        hedges: requests made a second time, because they were late.
         samples: handed to the training loop.
         from_cache: of these, without crossing the network.
         routed: samples that arrived, by the way that they took.
@@ -39,6 +49,7 @@ class JobStatistics:
     wire_bytes: int = 0
     requests: int = 0
     retries: int = 0
+    hedges: int = 0
     samples: int = 0
     from_cache: int = 0
     routed: tuple[tuple[Route, int], ...] = ()
@@ -123,6 +134,8 @@ class Ledger:
                 self._skipped[event.id] = Skipped(id=event.id, object=event.object, reason=event.reason)
             case RequestRetried():
                 self._sums["retries"] += 1
+            case RequestHedged():
+                self._sums["hedges"] += 1
             case BatchTaken():
                 self._sums["samples"] += event.samples
                 self._sums["from_cache"] += event.from_cache

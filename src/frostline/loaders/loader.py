@@ -1,8 +1,9 @@
 """One epoch for a training loop: prefetched rows and cached rows, merged in order into batches."""
 
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -194,16 +195,18 @@ class _Epoch:
         self._read_rows = max(1, min(_READ_ROWS, _READ_BYTES // max(1, row_bytes)))
 
     def batches(self, assembler: BatchAssembler) -> Iterator[Columns]:
-        done = 0
+        done = 0  # what was cached at places below has been handed out
         for delivery in self._deliveries(self._stretches()):
-            for run in self._runs(done, delivery.stop):
-                yield from assembler.merge(*self._parts(run, delivery))
-            done = delivery.stop
+            for run in self._runs(*delivery.span(before=done)):
+                yield from assembler.merge(*self._parts(run, _delivered(run, delivery)))
+            for run in self._runs(done, delivery.reach):
+                yield from assembler.merge(*self._parts(run, _delivered(run, delivery), self._cached(run)))
+            done = max(done, delivery.reach)
             self._keep(delivery.batch)
-            while self._segments[0].stop <= done and len(self._segments) > 1:
+            while self._segments[0].stop <= delivery.stop and len(self._segments) > 1:
                 self._segments.popleft()
         for run in self._runs(done, len(self._order)):
-            yield from assembler.merge(*self._parts(run, None))
+            yield from assembler.merge(*self._parts(run, self._cached(run)))
         last = assembler.finish()
         if last is not None:
             yield last
@@ -240,27 +243,24 @@ class _Epoch:
         for one in [one for one in self._segments if one.start < stop and start < one.stop]:
             yield from one.runs(start, stop, self._read_rows)
 
-    def _parts(self, run: _Segment, delivery: Delivery | None) -> list[Part]:
-        """The rows of a run: those of the cache, and those of a delivery."""
-        pieces = [piece for piece in self._pieces(run, delivery) if len(piece.places)]
+    def _parts(self, run: _Segment, *sources: Iterable[_Piece]) -> list[Part]:
+        """The rows of a run, wherever they come from."""
+        pieces = [piece for piece in itertools.chain(*sources) if len(piece.places)]
         if len(pieces) == 1:
             return [self._part(run, pieces[0], None)]
         present = np.sort(np.concatenate([piece.places for piece in pieces])) if pieces else run.rows[:0]
         return [self._part(run, piece, np.searchsorted(present, piece.places)) for piece in pieces]
 
-    def _pieces(self, run: _Segment, delivery: Delivery | None) -> Iterator[_Piece]:
+    def _cached(self, run: _Segment) -> Iterator[_Piece]:
         cache, held = self._source.cache, run.held
-        if cache is not None:
-            places = np.flatnonzero(held.rows >= 0)
-            rows = held.rows if len(places) == len(held.rows) else held.rows[places]
-            tables = tuple(Gathered(table=table, rows=rows) for table in cache.memory.tables)
-            yield _Piece(places=places, tensors=tables, is_kept=True)
-            if held.is_on_disk.any():
-                yield from self._read(cache, run, np.flatnonzero(held.is_on_disk))
-        if delivery is not None:
-            first, stop = np.searchsorted(delivery.positions, (run.start, run.stop))
-            tensors = tuple(one[first:stop] for one in delivery.batch.tensors)
-            yield _Piece(places=delivery.positions[first:stop] - run.start, tensors=tensors)
+        if cache is None:
+            return
+        places = np.flatnonzero(held.rows >= 0)
+        rows = held.rows if len(places) == len(held.rows) else held.rows[places]
+        tables = tuple(Gathered(table=table, rows=rows) for table in cache.memory.tables)
+        yield _Piece(places=places, tensors=tables, is_kept=True)
+        if held.is_on_disk.any():
+            yield from self._read(cache, run, np.flatnonzero(held.is_on_disk))
 
     def _read(self, cache: TieredCache, run: _Segment, places: _Ints) -> Iterator[_Piece]:
         """Rows that the disk held when it was looked at; what is gone since is asked for now."""
@@ -281,6 +281,13 @@ class _Epoch:
     def _keep(self, batch: FeatureBatch) -> None:
         if self._source.cache is not None and len(batch):
             self._source.cache.put(batch.ids, batch.tensors)
+
+
+def _delivered(run: _Segment, delivery: Delivery) -> Iterator[_Piece]:
+    """The rows of a delivery that lie in a run."""
+    first, stop = np.searchsorted(delivery.positions, (run.start, run.stop))
+    tensors = tuple(one[first:stop] for one in delivery.batch.tensors)
+    yield _Piece(places=delivery.positions[first:stop] - run.start, tensors=tensors)
 
 
 def _batch(columns: Columns, *, has_targets: bool) -> Batch:

@@ -8,7 +8,7 @@ from typing import Self
 
 from frostline.core import FeatureBatch, Route, Samples
 from frostline.errors import StoreUnavailable, Unavailable
-from frostline.events import Event, Observer, RequestFinished, SampleSkipped, Waiting
+from frostline.events import Event, Observer, RequestFinished, RequestHedged, SampleSkipped, Waiting
 from frostline.prefetch.stretches import Ask, Delivery
 from frostline.prefetch.window import Window, WindowStatistics
 
@@ -21,11 +21,12 @@ Fetch = Callable[[Samples, Route], Iterator[FeatureBatch]]
 
 
 class Prefetcher:
-    """An iterator over the window's deliveries, in order; use it as a context manager, in one thread.
+    """An iterator over the window's deliveries; use it as a context manager, in one thread.
 
     Requests go out from the moment it is entered, and go on while the consumer computes. Nothing polls: threads
-    wait for an arrival, or until the time that the window names. Where ``fetch`` raises ``Unavailable`` or
-    ``StoreUnavailable`` the window decides; anything else reaches the consumer at once.
+    wait for an arrival, or until the time that the window names. An attempt that the window gives up is closed.
+    Where ``fetch`` raises ``Unavailable`` or ``StoreUnavailable`` the window decides; anything else reaches the
+    consumer at once.
 
     Closing abandons what is under way and joins the threads. ``close()`` is called on each answer from the closing
     thread; an answer whose ``close`` is safe there frees a thread that is blocked in its ``next``. A plain generator
@@ -46,7 +47,7 @@ class Prefetcher:
         self._fetch = fetch
         self._clock = clock
         self._observe = observe
-        self._pool = ThreadPoolExecutor(threads + 1, "frostline-prefetch")  # one more, to wait for the next retry
+        self._pool = ThreadPoolExecutor(threads + 1, "frostline-prefetch")  # one more, to wait until a time
         # The consumer takes a bare lock and waits on a queue: both are whole in C, so that an interrupt in its thread
         # cannot leave the lock held, as it can between the lines of Condition.
         self._lock = threading.RLock()  # guards the window and all below
@@ -55,7 +56,8 @@ class Prefetcher:
         self._answers: dict[int, Iterator[FeatureBatch]] = {}
         self._failure: BaseException | None = None
         self._is_closed = False
-        self._awaits_retry = False
+        self._waits_until: float | None = None
+        self._given_up: set[int] = set()
 
     def __enter__(self) -> Self:
         try:
@@ -124,18 +126,27 @@ class Prefetcher:
         if self._is_closed or self._failure:
             return
         for ask in self._window.asks(self._clock()):
+            if ask.is_hedge:
+                self._happened.put(RequestHedged(samples=len(ask.samples), route=ask.route))
             self._pool.submit(self._answer, ask).add_done_callback(self._ended)
-        if self._window.next_wakeup() is not None and not self._awaits_retry:
-            self._awaits_retry = True
-            self._pool.submit(self._await_retry).add_done_callback(self._ended)
-        self._changed.notify_all()
+        wakeup = self._window.next_wakeup()
+        if wakeup is None:
+            return
+        if self._waits_until is None:
+            self._waits_until = wakeup
+            self._pool.submit(self._wait).add_done_callback(self._ended)
+        elif wakeup < self._waits_until:
+            self._changed.notify_all()
 
-    def _await_retry(self) -> None:
+    def _wait(self) -> None:
+        """Ask at the times that the window names."""
         with self._lock:
             while not (self._is_closed or self._failure) and (wakeup := self._window.next_wakeup()) is not None:
-                self._changed.wait(max(0.0, wakeup - self._clock()))
+                self._waits_until = wakeup
+                if self._changed.wait(wakeup - self._clock()):
+                    continue
                 self._ask()
-            self._awaits_retry = False
+            self._waits_until = None
 
     def _answer(self, ask: Ask) -> None:
         """Make one request and tell the window what came of it."""
@@ -148,13 +159,18 @@ class Prefetcher:
         else:
             with self._lock:
                 now = self._clock()
-                done = RequestFinished(
-                    samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started, route=ask.route
-                )
-                self._go_on(self._window.finished(ask, now) or done)
+                if (happened := self._window.finished(ask, now)) is None and ask.number not in self._given_up:
+                    happened = RequestFinished(
+                        samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started, route=ask.route
+                    )
+                self._go_on(happened)
 
     def _go_on(self, happened: Event | None) -> None:
         self._happened.put(happened)
+        for number in self._window.given_up():
+            self._given_up.add(number)
+            if (answer := self._answers.get(number)) is not None:
+                _close(answer)
         self._ask()
 
     def _receive(self, ask: Ask) -> int:
@@ -163,7 +179,7 @@ class Prefetcher:
             self._answers[ask.number] = answer
         payload_bytes = 0
         try:
-            while not self._is_closed and (batch := next(answer, None)) is not None:
+            while not self._is_over(ask) and (batch := next(answer, None)) is not None:
                 payload_bytes += batch.nbytes
                 with self._lock:
                     self._window.arrived(ask, batch)
@@ -173,6 +189,9 @@ class Prefetcher:
                 del self._answers[ask.number]
             _close(answer)
         return payload_bytes
+
+    def _is_over(self, ask: Ask) -> bool:
+        return self._is_closed or ask.number in self._given_up
 
     def _ended(self, future: Future[None]) -> None:
         """Pass on what the window does not decide, and wake the consumer."""

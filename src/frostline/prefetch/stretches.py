@@ -42,30 +42,40 @@ class Ask:
 
     Attributes:
         number: names this attempt; an answer to an older attempt is not taken.
-        attempt: 1, or more after failures.
+        attempt: 1, or more after failures and for a second request.
         samples: what to ask for, in order; the stretch without what arrived in earlier attempts.
         route: the way that they take; the same in every attempt.
+        is_hedge: whether an earlier attempt is under way and late.
     """
 
     number: int
     attempt: int
     samples: Samples
     route: Route
+    is_hedge: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Delivery:
-    """Rows handed out, next in order.
+    """Rows handed out together.
 
     Attributes:
         positions: ``int64[len(batch)]``, places in the epoch of the batch's rows, ascending.
-        stop: every asked-for sample at a place below this has now been handed out or skipped.
+        stop: every asked-for sample at a place below this has now been handed out or skipped; with ``slack=0`` no
+            other one has.
+        reach: samples at places below this that need no asking may be handed out too; ``stop`` with ``slack=0``.
         batch: the rows, and the samples skipped among them.
     """
 
     positions: npt.NDArray[np.int64]
     stop: int
+    reach: int
     batch: FeatureBatch
+
+    def span(self, *, before: int) -> tuple[int, int]:
+        """The places from its first row to its last one that lie before a place; none where no row does."""
+        first, stop = (int(self.positions[0]), int(self.positions[-1]) + 1) if len(self.positions) else (before, before)
+        return min(first, before), min(stop, before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

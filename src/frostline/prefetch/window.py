@@ -1,4 +1,4 @@
-"""Decides what to ask for now and what may be handed out next: strict order, bounded bytes, bounded retries.
+"""Decides what to ask for now and what may be handed out next: bounded disorder, bounded bytes, bounded retries.
 
 A state machine over values. It is told the time, what arrived and what failed; it answers with what to ask
 for. It is not safe for several threads: its driver holds a lock.
@@ -6,23 +6,22 @@ for. It is not safe for several threads: its driver holds a lock.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch
-from frostline.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable, Unavailable
+from frostline.errors import NodeUnreachable, StoreUnavailable, Unavailable
 from frostline.events import RequestRetried
+from frostline.prefetch.hedging import Stragglers
+from frostline.prefetch.opened import Opened
+from frostline.prefetch.patience import Failing, delay_s
 from frostline.prefetch.stretches import Ask, Delivery, Stretch
 
 __all__ = ("Window", "WindowStatistics")
 
 # A start of two keeps one answer on the way while another is read; the rest is earned by answers.
 _FIRST_REQUESTS = 2
-# A node that restarts is back within seconds: the first retry costs little, and later ones stay within one step.
-_FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 5.0
+_NO_BOUND = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +35,9 @@ class WindowStatistics:
         ready_bytes: arrived and not handed out; always near zero means that the trainer waits for the node.
         rows_handed_out: so far, without skipped ones.
         rows_skipped: so far.
-        rows_late: arrived for an attempt that had been given up; not taken.
-        retries: requests made again so far.
+        rows_late: arrived for an attempt that had been given up, or twice; not taken.
+        retries: requests made again so far, because they failed.
+        hedges: requests made a second time so far, because they were late.
     """
 
     requests_in_flight: int
@@ -48,60 +48,90 @@ class WindowStatistics:
     rows_skipped: int
     rows_late: int
     retries: int
+    hedges: int
 
 
 class Window:
-    """The window for strict order: rows leave in the order of the stretches, each sample exactly once.
+    """The window: each sample leaves it exactly once, at most ``slack`` places before an earlier one that is missing.
 
-    What is asked for or has arrived, and is not yet handed out, stays within ``window_bytes``; a stretch
-    larger than that is asked for when nothing else is in the window. The number of requests under way
-    starts at two and grows by one with each answer, as TCP's slow start does (RFC 5681, section 3.1), so
-    that a node never meets the whole window as a burst; after a failure it starts again from one.
+    With ``slack=0`` rows leave in the order of the stretches. What is asked for or has arrived, and is not yet
+    handed out, stays within ``window_bytes``; a stretch larger than that is asked for when nothing else is in the
+    window. The number of requests under way starts at two and grows by one with each answer, as TCP's slow start
+    does (RFC 5681, section 3.1), so that a node never meets the whole window as a burst; after a failure it starts
+    again from one.
 
-    While a failed stretch waits for its next attempt nothing new is asked for: a node that is down is
-    probed, not stormed, and what would arrive could not be handed out before the failed rows anyway.
+    While a failed stretch waits for its next attempt nothing new is asked for: a node that is down is probed, not
+    stormed. A straggler is asked for a second time (``hedging.Stragglers``), and whichever answer brings a row first
+    is taken; the other attempt is given up when nothing of the stretch is missing.
 
     Args:
         stretches: what the epoch must ask for, in order; drawn from as room allows.
-        settings: ``requests_in_flight``, ``window_bytes`` and ``retry_for_s`` are used.
+        settings: ``slack``, ``hedge_quantile`` and ``retry_for_s`` are used; ``requests_in_flight`` and ``window_bytes``
+            until ``bound`` gives others.
     """
 
     def __init__(self, stretches: Iterable[Stretch], settings: LoaderSettings) -> None:
         self._source = iter(stretches)
         self._settings = settings
+        self._slack = _NO_BOUND if settings.slack is None else settings.slack
+        self._stragglers = Stragglers(settings.hedge_quantile)
         self._next = next(self._source, None)
-        self._open: deque[_Open] = deque()
-        self._waiting: list[_Open] = []
-        self._in_flight: dict[int, _Open] = {}
-        self._allowed = min(_FIRST_REQUESTS, settings.requests_in_flight)
+        self._open: deque[Opened] = deque()
+        self._waiting: list[Opened] = []
+        self._flights: dict[int, _Flight] = {}
+        self._given_up: list[int] = []
+        self._most_requests = settings.requests_in_flight
+        self._most_bytes = settings.window_bytes
+        self._allowed = min(_FIRST_REQUESTS, self._most_requests)
         self._asks = 0
+        self._stop = 0  # the place after the last row of the stretches that left whole
         self._expected_bytes = 0
         self._ready_bytes = 0
         self._rows_handed_out = 0
         self._rows_skipped = 0
         self._rows_late = 0
         self._retries = 0
+        self._hedges = 0
 
     @property
     def is_done(self) -> bool:
         """Every row was handed out or skipped, and no request is under way."""
-        return self._next is None and not self._open and not self._in_flight
+        return self._next is None and not self._open and not self._flights
+
+    def bound(self, *, requests: int, window_bytes: int) -> None:
+        """Other bounds from now on. What is under way or has arrived stays; with smaller ones nothing new is asked for.
+
+        Args:
+            requests: most under way at once, at least 1.
+            window_bytes: most bytes asked for and not yet handed out.
+        """
+        assert requests >= 1, "a window without requests would wait for ever"
+        self._most_requests, self._most_bytes = requests, window_bytes
+        self._allowed = min(self._allowed, requests)
 
     def asks(self, now: float) -> tuple[Ask, ...]:
-        """What to ask for now: failed stretches whose time has come first, then new ones."""
+        """What to ask for now: failed stretches whose time has come first, then stragglers, then new ones."""
         found = []
-        while len(self._in_flight) < self._allowed:
-            chosen = self._due(now) or self._new()
+        while len(self._flights) < self._allowed:
+            chosen = self._due(now) or self._straggling(now) or self._new()
             if chosen is None:
                 break
-            found.append(self._ask(chosen))
+            found.append(self._ask(chosen, now))
         return tuple(found)
 
     def next_wakeup(self) -> float | None:
         """When ``asks`` is worth calling again though nothing arrived; None where only an arrival helps."""
-        if not self._waiting or len(self._in_flight) >= self._allowed:
+        if len(self._flights) >= self._allowed:
             return None
-        return min(one.not_before for one in self._waiting)
+        times = [one.not_before for one in self._waiting]
+        if not self._waiting:
+            times += [late for flight in self._flights.values() if (late := self._late_at(flight)) is not None]
+        return min(times, default=None)
+
+    def given_up(self) -> tuple[int, ...]:
+        """Numbers of the attempts that nobody waits for any more, named once: another attempt brought their rows."""
+        numbers, self._given_up = tuple(self._given_up), []
+        return numbers
 
     def arrived(self, ask: Ask, batch: FeatureBatch) -> None:
         """Take the next rows of an answer. Rows of an attempt that was given up are counted and left.
@@ -110,17 +140,17 @@ class Window:
             Refused: the rows are not the ones that were asked for.
         """
         rows = len(batch) + len(batch.skipped)
-        one = self._in_flight.get(ask.number)
-        if one is None:
+        flight = self._flights.get(ask.number)
+        if flight is None:
             self._rows_late += rows
             return
         if rows == 0:
             return
-        delivery = one.delivery(batch, rows)
-        self._expected_bytes -= one.expected_bytes
-        one.take(delivery, rows)
-        self._expected_bytes += one.expected_bytes
-        self._ready_bytes += batch.nbytes
+        one = flight.opened
+        before = one.expected_bytes, one.bytes_arrived
+        self._rows_late += one.arrived(ask.number, batch)
+        self._expected_bytes += one.expected_bytes - before[0]
+        self._ready_bytes += one.bytes_arrived - before[1]
 
     def finished(self, ask: Ask, now: float) -> RequestRetried | None:
         """The answer ended. One that ended before its last row counts as failed.
@@ -128,57 +158,62 @@ class Window:
         Raises:
             NodeUnreachable: as ``failed`` does.
         """
-        one = self._in_flight.get(ask.number)
-        if one is None:
+        flight = self._flights.get(ask.number)
+        if flight is None:
             return None
-        if one.missing:
+        if flight.opened.missing:
             return self.failed(ask, NodeUnreachable("the answer ended before its last row"), now)
-        del self._in_flight[ask.number]
-        self._allowed = min(self._allowed + 1, self._settings.requests_in_flight)
+        self._end(ask.number)
+        self._stragglers.took(ask.route, now - flight.since)
+        for number in tuple(flight.opened.attempts):
+            self._end(number)
+            self._given_up.append(number)
+        self._allowed = min(self._allowed + 1, self._most_requests)
         return None
 
     def failed(self, ask: Ask, reason: Unavailable | StoreUnavailable, now: float) -> RequestRetried | None:
         """The request broke. What arrived stays; the rest is asked for again later.
 
-        The delay doubles with each failure in a row, and is at least what an ``Overloaded`` node asked for.
-
         Returns:
-            When it is made again; None where nothing was missing any more, or the attempt had been given up.
+            When it is made again; None where nothing was missing any more, another attempt is under way, or this one
+            had been given up.
 
         Raises:
             NodeUnreachable: the stretch's samples have been failing for ``retry_for_s``, or would be before
                 the node wants to be asked again.
             StoreUnavailable: the same, where it is the store that does not answer.
         """
-        one = self._in_flight.pop(ask.number, None)
-        if one is None:
+        flight = self._end(ask.number)
+        if flight is None:
             return None
         self._allowed = 1
-        if not one.missing:
+        one = flight.opened
+        if not one.missing or one.attempts:
             return None
         one.failing_since = now if one.failing_since is None else one.failing_since
         one.failures += 1
-        delay_s = self._delay_s(one, reason, now)
-        one.not_before = now + delay_s
+        failing = Failing(samples=one.missing, failures=one.failures, since=one.failing_since)
+        wait_s = delay_s(failing, reason, now, self._settings.retry_for_s)
+        one.not_before = now + wait_s
         self._waiting.append(one)
         self._retries += 1
-        return RequestRetried(samples=one.missing, attempt=one.failures + 1, delay_s=delay_s, reason=str(reason))
+        return RequestRetried(samples=one.missing, attempt=one.failures + 1, delay_s=wait_s, reason=str(reason))
 
     def take(self) -> Delivery | None:
-        """The next rows in order, None where they have not arrived. Their bytes leave the window."""
-        while self._open:
-            first = self._open[0]
-            if first.ready:
-                return self._hand_out(first.ready.popleft())
-            if first.missing:
-                return None
-            self._open.popleft()
+        """The next rows that may be handed out, None where they have not arrived. Their bytes leave the window."""
+        self._let_go()
+        missing = self._first_missing()
+        for number, one in enumerate(self._open):
+            if one.ready and (number == 0 or one.place(one.ready[0].stop - 1) - missing <= self._slack):
+                return self._hand_out(one)
+            if one.place(0) - missing > self._slack:
+                break
         return None
 
     def statistics(self) -> WindowStatistics:
         """Where the window stands now."""
         return WindowStatistics(
-            requests_in_flight=len(self._in_flight),
+            requests_in_flight=len(self._flights),
             requests_allowed=self._allowed,
             expected_bytes=self._expected_bytes,
             ready_bytes=self._ready_bytes,
@@ -186,112 +221,95 @@ class Window:
             rows_skipped=self._rows_skipped,
             rows_late=self._rows_late,
             retries=self._retries,
+            hedges=self._hedges,
         )
 
-    def _due(self, now: float) -> "_Open | None":
+    def _due(self, now: float) -> Opened | None:
         due = [one for one in self._waiting if one.not_before <= now]
         if not due:
             return None
-        first = min(due, key=lambda one: one.place)
+        first = min(due, key=lambda one: one.place(0))
         self._waiting.remove(first)
         return first
 
-    def _new(self) -> "_Open | None":
+    def _straggling(self, now: float) -> Opened | None:
+        """The earliest stretch whose only attempt is late."""
+        if self._waiting:  # a node that fails is not asked for more
+            return None
+        late = [one for one in self._flights.values() if (at := self._late_at(one)) is not None and at <= now]
+        if not late:
+            return None
+        first = min(late, key=lambda flight: flight.opened.place(0)).opened
+        self._stragglers.hedged(first.stretch.route)
+        self._hedges += 1
+        return first
+
+    def _late_at(self, flight: "_Flight") -> float | None:
+        """When a request becomes a straggler; None where it is not to be made twice."""
+        late_after_s = self._stragglers.late_after_s(flight.opened.stretch.route)
+        is_alone = len(flight.opened.attempts) == 1 and flight.opened.missing
+        return flight.since + late_after_s if is_alone and late_after_s is not None else None
+
+    def _new(self) -> Opened | None:
         stretch = self._next
         if stretch is None or self._waiting:
             return None
         held = self._expected_bytes + self._ready_bytes
-        if held and held + stretch.expected_bytes > self._settings.window_bytes:
+        if held and held + stretch.expected_bytes > self._most_bytes:
             return None
         self._next = next(self._source, None)
-        one = _Open(stretch=stretch, place=int(stretch.positions[0]))
+        one = Opened(stretch=stretch)
         self._open.append(one)
         self._expected_bytes += one.expected_bytes
         return one
 
-    def _ask(self, one: "_Open") -> Ask:
+    def _ask(self, one: Opened, now: float) -> Ask:
         self._asks += 1
-        self._in_flight[self._asks] = one
-        missing = np.arange(one.rows_arrived, len(one.stretch))
+        self._flights[self._asks] = _Flight(opened=one, since=now)
+        under_way = len(one.attempts)
         return Ask(
             number=self._asks,
-            attempt=one.failures + 1,
-            samples=one.stretch.samples.take(missing),
+            attempt=one.failures + under_way + 1,
+            samples=one.begin(self._asks),
             route=one.stretch.route,
+            is_hedge=under_way > 0,
         )
 
-    def _delay_s(self, one: "_Open", reason: Unavailable | StoreUnavailable, now: float) -> float:
-        """Seconds until the next attempt, the last of them when ``retry_for_s`` ends."""
-        assert one.failing_since is not None
-        left_s = one.failing_since + self._settings.retry_for_s - now
-        asked_s = reason.retry_after_s if isinstance(reason, Overloaded) else 0.0
-        if left_s <= 0 or asked_s > left_s:
-            raise self._surrender(one, reason, now) from reason
-        # The exponent is bounded so that a long outage does not overflow.
-        backoff_s = min(_FIRST_DELAY_S * 2.0 ** min(one.failures - 1, 16), _LONGEST_DELAY_S)
-        return max(min(backoff_s, left_s), asked_s)
+    def _end(self, number: int) -> "_Flight | None":
+        flight = self._flights.pop(number, None)
+        if flight is not None:
+            del flight.opened.attempts[number]
+        return flight
 
-    def _surrender(
-        self, one: "_Open", reason: Unavailable | StoreUnavailable, now: float
-    ) -> NodeUnreachable | StoreUnavailable:
-        assert one.failing_since is not None
-        store = isinstance(reason, StoreUnavailable)
-        sentence = (
-            f"the {'store' if store else 'node'} did not give {one.missing} samples in {one.failures} attempts "
-            f"over {now - one.failing_since:.0f} s: {reason}; bring it back, or raise retry_for_s "
-            f"(now {self._settings.retry_for_s:g} s)"
-        )
-        return StoreUnavailable(sentence) if store else NodeUnreachable(sentence)
+    def _let_go(self) -> None:
+        """Drop what has left the window whole at its front."""
+        while self._open and self._open[0].is_out:
+            gone = self._open.popleft()
+            self._stop = gone.place(-1) + 1
 
-    def _hand_out(self, delivery: Delivery) -> Delivery:
-        self._ready_bytes -= delivery.batch.nbytes
-        self._rows_handed_out += len(delivery.batch)
-        self._rows_skipped += len(delivery.batch.skipped)
-        return delivery
+    def _first_missing(self) -> int:
+        """The earliest place that was asked for and has not arrived."""
+        return next((one.place(one.rows_arrived) for one in self._open if one.missing), _NO_BOUND)
+
+    def _hand_out(self, one: Opened) -> Delivery:
+        arrival = one.hand_out()
+        self._let_go()
+        batch = arrival.batch
+        self._ready_bytes -= batch.nbytes
+        self._rows_handed_out += len(batch)
+        self._rows_skipped += len(batch.skipped)
+        stop = self._open[0].place(self._open[0].rows_out) if self._open else self._stop
+        return Delivery(positions=one.positions(arrival), stop=stop, reach=self._reach(stop), batch=batch)
+
+    def _reach(self, stop: int) -> int:
+        if not self._slack or not self._open:
+            return stop
+        return max(stop, min(self._first_missing() + self._slack, self._open[-1].place(-1)) + 1)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Open:
-    """A stretch that was asked for and has not left the window whole."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Flight:
+    """An attempt that is under way."""
 
-    stretch: Stretch
-    place: int
-    rows_arrived: int = 0
-    bytes_arrived: int = 0
-    ready: deque[Delivery] = field(default_factory=deque)
-    failures: int = 0
-    failing_since: float | None = None
-    not_before: float = 0.0
-
-    @property
-    def missing(self) -> int:
-        return len(self.stretch) - self.rows_arrived
-
-    @property
-    def expected_bytes(self) -> int:
-        return max(0, self.stretch.expected_bytes - self.bytes_arrived) if self.missing else 0
-
-    def delivery(self, batch: FeatureBatch, rows: int) -> Delivery:
-        """Place the next ``rows`` rows; the order is the request's, so their place is where the last ones ended."""
-        span = slice(self.rows_arrived, self.rows_arrived + rows)
-        expected = self.stretch.samples.ids[span]
-        positions = self.stretch.positions[span]
-        kept = ~np.isin(expected, np.array([one.id for one in batch.skipped], np.int64))
-        if len(expected) != rows or not np.array_equal(expected[kept], batch.ids):
-            raise Refused(
-                f"the node answered with other samples than were asked for, near sample {self._near(batch)}; "
-                "is it of the same version?"
-            )
-        return Delivery(positions=positions[kept], stop=int(positions[-1]) + 1, batch=batch)
-
-    def take(self, delivery: Delivery, rows: int) -> None:
-        """Keep the rows until they are handed out. An answer that moves on has stopped failing."""
-        self.ready.append(delivery)
-        self.rows_arrived += rows
-        self.bytes_arrived += delivery.batch.nbytes
-        self.failures = 0
-        self.failing_since = None
-
-    @staticmethod
-    def _near(batch: FeatureBatch) -> int:
-        return int(batch.ids[0]) if len(batch) else batch.skipped[0].id
+    opened: Opened
+    since: float

@@ -1,0 +1,68 @@
+"""Decides when a request is so late that a second one for the same samples is worth its cost. Pure."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from frostline.core import Route
+
+__all__ = ("Stragglers",)
+
+# Times the median: what is quicker is no straggler.
+_LATE = 2.0
+# Nor is what took less than this: a second request saves less than it costs.
+_LEAST_S = 0.02
+# So many answers of one way before its times say anything of its tail: a 95th percentile of fewer is their maximum.
+_FEWEST = 20
+# The times that count: few enough to follow a link that changes, enough to place a 95th percentile.
+_REMEMBERED = 128
+
+
+class Stragglers:
+    """Knows how long answers took, and so which request is a straggler.
+
+    The rule is the hedged request of Dean and Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: ask
+    again once a request is under way for longer than a high quantile of those before it. Of all requests at most the
+    share above the quantile are then made twice, and this is held to also where times change at once, as when a link
+    becomes slow: then every request looks like a straggler, and a second one would only make it slower. Where times
+    hardly differ, as at a node that computes all the time, those above the quantile are not late: a straggler also
+    took twice the median, and 20 ms.
+
+    Args:
+        quantile: above 0 and below 1; 1 never asks twice.
+    """
+
+    def __init__(self, quantile: float) -> None:
+        self._quantile = quantile
+        self._ways: dict[Route, _Way] = {}
+
+    def took(self, route: Route, seconds: float) -> None:
+        """An answer came whole after so many seconds."""
+        way = self._ways.setdefault(route, _Way())
+        way.finished += 1
+        way.seconds.append(seconds)
+        way.late_after_s = max(_rank(way.seconds, self._quantile), _LATE * _rank(way.seconds, 0.5), _LEAST_S)
+
+    def hedged(self, route: Route) -> None:
+        """A second request was made."""
+        self._ways[route].hedged += 1
+
+    def late_after_s(self, route: Route) -> float | None:
+        """From when on a request of this way is a straggler; None where none may be made twice now."""
+        way = self._ways.get(route)
+        if way is None or way.finished < _FEWEST or way.hedged >= (1 - self._quantile) * way.finished:
+            return None
+        return way.late_after_s
+
+
+@dataclass(slots=True)
+class _Way:
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    finished: int = 0
+    hedged: int = 0
+    late_after_s: float = math.inf
+
+
+def _rank(seconds: deque[float], quantile: float) -> float:
+    """The nearest-rank quantile: one of the times themselves."""
+    return sorted(seconds)[math.ceil(quantile * len(seconds)) - 1]

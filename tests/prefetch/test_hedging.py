@@ -1,0 +1,206 @@
+"""Second requests for stragglers: few, for the late ones alone, and each row is taken once whoever brings it first."""
+
+import heapq
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, Route, Samples, Skipped
+from frostline.errors import NodeUnreachable, Refused, SettingError
+from frostline.prefetch import Window, stretches
+from frostline.prefetch.hedging import Stragglers
+from support.mixing import one_way
+
+WAY = Route(3)
+ROWS = 4
+
+
+def window(count, **settings):
+    zeros = np.zeros(count, np.int64)
+    table = Samples(ids=np.arange(count) + 100, objects=["x"] * count, offsets=zeros, lengths=zeros + 9, labels=zeros)
+    chosen = LoaderSettings(**{"requests_in_flight": 4, "hedge_quantile": 0.9, **settings})
+    return Window(stretches(table, np.arange(count), np.arange(count), one_way(ROWS, 8)), chosen)
+
+
+def answer(ids, *, unreadable=()):
+    kept = np.array([one for one in ids if one not in unreadable], np.int64)
+    skipped = tuple(Skipped(id=int(one), object="x", reason="truncated") for one in ids if one in unreadable)
+    return FeatureBatch(ids=kept, tensors=(kept[:, None].astype(np.float32),), skipped=skipped)
+
+
+def warm(held, answers=20, seconds=1.0):
+    """Answer the first requests, each after so many seconds; the time afterwards and the requests under way."""
+    now, under_way = 0.0, list(held.asks(0.0))
+    for _ in range(answers):
+        ask = under_way.pop(0)
+        held.arrived(ask, answer(ask.samples.ids))
+        held.finished(ask, now + seconds)
+        now += seconds
+        under_way += held.asks(now)
+        while held.take():
+            pass
+    return now, under_way
+
+
+def one_late(held):
+    """A window whose only request under way is late; its ask, the second one and the time."""
+    now, (*others, first) = warm(held, answers=30)
+    for ask in others:
+        held.arrived(ask, answer(ask.samples.ids))
+        held.finished(ask, now)
+    (second,) = held.asks(now + 1000)
+    return first, second, now + 1000
+
+
+def test_nothing_is_late_before_twenty_answers_came():
+    known = Stragglers(0.9)
+    for _ in range(19):
+        known.took(WAY, 1.0)
+    assert known.late_after_s(WAY) is None
+    known.took(WAY, 1.0)
+    assert known.late_after_s(WAY) == 2.0
+
+
+def test_late_is_what_takes_longer_than_the_quantile_and_than_twice_the_median():
+    known = Stragglers(0.9)
+    for seconds in [1.0] * 15 + [5.0] * 5:
+        known.took(WAY, seconds)
+    assert known.late_after_s(WAY) == 5.0
+    assert known.late_after_s(Route(1)) is None, "each way has times of its own"
+
+
+@given(quantile=st.floats(0.5, 0.99), seconds=st.lists(st.floats(0.001, 100), min_size=20, max_size=300))
+def test_no_more_are_made_twice_than_lie_above_the_quantile(quantile, seconds):
+    known = Stragglers(quantile)
+    hedges = 0
+    for one in seconds:
+        known.took(WAY, one)
+        if known.late_after_s(WAY) is not None:
+            known.hedged(WAY)
+            hedges += 1
+    assert hedges <= (1 - quantile) * len(seconds) + 1
+
+
+def test_times_are_forgotten_so_that_a_link_may_change():
+    known = Stragglers(0.9)
+    for seconds in [50.0] * 200 + [1.0] * 128:
+        known.took(WAY, seconds)
+    assert known.late_after_s(WAY) == 2.0
+
+
+@pytest.mark.parametrize("quantile", [0, -1, 1.5])
+def test_a_quantile_that_is_none_is_refused(quantile):
+    with pytest.raises(SettingError, match="hedge_quantile"):
+        LoaderSettings(hedge_quantile=quantile)
+
+
+def test_the_window_wakes_when_a_request_becomes_late_and_makes_it_again():
+    held = window(31 * ROWS)
+    now, under_way = warm(held, answers=30)
+    assert len(under_way) == 1
+    late = held.next_wakeup()
+    assert now < late < now + 100
+    assert held.asks(late - 0.01) == ()
+    (second,) = held.asks(late)
+    assert second.is_hedge
+    assert second.attempt == 2
+    assert second.samples.ids.tolist() == under_way[0].samples.ids.tolist()
+    assert held.asks(late + 1000) == (), "no third one"
+    assert held.statistics().hedges == 1
+
+
+def test_a_quantile_of_one_makes_nothing_twice():
+    held = window(31 * ROWS, hedge_quantile=1)
+    now, _ = warm(held, answers=30)
+    assert held.next_wakeup() is None
+    assert held.asks(now + 1e6) == ()
+
+
+def test_the_other_attempt_is_given_up_when_one_has_brought_everything():
+    held = window(31 * ROWS)
+    first, second, now = one_late(held)
+    held.arrived(second, answer(second.samples.ids))
+    held.finished(second, now)
+    assert held.given_up() == (first.number,)
+    assert held.given_up() == ()
+    held.arrived(first, answer(first.samples.ids))
+    assert held.finished(first, now) is None
+    assert held.failed(first, NodeUnreachable("closed"), now) is None
+    assert held.statistics().rows_late == ROWS
+    assert len(held.take().batch) == ROWS
+    assert held.is_done
+
+
+def test_rows_come_from_whichever_attempt_is_ahead():
+    held = window(31 * ROWS)
+    first, second, now = one_late(held)
+    ids = first.samples.ids
+    held.arrived(first, answer(ids[:1]))
+    held.arrived(second, answer(ids[:3], unreadable=[ids[0], ids[1]]))  # the first one was taken already
+    held.arrived(first, answer(ids[1:], unreadable=[ids[1]]))
+    held.finished(first, now)
+    came = [held.take(), held.take(), held.take()]
+    assert [one.batch.ids.tolist() for one in came] == [[ids[0]], [ids[2]], [ids[3]]]
+    assert [one.batch.tensors[0][:, 0].tolist() for one in came] == [[ids[0]], [ids[2]], [ids[3]]]
+    assert [[lost.id for lost in one.batch.skipped] for one in came] == [[], [ids[1]], []]
+    assert [one.positions.tolist() for one in came] == [[120], [122], [123]]
+    assert held.statistics().rows_late == 3
+
+
+def test_a_second_attempt_is_held_to_what_was_asked_for_too():
+    held = window(31 * ROWS)
+    _, second, _ = one_late(held)
+    with pytest.raises(Refused, match="other samples"):
+        held.arrived(second, answer(second.samples.ids[1:]))
+
+
+def test_one_attempt_may_fail_while_the_other_goes_on():
+    held = window(31 * ROWS)
+    first, second, now = one_late(held)
+    assert held.failed(first, NodeUnreachable("gone"), now) is None
+    held.arrived(second, answer(second.samples.ids[:1]))
+    retried = held.failed(second, NodeUnreachable("gone"), now)
+    assert retried.samples == ROWS - 1
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    requests=st.integers(1, 8),
+    slack=st.sampled_from([0, 5, None]),
+    pieces=st.integers(1, 3),
+)
+def test_every_sample_comes_once_whatever_is_late(seed, requests, slack, pieces):
+    """A link whose answers come in pieces, some of them a hundred times slower than others, played event by event."""
+    count = 240
+    held = window(count, requests_in_flight=requests, slack=slack, hedge_quantile=0.6, window_bytes=40 * ROWS * 8)
+    random, places = np.random.default_rng(seed), []
+    tie = itertools.count()
+    events, now, hedges = [], 0.0, 0
+    while not held.is_done:
+        for ask in held.asks(now):
+            hedges += ask.is_hedge
+            seconds = random.choice([1.0, 1.5, 100.0], p=[0.6, 0.3, 0.1])
+            for part in range(pieces):
+                when = now + seconds * (part + 1) / pieces
+                heapq.heappush(events, (when, next(tie), ask, part))
+        while (delivery := held.take()) is not None:
+            places += delivery.positions.tolist()
+            assert (delivery.positions + 100 == delivery.batch.ids).all()
+        wakeup = held.next_wakeup()
+        if not events or (wakeup is not None and wakeup < events[0][0]):
+            if held.is_done:
+                break
+            now = max(now, wakeup)
+            continue
+        now, _, ask, part = heapq.heappop(events)
+        held.arrived(ask, answer(np.array_split(ask.samples.ids, pieces)[part]))
+        if part == pieces - 1:
+            held.finished(ask, now)
+    assert sorted(places) == list(range(count))
+    assert hedges == held.statistics().hedges <= 0.4 * count / ROWS + 1
+    if slack == 0:
+        assert places == sorted(places)
