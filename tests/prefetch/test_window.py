@@ -159,7 +159,7 @@ class Disorder(RuleBasedStateMachine):
             return
         assert all(place - missing <= self.slack for place in delivery.positions), "no further ahead than the slack"
         self.out.append(delivery)
-        assert delivery.stop <= delivery.reach <= max(delivery.stop, missing + self.slack + 1)
+        assert delivery.stop <= delivery.reach <= delivery.stop + self.slack + 1
         if self.slack == 0:
             assert delivery.reach == delivery.stop
 

@@ -66,8 +66,8 @@ class Window:
 
     Args:
         stretches: what the epoch must ask for, in order; drawn from as room allows.
-        settings: ``slack``, ``hedge_quantile`` and ``retry_for_s`` are used; ``requests_in_flight`` and ``window_bytes``
-            until ``bound`` gives others.
+        settings: ``slack``, ``hedge_quantile`` and ``retry_for_s`` are used, and the bounds
+            hold until ``bound`` gives others.
     """
 
     def __init__(self, stretches: Iterable[Stretch], settings: LoaderSettings) -> None:
@@ -201,12 +201,11 @@ class Window:
 
     def take(self) -> Delivery | None:
         """The next rows that may be handed out, None where they have not arrived. Their bytes leave the window."""
-        self._let_go()
-        missing = self._first_missing()
+        first = self._first_place()
         for number, one in enumerate(self._open):
-            if one.ready and (number == 0 or one.place(one.ready[0].stop - 1) - missing <= self._slack):
+            if one.ready and (number == 0 or one.place(one.ready[0].stop - 1) - first <= self._slack):
                 return self._hand_out(one)
-            if one.place(0) - missing > self._slack:
+            if one.place(0) - first > self._slack:
                 break
         return None
 
@@ -281,30 +280,21 @@ class Window:
             del flight.opened.attempts[number]
         return flight
 
-    def _let_go(self) -> None:
-        """Drop what has left the window whole at its front."""
-        while self._open and self._open[0].is_out:
-            gone = self._open.popleft()
-            self._stop = gone.place(-1) + 1
-
-    def _first_missing(self) -> int:
-        """The earliest place that was asked for and has not arrived."""
-        return next((one.place(one.rows_arrived) for one in self._open if one.missing), _NO_BOUND)
+    def _first_place(self) -> int:
+        """The earliest place that was asked for and not handed out."""
+        return self._open[0].place(self._open[0].rows_out) if self._open else self._stop
 
     def _hand_out(self, one: Opened) -> Delivery:
         arrival = one.hand_out()
-        self._let_go()
+        while self._open and self._open[0].is_out:
+            self._stop = self._open.popleft().place(-1) + 1
         batch = arrival.batch
         self._ready_bytes -= batch.nbytes
         self._rows_handed_out += len(batch)
         self._rows_skipped += len(batch.skipped)
-        stop = self._open[0].place(self._open[0].rows_out) if self._open else self._stop
-        return Delivery(positions=one.positions(arrival), stop=stop, reach=self._reach(stop), batch=batch)
-
-    def _reach(self, stop: int) -> int:
-        if not self._slack or not self._open:
-            return stop
-        return max(stop, min(self._first_missing() + self._slack, self._open[-1].place(-1)) + 1)
+        stop = self._first_place()
+        reach = min(stop + self._slack, self._open[-1].place(-1)) + 1 if self._open and self._slack else stop
+        return Delivery(positions=one.positions(arrival), stop=stop, reach=reach, batch=batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

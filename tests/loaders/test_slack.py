@@ -1,0 +1,111 @@
+"""What a loader hands out ahead of what is missing: each sample once, with its own row and label, no further ahead."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.cache import FeatureCache, Scope, TieredCache
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.loaders.loader import Loader, Source
+from frostline.ordering import Order
+from support.mixing import one_way
+
+COUNT, PER_REQUEST = 120, 8
+SCOPE = Scope(data="memory://", prefix="", cut=1, preprocess="", engine="none", shapes=((1,),), dtypes=("float32",))
+
+
+class Data:
+    def __init__(self, count):
+        ids = np.arange(count, dtype=np.int64) * 3 + 1000
+        zeros = np.zeros(count, np.int64)
+        self.samples = Samples(
+            ids=ids, objects=[str(one) for one in ids], offsets=zeros, lengths=zeros + 9, labels=np.arange(count)
+        )
+
+
+class Store:
+    """Answers each request when it is its turn: so many others are answered before it."""
+
+    def __init__(self, data, waits, lost=()):
+        self._places = {int(one): place for place, one in enumerate(data.samples.ids)}
+        self._waits, self._lost = waits, set(lost)
+        self._answered = threading.Condition()
+        self._begun = self._ended = 0
+
+    def fetch(self, samples, _route):
+        with self._answered:
+            turn = self._begun + self._waits[self._begun % len(self._waits)]
+            self._begun += 1
+            # The others may need room in the window that this one keeps: then it goes on without them.
+            self._answered.wait_for(lambda: self._ended >= turn, timeout=0.005)
+        ids = [int(one) for one in samples.ids]
+        kept = np.array([one for one in ids if one not in self._lost], np.int64)
+        skipped = tuple(Skipped(id=one, object=str(one), reason="truncated") for one in ids if one in self._lost)
+        yield FeatureBatch(ids=kept, tensors=(kept[:, None].astype(np.float32),), skipped=skipped)
+        with self._answered:
+            self._ended += 1
+            self._answered.notify_all()
+
+
+def loader(data, store, cache, *, batch_size=10, **settings):
+    source = Source(
+        fetch=store.fetch,
+        dealer=one_way(PER_REQUEST, 4),
+        cache=cache,
+        unreadable=lambda: np.zeros(0, np.int64),
+        settings=LoaderSettings(samples_per_request=PER_REQUEST, requests_in_flight=4, **settings),
+        observe=lambda event: None,
+    )
+    return Loader(source, data, batch_size=batch_size, shuffle=True, seed=5, epoch=0, drop_last=False)
+
+
+def kept(data, rows):
+    """A cache that holds some rows."""
+    cache = TieredCache(FeatureCache(SCOPE, 1 << 20), None)
+    ids = data.samples.ids[rows]
+    cache.put(ids, (ids[:, None].astype(np.float32),))
+    return cache
+
+
+@given(
+    slack=st.sampled_from([0, 3, 20, None]),
+    held=st.sampled_from([0, 0.3, 0.9]),
+    waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
+)
+def test_every_sample_comes_once_with_its_own_row_whatever_is_late(slack, held, waits, lost):
+    data = Data(COUNT)
+    rows = np.flatnonzero(np.random.default_rng(len(waits)).random(COUNT) < held)
+    lost = {int(data.samples.ids[one]) for one in lost if one not in set(rows.tolist())}
+    cache = kept(data, rows) if held else None
+    batches = list(loader(data, Store(data, waits, lost), cache, slack=slack))
+    ids = np.concatenate([batch.ids.numpy() for batch in batches])
+    assert sorted(ids.tolist()) == sorted(set(data.samples.ids.tolist()) - lost)
+    assert all(len(batch) == 10 for batch in batches[:-1])
+    for batch in batches:
+        assert (batch.features[:, 0] == batch.ids).all()
+        assert (batch.labels * 3 + 1000 == batch.ids).all()
+    order = data.samples.ids[Order(size=COUNT, seed=5, epoch=0).indices(0, COUNT)]
+    expected = [int(one) for one in order if int(one) not in lost]
+    if slack == 0:
+        assert ids.tolist() == expected
+
+
+@pytest.mark.parametrize("slack", [8, 40])
+def test_no_sample_comes_further_ahead_of_a_missing_one_than_the_slack(slack):
+    data = Data(COUNT)
+    order = Order(size=COUNT, seed=5, epoch=0).indices(0, COUNT)
+    ids = [int(one) for one in data.samples.ids[order]]
+    places = {one: place for place, one in enumerate(ids)}
+    cache = kept(data, order[1::2])
+    batches = list(loader(data, Store(data, [4, 0, 0, 2]), cache, slack=slack))
+    came = [places[int(one)] for batch in batches for one in batch.ids]
+    missing = np.ones(COUNT, bool)
+    for place in came:
+        assert place - int(np.argmax(missing)) <= slack + 2 * PER_REQUEST, "its own request's places come in one go"
+        missing[place] = False
+    assert came != sorted(came)
