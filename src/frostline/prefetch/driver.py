@@ -159,7 +159,8 @@ class Prefetcher:
         else:
             with self._lock:
                 now = self._clock()
-                if (happened := self._window.finished(ask, now)) is None and ask.number not in self._given_up:
+                happened: Event | None = self._window.finished(ask, now)
+                if happened is None and ask.number not in self._given_up:
                     happened = RequestFinished(
                         samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started, route=ask.route
                     )
