@@ -2,13 +2,14 @@
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import SettingError
-from frostline.events import RequestFinished
+from frostline.events import BatchTaken, RequestFinished
 from frostline.models import freeze
 from frostline.node.process import start_node
 from support import plain
@@ -41,6 +42,7 @@ class Run:
 
     def __init__(self, folder, node, *, preprocess=None, accuracy="exact", **settings):
         self.asked = 0
+        self.taken = []
         cache = str(folder.parent / "kept")
         settings = {"samples_per_request": 8, "device_batch": 8, "cache_folder": cache, **settings}
         self.job = fl.offload(
@@ -60,8 +62,13 @@ class Run:
         self.job.close()
 
     def observe(self, event):
-        if isinstance(event, RequestFinished):
-            self.asked += event.samples
+        match event:
+            case RequestFinished():
+                self.asked += event.samples
+            case BatchTaken():
+                self.taken.append(event)
+            case _:
+                pass
 
     def epoch(self, number=0, **options):
         """All rows of an epoch, and how many were asked for."""
@@ -90,6 +97,20 @@ def test_a_second_job_asks_for_no_features_and_gets_the_same_bits(folder, node, 
         assert second.job.statistics().from_cache == COUNT
     assert same(expected, again)
     assert same(expected, found)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 40_000, 1 << 30], ids=["disk alone", "little memory", "memory"])
+def test_each_batch_says_how_many_of_its_rows_came_from_a_cache(folder, node, cache_bytes):
+    few = fl.Dataset(folder).take(np.arange(0, COUNT, 3))
+    with Run(folder, node, cache_bytes=cache_bytes) as run:
+        run.epoch(data=few)
+        run.taken.clear()
+        batches, asked = run.epoch(1)
+        kept = set(few.samples.ids.tolist())
+        found = [sum(one in kept for one in batch.ids.tolist()) for batch in batches]
+        assert [event.from_cache for event in run.taken] == found
+        assert [event.samples for event in run.taken] == [BATCH] * 6
+        assert asked == COUNT - len(few)
 
 
 def test_training_from_the_disk_has_the_losses_of_the_plain_loop(folder, node):

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ _Mask = npt.NDArray[np.bool_]
 
 # What the index takes for one row at its emptiest, just after it doubled: four places of a key and a slot.
 _INDEX_BYTES_PER_ROW = 64
+# A budget may be larger than the machine where the rows are few (mmap(2); Python names it from 3.12 on).
+_UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +61,11 @@ class FeatureCache:
     Args:
         scope: what the features depend on; who uses the cache compares it first.
         budget_bytes: most bytes for tables and index; 0 keeps nothing.
-        most_rows: that there can ever be; None where nobody knows.
     """
 
-    def __init__(self, scope: Scope, budget_bytes: int, most_rows: int | None = None) -> None:
+    def __init__(self, scope: Scope, budget_bytes: int) -> None:
         self.scope = scope
         self._budget_bytes = budget_bytes
-        self._most_rows = most_rows
         self._lock = threading.Lock()
         self._index = IdIndex()
         self._layout: tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...] = ()
@@ -158,8 +159,7 @@ class FeatureCache:
         layout = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
         if not self._layout:
             row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout)
-            room = self._budget_bytes // (row_bytes + _INDEX_BYTES_PER_ROW)
-            capacity = room if self._most_rows is None else min(room, self._most_rows)
+            capacity = self._budget_bytes // (row_bytes + _INDEX_BYTES_PER_ROW)
             self._tables = tuple(_mapped(capacity, shape, dtype) for shape, dtype in layout)
             self._layout, self._row_bytes, self._capacity = layout, row_bytes, capacity
         if layout != self._layout:
@@ -170,8 +170,8 @@ def _mapped(rows: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> n
     """A table that takes memory only where it is written."""
     nbytes = rows * math.prod(shape) * dtype.itemsize
     try:
-        memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
+        memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
+    except (OSError, OverflowError) as error:
         raise SettingError(
             f"this machine has not the {nbytes:,} bytes that features may take in memory: lower cache_bytes"
         ) from error

@@ -27,7 +27,6 @@ class Keeper:
         self._scope = scope
         self._settings = settings
         self._store = store
-        self._most_rows = len(samples)
         self._names = None if store is None else RowNames(samples)
         self._caches: dict[bytes, TieredCache] = {}
 
@@ -55,5 +54,5 @@ class Keeper:
             disk = None
             if self._store is not None and self._names is not None:
                 disk = DiskCache(self._store, scope, self._names)
-            self._caches[scope.digest] = TieredCache(FeatureCache(scope, max(0, left), self._most_rows), disk)
+            self._caches[scope.digest] = TieredCache(FeatureCache(scope, max(0, left)), disk)
         return self._caches[scope.digest]
