@@ -157,6 +157,8 @@ class LoaderSettings:
             order, None lets whatever arrived go first. Every sample comes once in its epoch all the same.
         hedge_quantile: a request under way for longer than this share of those before it is made a second time, so
             that at most the rest of them are made twice; 1 makes none twice.
+        ramp: begin with two requests and one more with each answer; False sends all that are allowed at once, which a
+            long link answers with losses and a node with a queue.
         retry_for_s: how long a sample is asked for again while its node does not answer, before the job stops.
         deadline_s: longest silence on a connection before it counts as broken.
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
@@ -175,6 +177,7 @@ class LoaderSettings:
     views: int = 0
     slack: int | None = 0
     hedge_quantile: float = 0.95
+    ramp: bool = True
     retry_for_s: float = 60.0
     deadline_s: float = 120.0
     device_batch: int = 32

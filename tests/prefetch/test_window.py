@@ -288,6 +288,10 @@ def test_the_number_of_requests_grows_by_one_with_each_answer():
     assert seen == [2, 3, 4, 5, 6, 7, 8, 8, 8]
 
 
+def test_without_a_ramp_all_that_is_allowed_is_asked_for_at_once():
+    assert len(window(400, requests_in_flight=8, ramp=False).asks(0)) == 8
+
+
 def test_after_a_failure_one_request_probes_before_others_follow():
     held = window(400, requests_in_flight=4)
     for ask in held.asks(0):

@@ -56,9 +56,9 @@ class Window:
 
     With ``slack=0`` rows leave in the order of the stretches. What is asked for or has arrived, and is not yet
     handed out, stays within ``window_bytes``; a stretch larger than that is asked for when nothing else is in the
-    window. The number of requests under way starts at two and grows by one with each answer, as TCP's slow start
-    does (RFC 5681, section 3.1), so that a node never meets the whole window as a burst; after a failure it starts
-    again from one.
+    window. With ``ramp`` the number of requests under way starts at two and grows by one with each answer, as TCP's
+    slow start does (RFC 5681, section 3.1), so that a node never meets the whole window as a burst; after a failure it
+    starts again from one.
 
     While a failed stretch waits for its next attempt nothing new is asked for: a node that is down is probed, not
     stormed. A straggler is asked for a second time (``hedging.Stragglers``), and whichever answer brings a row first
@@ -66,7 +66,7 @@ class Window:
 
     Args:
         stretches: what the epoch must ask for, in order; drawn from as room allows.
-        settings: ``slack``, ``hedge_quantile`` and ``retry_for_s`` are used, and the bounds
+        settings: ``slack``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
     """
 
@@ -82,7 +82,7 @@ class Window:
         self._given_up: list[int] = []
         self._most_requests = settings.requests_in_flight
         self._most_bytes = settings.window_bytes
-        self._allowed = min(_FIRST_REQUESTS, self._most_requests)
+        self._allowed = min(_FIRST_REQUESTS, self._most_requests) if settings.ramp else self._most_requests
         self._asks = 0
         self._stop = 0  # the place after the last row of the stretches that left whole
         self._expected_bytes = 0

@@ -1,0 +1,213 @@
+"""A long link with losses: does the window hide them, in order, with some slack, and without order?
+
+    python benchmarks/latency.py --data DIR [--mbit 100] [--round-trips 0,20,75,150] [--losses 0,0.0001,0.001]
+
+A node serves photographs at one end of a wide-area link (`wide_link.py`), each side on a core of its own; a plain
+loader (no model, nothing cached) reads and decodes them at the other end, each image once, at 64 pixels with JPEGs
+decoded at a reduced scale, so that the link is the limit. Told of each cell: samples a second of the whole epoch and of
+its steady part, from the end of the third second on; the share of the same without delay and losses; the most bytes
+that the window held. Needs root. With --out FILE (without suffix) also JSON, a table, and a picture of the bytes a
+second at the longest round trip with the window's ramp and without it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from links import STORE, TRAINER, Inside
+from wide_link import STORE_ADDRESS, WideLink
+
+SLACKS = {"in order": 0, "slack of 128": 128, "no order": None}
+SIDE = 64
+STEADY_AFTER_S = 3.0
+WINDOW_BYTES = 32 << 20
+
+
+def main():
+    wanted = arguments()
+    if wanted.inside:
+        {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
+        return
+    cells = []
+    for _ in range(wanted.rounds):
+        for round_trip_ms in wanted.round_trips:
+            for loss in wanted.losses if round_trip_ms else [0.0]:
+                cells += over_one_link(wanted, round_trip_ms, loss)
+                keep(wanted, cells)
+    print(table(wanted, cells))
+    if wanted.out:
+        draw(cells, f"{wanted.out}.svg")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--mbit", type=float, default=100)
+    parser.add_argument("--round-trips", type=numbers, default=[0, 20, 75, 150], help="ms")
+    parser.add_argument("--losses", type=numbers, default=[0, 0.0001, 0.001], help="share of the packets, each way")
+    parser.add_argument("--samples", type=int, default=1600)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out")
+    parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def numbers(text):
+    return [float(one) for one in text.split(",")]
+
+
+def over_one_link(wanted, round_trip_ms, loss):
+    """The cells of one link: every slack, and once without the ramp."""
+    options = ["--data", wanted.data, "--samples", str(wanted.samples)]
+    runs = [(name, slack, True) for name, slack in SLACKS.items()] + [("in order, no ramp", 0, False)]
+    cells = []
+    with (
+        WideLink(round_trip_ms=round_trip_ms, mbit=wanted.mbit, loss=loss),
+        Inside(STORE, 0, __file__, "--inside", "node", *options) as node,
+        Inside(TRAINER, 1, __file__, "--inside", "trainer", *options) as trainer,
+    ):
+        trainer.ask(do="start", url=node.answer()["url"])
+        for name, slack, ramp in runs:
+            found = trainer.ask(do="epoch", slack=slack, ramp=ramp)
+            cells.append({"round_trip_ms": round_trip_ms, "loss": loss, "order": name, **found})
+            print(f"{round_trip_ms:4.0f} ms {loss:7.2%} {name:18} {found['samples_per_s']:6.1f}/s", flush=True)
+    return cells
+
+
+def node_inside(wanted):
+    from frostline.config import NodeSettings
+    from frostline.node.process import start_node
+
+    with start_node((str(Path(wanted.data).resolve()),), NodeSettings(), host=STORE_ADDRESS) as node:
+        print(json.dumps({"url": node.url}), flush=True)
+        sys.stdin.read()
+
+
+def trainer_inside(wanted):
+    side = Trainer(wanted)
+    does = {"start": side.start, "epoch": side.epoch}
+    for line in sys.stdin:
+        question = json.loads(line)
+        print(json.dumps(does[question.pop("do")](**question)), flush=True)
+
+
+class Trainer:
+    """The program at the trainer's end."""
+
+    def __init__(self, wanted):
+        import frostline as fl
+
+        self._fl = fl
+        self._data = fl.Dataset(wanted.data)
+        self._part = self._data.split(wanted.samples / len(self._data), 0)[1]
+        self._url = None
+
+    def start(self, url):
+        self._url = url
+        self.epoch(slack=0, ramp=True, most=64)  # warm both sides
+        return {}
+
+    def epoch(self, *, slack, ramp, most=None):
+        from frostline.config import LoaderSettings
+        from frostline.prefetch import Window
+        from frostline.preprocess.steps import Decode
+
+        settings = LoaderSettings(
+            requests_in_flight=32,
+            samples_per_request=8,
+            window_bytes=WINDOW_BYTES,
+            cache_bytes=0,
+            slack=slack,
+            ramp=ramp,
+            follow=False,
+        )
+        held, ask = [0], Window.asks
+
+        def watched(window, now):
+            found = ask(window, now)
+            seen = window.statistics()
+            held[0] = max(held[0], seen.expected_bytes + seen.ready_bytes)
+            return found
+
+        Window.asks = watched
+        whole = self._fl.preprocess.imagenet(SIDE)
+        preprocess = replace(whole, steps=(Decode(reduced=True), *whole.steps[1:]))
+        with self._fl.offload(None, self._data, preprocess=preprocess, near=self._url, cut=0, settings=settings) as job:
+            started, arrived, taken, done = time.perf_counter(), [], [], 0
+            for batch in job.loader(batch_size=16, shuffle=True, seed=0, epoch=0, data=self._part):
+                done += len(batch)
+                taken.append((time.perf_counter() - started, done))
+                arrived.append((taken[-1][0], job.statistics().wire_bytes))
+                if most and done >= most:
+                    break
+        Window.asks = ask
+        seconds = taken[-1][0]
+        steady = [one for one in taken if one[0] >= min(STEADY_AFTER_S, seconds / 2)]
+        return {
+            "samples_per_s": done / seconds,
+            "steady_samples_per_s": (steady[-1][1] - steady[0][1]) / max(1e-9, steady[-1][0] - steady[0][0]),
+            "first_batch_s": taken[0][0],
+            "window_bytes": held[0],
+            "wire_bytes_at": arrived,
+        }
+
+
+def keep(wanted, cells):
+    if wanted.out:
+        about = {"command": sys.argv[1:], "load_before": os.getloadavg()[0], "window_bound_bytes": WINDOW_BYTES}
+        Path(f"{wanted.out}.json").write_text(json.dumps({**about, "cells": cells}) + "\n")
+        Path(f"{wanted.out}.md").write_text(table(wanted, cells))
+
+
+def table(wanted, cells):
+    lines = [
+        "| round trip | loss | order | samples/s | steady | of 0 ms without loss | first batch | window's most bytes |",
+        "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    groups = {}
+    for cell in cells:
+        groups.setdefault((cell["round_trip_ms"], cell["loss"], cell["order"]), []).append(cell)
+    for (round_trip_ms, loss, order), found in groups.items():
+        whole, steady, first = (
+            middle(found, one) for one in ("samples_per_s", "steady_samples_per_s", "first_batch_s")
+        )
+        near = groups.get((0.0, 0.0, order))
+        share = f"{steady / middle(near, 'steady_samples_per_s'):.0%}" if near else ""
+        lines.append(
+            f"| {round_trip_ms:.0f} ms | {loss:.2%} | {order} | {whole:.1f} | {steady:.1f} | {share} | {first:.2f} s | "
+            f"{max(one['window_bytes'] for one in found) / 1e6:.1f} MB |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def middle(cells, name):
+    return statistics.median(cell[name] for cell in cells)
+
+
+def draw(cells, path):
+    """Bytes a second over time at the longest round trip, with the ramp and without."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    farthest = max(cell["round_trip_ms"] for cell in cells)
+    figure, axes = pyplot.subplots(figsize=(7, 3.5))
+    for cell in cells:
+        if cell["round_trip_ms"] == farthest and not cell["loss"] and cell["order"].startswith("in order"):
+            times, counts = zip(*cell["wire_bytes_at"], strict=True)
+            rates = [8e-6 * (b - a) / (t - s) for a, b, s, t in zip(counts, counts[3:], times, times[3:], strict=False)]
+            axes.plot(times[3:], rates, label=cell["order"])
+    axes.set(xlabel="seconds", ylabel="Mbit/s", xlim=(0, 6), title=f"{farthest:.0f} ms round trip")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""A wide-area link between two network namespaces: packets are delayed, lost and held to a rate. Needs root.
+
+Kernels without tc-netem(8) cannot delay packets, so each namespace's end of the link is a TUN device, and a program
+between them passes every packet on when it is due: the kernel's TCP at either end sees a real round trip and losses.
+Where a rate is shared by many packets, each leaves when the line is free of those before it, and one that would wait
+longer than the queue is dropped, as in a router.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import random
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from links import STORE, TRAINER, run
+
+STORE_ADDRESS, TRAINER_ADDRESS = "10.78.0.1", "10.78.0.2"
+DEVICE = "fl-wide"
+# Linux: <linux/if_tun.h>, <sched.h>.
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
+_MTU = 1500
+# What a router of such a link holds back before it drops: as much as the line carries in this time.
+_QUEUE_S = 0.1
+
+
+class WideLink:
+    """Namespaces of the store and the trainer with such a link between them. A context manager.
+
+    Args:
+        round_trip_ms: of an empty line.
+        mbit: a second, each way.
+        loss: share of the packets that are dropped, each way.
+        congestion: TCP's congestion control at both ends, such as bbr or reno.
+    """
+
+    def __init__(self, *, round_trip_ms=0.0, mbit=100.0, loss=0.0, congestion="bbr"):
+        self._line = {"delay_s": round_trip_ms / 2000, "bytes_per_s": mbit * 125_000, "loss": loss}
+        self._congestion = congestion
+        self._process = None
+
+    def __enter__(self):
+        if os.geteuid() != 0:
+            sys.exit("this benchmark makes network namespaces, which takes root")
+        self.__exit__()
+        for name in (STORE, TRAINER):
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            enter = ["ip", "netns", "exec", name]
+            run(*enter, "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={self._congestion}")
+            # A long fast line needs large windows, which the kernel's limits would not allow.
+            run(*enter, "sysctl", "-qw", "net.ipv4.tcp_rmem=4096 131072 33554432")
+            run(*enter, "sysctl", "-qw", "net.ipv4.tcp_wmem=4096 131072 33554432")
+        command = [sys.executable, __file__, json.dumps(self._line)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self._process.stdout.readline().strip() != "up":
+            raise SystemExit("the link did not come up")
+        return self
+
+    def __exit__(self, *_):
+        if self._process is not None:
+            self._process.communicate()  # the end of its input ends it
+            self._process = None
+        for name in (STORE, TRAINER):
+            with suppress(subprocess.CalledProcessError):
+                run("ip", "netns", "del", name)
+
+
+@dataclass(slots=True)
+class Direction:
+    """Packets on their way from one end to the other."""
+
+    source: int
+    target: int
+    delay_s: float
+    bytes_per_s: float
+    loss: float
+    free_at: float = 0.0
+    under_way: deque = field(default_factory=deque)
+
+    def take(self, packet, now):
+        """A packet enters, unless it is lost or the queue is full."""
+        begins = max(now, self.free_at)
+        if begins - now > _QUEUE_S or random.random() < self.loss:
+            return
+        self.free_at = begins + len(packet) / self.bytes_per_s
+        self.under_way.append((self.free_at + self.delay_s, packet))
+
+    def give(self, now):
+        """Packets that are due leave; seconds until the next one is."""
+        while self.under_way and self.under_way[0][0] <= now:
+            with suppress(BlockingIOError):  # the other end's queue is full: lost
+                os.write(self.target, self.under_way[0][1])
+            self.under_way.popleft()
+        return self.under_way[0][0] - now if self.under_way else None
+
+
+def forward(line):
+    """Pass packets on until standard input ends."""
+    store, trainer = (_tun(*one) for one in ((STORE, STORE_ADDRESS), (TRAINER, TRAINER_ADDRESS)))
+    directions = {store: Direction(store, trainer, **line), trainer: Direction(trainer, store, **line)}
+    print("up", flush=True)
+    poll = select.poll()
+    for one in (store, trainer, 0):
+        poll.register(one, select.POLLIN)
+    waits = None
+    while True:
+        for ready, _ in poll.poll(None if waits is None else max(0.0, waits * 1000)):
+            if ready == 0:
+                return
+            _take_all(directions[ready])
+        now = time.monotonic()
+        waits = min((one for one in (each.give(now) for each in directions.values()) if one is not None), default=None)
+
+
+def _take_all(direction):
+    with suppress(BlockingIOError):
+        while True:
+            direction.take(os.read(direction.source, _MTU + 64), time.monotonic())
+
+
+def _tun(namespace, address):
+    """The file descriptor of a TUN device inside a namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/proc/self/ns/net").open() as home, Path(f"/run/netns/{namespace}").open() as there:
+        for one in (there, home):
+            if one is home:
+                descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+                fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
+            if libc.setns(one.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+    run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", DEVICE)
+    run("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(_MTU), "txqueuelen", "2000", "up")
+    return descriptor
+
+
+if __name__ == "__main__":
+    forward(json.loads(sys.argv[1]))
