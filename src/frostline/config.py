@@ -10,7 +10,7 @@ from platformdirs import user_cache_path
 
 from frostline.errors import SettingError
 
-__all__ = ("BATCHING", "LoaderSettings", "NodeSettings", "TenantSettings", "cache_folder", "environment")
+__all__ = ("BATCHING", "CHANGED", "LoaderSettings", "NodeSettings", "TenantSettings", "cache_folder", "environment")
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -18,6 +18,9 @@ _GIB = 1 << 30
 
 BATCHING = ("fair", "hapi", "fixed")
 """Rules by which a node forms batches: its own, and two to compare it with."""
+
+CHANGED = ("skip", "rebuild", "refuse")
+"""What a job does about objects that are not what they were when they were listed; see ``datasets.Dataset``."""
 
 
 def _cores() -> int:

@@ -4,6 +4,7 @@ FrostlineError
 ├── UserError                 the caller can put it right; a verb exits with 2
 │   ├── SettingError          a setting, flag or argument does not make sense
 │   ├── DataError             the data set cannot be used as it is
+│   │   ├── DataChanged       objects are not what they were when they were listed, and the job refuses that
 │   │   ├── DataNotFound      nothing at that URL, or nothing that can be read
 │   │   ├── EmptyDataset      a place without one labelled sample
 │   │   └── TooManySkipped    more unreadable samples than the job allows
@@ -45,6 +46,7 @@ __all__ = (
     "AccessDenied",
     "AddressInUse",
     "BadRequest",
+    "DataChanged",
     "DataError",
     "DataNotFound",
     "EmptyDataset",
@@ -96,6 +98,10 @@ class SettingError(UserError):
 
 class DataError(UserError):
     """The data set cannot be used as it is."""
+
+
+class DataChanged(DataError):
+    """Objects are not what they were when they were listed, and whoever asked refuses that; the message names them."""
 
 
 class DataNotFound(DataError):

@@ -100,11 +100,12 @@ class Replanned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSkipped:
-    """A sample could not be read; it is left out of this job from now on."""
+    """A sample could not be read, or ``changed`` since it was listed; it is left out of this job from now on."""
 
     id: int
     object: str
     reason: str
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

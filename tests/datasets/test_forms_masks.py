@@ -1,4 +1,4 @@
-"""Images and masks that lie side by side: the shipped tests, and the layouts that people have."""
+"""Images and masks that lie side by side: the layouts that people have, and what the manifest says of them."""
 
 from io import BytesIO
 
@@ -8,7 +8,7 @@ from PIL import Image
 
 from frostline.datasets import Dataset
 from frostline.datasets.forms.known import form_of
-from frostline.datasets.forms.masks import MaskPairs, pairs_of
+from frostline.datasets.forms.masks import pairs_of
 from frostline.datasets.ingest import ingest
 from frostline.datasets.listing import nobody
 from frostline.datasets.repack import repack
@@ -16,16 +16,6 @@ from frostline.errors import DataError, SettingError
 from frostline.preprocess import Applied, imagenet
 from frostline.stores.faces import Entry
 from frostline.stores.objects import open_store
-from frostline.testing.forms import FormTests
-from support.forms import put_masks
-
-
-class TestMaskPairs(FormTests):
-    form = MaskPairs()
-
-    def put(self, store, examples, part=0):
-        put_masks(store, examples, part)
-
 
 LAYOUTS = {
     "two folders": ("images/1.jpg", "masks/1.png", ""),

@@ -5,6 +5,7 @@ import uuid
 import pytest
 
 from frostline.datasets.forms.folders import ClassFolders
+from frostline.datasets.forms.masks import MaskPairs
 from frostline.datasets.forms.parquet import Parquet
 from frostline.datasets.forms.url_lists import UrlLists
 from frostline.datasets.forms.webdataset import WebDataset
@@ -41,6 +42,13 @@ class TestWebDataset(Stores):
 
     def put(self, store, examples, part=0):
         forms.put_webdataset(store, examples, part)
+
+
+class TestMaskPairs(Stores):
+    form = MaskPairs()
+
+    def put(self, store, examples, part=0):
+        forms.put_masks(store, examples, part)
 
 
 class TestParquet(Stores):

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from frostline.cli.amounts import ACCURACY, BYTES
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.config import CHANGED, LoaderSettings, NodeSettings
 from frostline.core import EXACT
 from frostline.planning import POLICIES
 from frostline.training.settings import JobSettings
 
-__all__ = ("as_json", "form_option", "job_options", "node_options", "policy_option", "where_option")
+__all__ = ("as_json", "changed_option", "form_option", "job_options", "node_options", "policy_option", "where_option")
 
 Verb = Callable[..., int | None]
 
@@ -23,6 +23,13 @@ form_option = click.option(
     "--form",
     metavar="NAME",
     help="Form of the data, where several lie there: folders, masks, webdataset, parquet, urls, cql or ready.",
+)
+changed_option = click.option(
+    "--changed",
+    type=click.Choice(CHANGED),
+    default=CHANGED[0],
+    show_default=True,
+    help="Objects that changed since they were listed: leave them out, list again before the first epoch, or stop.",
 )
 where_option = click.option(
     "--where", metavar="SELECTION", help="Samples to use, such as \"label != 'trash' and length < 200000\"."
@@ -43,6 +50,7 @@ _NODE = (
 _JOB = (
     click.option("--data", required=True, metavar="URL", help="Folder or URL of the data."),
     form_option,
+    changed_option,
     where_option,
     click.option("--split", metavar="NAME", help="Use this split alone, as it was saved (see: index --split)."),
     click.option(

@@ -11,11 +11,12 @@ __all__ = ("FeatureBatch", "Packed", "Skipped")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A sample that could not be read or decoded, and why."""
+    """A sample that could not be read or decoded, and why; ``changed`` says that it was another when it was listed."""
 
     id: int
     object: str
     reason: str
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

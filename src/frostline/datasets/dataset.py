@@ -11,18 +11,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.config import cache_folder
+from frostline.config import CHANGED, cache_folder
 from frostline.core import URLS, SampleTable
 from frostline.datasets.columns import PartOfSamples, Rows, WholeSamples
 from frostline.datasets.forms.known import form_named
 from frostline.datasets.listing import nobody
 from frostline.datasets.manifest import Manifest, load_manifest
 from frostline.datasets.named_splits import NamedSplits
-from frostline.datasets.parts import as_chosen, numbered, within
+from frostline.datasets.parts import as_chosen, numbered, rows_of_ids, within
 from frostline.datasets.selecting import groups_of, select_rows, values_of
 from frostline.datasets.statistics import DatasetStatistics, formats_of, quantiles_of
 from frostline.datasets.urls import place_of
-from frostline.errors import DataError, SettingError
+from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
 from frostline.ordering import Chosen, Labels, Places, count_labels, split_at_random, split_by_class, split_by_group
 from frostline.preprocess import Applied, Preprocess
@@ -45,13 +45,17 @@ class Dataset:
         form: name of the form that the data has, where more than one lies there; by default what it looks like.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
+        changed: what is done about objects that are not what they were when they were listed; their samples are never
+            used. ``skip`` leaves them out, names and counts them. ``rebuild`` lists the data again when a job begins,
+            so that its first epoch has it as it is then; what changes after that is left out. ``refuse`` takes the data
+            only as the manifest that was built last has it, and ends a job at the first sample that has changed.
         observe: told how far the listing is.
 
     Raises:
-        SettingError: the URL is none that Frostline reads, or there is no such form.
+        SettingError: the URL is none that Frostline reads, or there is no such form, or no such choice.
 
-    The properties that list the data raise ``DataNotFound``, ``EmptyDataset``, ``AccessDenied``, ``OutOfSpace``
-    or ``StoreUnavailable``.
+    The properties that list the data raise ``DataChanged`` where that is refused, ``DataNotFound``, ``EmptyDataset``,
+    ``AccessDenied``, ``OutOfSpace`` or ``StoreUnavailable``.
     """
 
     def __init__(
@@ -61,12 +65,16 @@ class Dataset:
         cache: Path | None = None,
         form: str | None = None,
         relist: bool = True,
+        changed: str = CHANGED[0],
         observe: Observer = nobody,
     ) -> None:
+        if changed not in CHANGED:
+            raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
         self._url = normalise_url(str(url))
         self._form = None if form is None else form_named(form).name
         self._cache = cache
         self._relist = relist
+        self._changed = changed
         self._observe = observe
         self._whole: Manifest | None = None
         self._rows: Rows | None = None
@@ -120,6 +128,33 @@ class Dataset:
     def has_targets(self) -> bool:
         """Samples have masks: what a job's loader gives as ``batch.targets``."""
         return _samples_of(self._manifest_of_all).has_targets
+
+    @property
+    def changed(self) -> str:
+        """What a job does about objects that are not what they were when they were listed."""
+        return self._changed
+
+    @property
+    def whole(self) -> "Dataset":
+        """The data set that this one is a part of."""
+        whole = Dataset(self._url, **self._asked)
+        whole._whole = self._manifest_of_all
+        return whole
+
+    def refreshed(self) -> "Dataset":
+        """These samples as they are listed now, where ``changed="rebuild"`` wants that; else this data set itself.
+
+        A part keeps its samples: those that are gone leave it, and what is new is in none.
+        """
+        if self._changed != "rebuild" or (self._whole is None and self._relist):
+            return self
+        now = Dataset(self._url, **{**self._asked, "relist": True}, observe=self._observe)
+        return now if self._rows is None else self.among(now)
+
+    def among(self, other: "Dataset") -> "Dataset":
+        """The same samples, by their ids, as another listing of the same data has them, without those that are gone."""
+        whole = other.whole
+        return whole.take(rows_of_ids(whole.samples.ids, self.samples.ids))
 
     def require_no_targets(self) -> None:
         """Make sure that nothing is lost where samples are copied without their masks.
@@ -206,7 +241,7 @@ class Dataset:
                     f"column {name!r} has {len(values)} values for {len(whole.samples)} samples, or its name is taken"
                 )
             table = table.append_column(name, pa.array(values))
-        same = Dataset(self._url, cache=self._cache, form=self._form, relist=self._relist)
+        same = Dataset(self._url, **self._asked)
         same._whole = replace(whole, columns=whole.columns.of(table))
         return same
 
@@ -350,14 +385,24 @@ class Dataset:
         if self._whole is None:
             cache = self._cache or cache_folder()
             self._whole = load_manifest(
-                open_store(self._url), cache=cache, form=self._form, relist=self._relist, observe=self._observe
+                open_store(self._url),
+                cache=cache,
+                form=self._form,
+                relist=self._relist,
+                refuses_changes=self._changed == "refuse",
+                observe=self._observe,
             )
         return self._whole
 
     def _with(self, rows: Rows) -> "Dataset":
-        part = Dataset(self._url, cache=self._cache, form=self._form, relist=self._relist)
+        part = Dataset(self._url, **self._asked)
         part._whole, part._rows = self._manifest_of_all, rows
         return part
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """How this data set was asked for."""
+        return {"cache": self._cache, "form": self._form, "relist": self._relist, "changed": self._changed}
 
     def _part_number(self, parts: npt.NDArray[np.uint8], number: int) -> "Dataset":
         """The samples of one part of a division of this data set."""

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import OBJECTS, SampleTable
+from frostline.datasets.changes import changes_in_words
 from frostline.datasets.columns import Columns, WholeSamples
 from frostline.datasets.forms.faces import COLUMNS, Form, Listed
 from frostline.datasets.forms.known import form_named, form_of
 from frostline.datasets.listing import list_all, nobody
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
-from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound
+from frostline.errors import AccessDenied, BadRequest, DataChanged, DataNotFound, ObjectNotFound
 from frostline.events import Observer, PhaseStarted
 from frostline.preprocess import Applied
 from frostline.stores.faces import ObjectStore
@@ -87,6 +88,7 @@ def load_manifest(
     form: str | None = None,
     relist: bool = True,
     in_memory_bytes: int = IN_MEMORY_BYTES,
+    refuses_changes: bool = False,
     observe: Observer = nobody,
 ) -> Manifest:
     """List a store, and find the manifest of that listing or build it.
@@ -101,11 +103,13 @@ def load_manifest(
         form: name of the data's form; by default what the listing looks like.
         relist: False takes the manifest that was built last, and does not look whether the data is still the same.
         in_memory_bytes: larger tables are mapped from a copy in the cache folder.
+        refuses_changes: a listing that differs from that of the manifest that was built last is refused.
         observe: told how far the listing is, and what is built.
 
     Raises:
         DataNotFound: nothing is at the store's URL, or no manifest was built for it where it is not to be listed.
         EmptyDataset: not one sample of that form is there.
+        DataChanged: the listing differs from the last one, and that is refused.
         DataError: the data cannot be used as it is.
         SettingError: there is no form of that name.
         AccessDenied: the store refused to be listed.
@@ -122,8 +126,15 @@ def load_manifest(
     kept = shelf.found(digest, sizes)
     if kept is not None:
         return _manifest(kept, found=True)
+    before = shelf.before(chosen, sizes)
+    if refuses_changes and before is not None:
+        raise DataChanged(
+            f"{store.url} is not what it was when its manifest was built, which is refused: "
+            f"{changes_in_words(before.table, before.reading, store.url, entries)}; changed='rebuild' "
+            "(--changed rebuild) takes it as it is now"
+        )
     observe(PhaseStarted(name="building the manifest"))
-    listed = chosen.read(store, entries, shelf.before(chosen, sizes))
+    listed = chosen.read(store, entries, before)
     if listed.kept_at:
         columns = Columns(listed.table.combine_chunks())
         return _manifest(

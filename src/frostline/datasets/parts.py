@@ -6,7 +6,7 @@ import numpy.typing as npt
 from frostline.datasets.columns import Rows
 from frostline.ordering import Chosen, Places
 
-__all__ = ("as_chosen", "kept_of", "numbered", "within")
+__all__ = ("as_chosen", "kept_of", "numbered", "rows_of_ids", "within")
 
 
 def as_chosen(rows: Rows | None, size: int) -> Chosen:
@@ -34,6 +34,15 @@ def numbered(rows: Rows | None, parts: npt.NDArray[np.uint8], number: int) -> Ro
     if isinstance(rows, Chosen):
         return Chosen.of((rows.at(some) for some in chosen.pieces()), rows.size)
     return Places(rows.at(np.flatnonzero(parts == number)))
+
+
+def rows_of_ids(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where ids stand in a table, in the order in which they are wanted, without those that stand nowhere."""
+    order = np.argsort(ids, kind="stable")
+    places = np.searchsorted(ids, wanted, sorter=order)
+    is_there = places < len(ids)
+    rows = order[places[is_there]]
+    return np.asarray(rows[ids[rows] == wanted[is_there]], np.int64)
 
 
 def within(rows: Rows | None, chosen: Chosen) -> Rows:

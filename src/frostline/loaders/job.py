@@ -81,6 +81,11 @@ class Job:
         self.close()
 
     @property
+    def data(self) -> Dataset:
+        """The samples as the job has them; another listing than the one that was given, where it listed them again."""
+        return self._data
+
+    @property
     def plan(self) -> Plan | None:
         """Which way the samples take now, and what the others would cost; None for a plain loader."""
         return self._pilot.plan
@@ -243,6 +248,8 @@ class Job:
     def _own(self, data: Dataset | None) -> Dataset:
         """A part of the job's data; all of it where none is named."""
         data = self._data if data is None else data
+        if data.url == self._data.url and data.listing != self._data.listing and self._data.changed == "rebuild":
+            return data.among(self._data)
         if (data.url, data.listing) != (self._data.url, self._data.listing):
             raise SettingError(
                 f"this job reads {self._data.url} as it was listed when the job was made, not {data.url} as it is "

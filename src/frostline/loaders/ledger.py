@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Route, Skipped
-from frostline.errors import TooManySkipped
+from frostline.errors import DataChanged, TooManySkipped
 from frostline.events import (
     BatchTaken,
     EpochFinished,
@@ -74,10 +74,12 @@ class Ledger:
     Args:
         observe: told every event.
         most_skipped: samples that may be unreadable.
+        refuses_changes: none may have changed since it was listed.
     """
 
-    def __init__(self, observe: Observer, *, most_skipped: int) -> None:
+    def __init__(self, observe: Observer, *, most_skipped: int, refuses_changes: bool = False) -> None:
         self._observe = observe
+        self._refuses_changes = refuses_changes
         self._most_skipped = most_skipped
         self._lock = threading.Lock()
         self._skipped: dict[int, Skipped] = {}
@@ -90,12 +92,18 @@ class Ledger:
         """Count an event and pass it on.
 
         Raises:
+            DataChanged: A sample has changed since it was listed, and none may.
             TooManySkipped: More samples are unreadable than allowed.
         """
         with self._lock:
             self._count(event)
             too_many = len(self._skipped) > self._most_skipped
         self._observe(event)
+        if self._refuses_changes and isinstance(event, SampleSkipped) and event.changed:
+            raise DataChanged(
+                f"{event.object} is not what it was when it was listed, which this job refuses; changed='rebuild' "
+                "(--changed rebuild) takes the data as it is when a job begins, 'skip' leaves out what has changed"
+            )
         if too_many and isinstance(event, SampleSkipped):
             raise TooManySkipped(
                 f"{len(self._skipped)} samples are unreadable and the job allows {self._most_skipped}; the last is "
@@ -131,7 +139,9 @@ class Ledger:
     def _count(self, event: Event) -> None:
         match event:
             case SampleSkipped():
-                self._skipped[event.id] = Skipped(id=event.id, object=event.object, reason=event.reason)
+                self._skipped[event.id] = Skipped(
+                    id=event.id, object=event.object, reason=event.reason, changed=event.changed
+                )
             case RequestRetried():
                 self._sums["retries"] += 1
             case RequestHedged():

@@ -64,7 +64,7 @@ def offload(
     Args:
         model: whose parameters require gradients where they are trained (see ``freeze``); None loads
             preprocessed pixels.
-        data: the samples.
+        data: the samples; where they say ``changed="rebuild"`` they are listed again now, and stay so.
         preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready form it
             declares the whole way too; what was applied is not done again.
         near: URL of a node beside the data; or of several that serve the same data, over which the work is spread,
@@ -98,6 +98,7 @@ def offload(
     settings = settings or LoaderSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
     _check_policy(policy, cut, codec)
+    data = data.refreshed()
     preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
     with ExitStack() as stack:
         nodes = [near] if isinstance(near, str) else list(near or ())
@@ -125,7 +126,9 @@ def offload(
             observe(PhaseStarted(name=_MEASURING if accuracy == EXACT else _TRYING))
             situation = replace(situate(scene), nodes=max(1, len(nodes)))
             plan = make_plan(situation, policy) if cut is None else fixed(situation, cut, codec)
-        ledger = Ledger(observe, most_skipped=settings.most_skipped(len(data)))
+        ledger = Ledger(
+            observe, most_skipped=settings.most_skipped(len(data)), refuses_changes=data.changed == "refuse"
+        )
         pilot = _pilot(scene, situation, plan, follows=settings.follow and policy == "best" and cut is None, cut=cut)
         return Job(
             data=data,

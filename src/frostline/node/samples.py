@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +80,7 @@ class SampleReader:
         try:
             return self._read(row)
         except (ObjectNotFound, SampleError) as error:
-            return self.skipped(row, str(error))
+            return self._lost(row, error)
 
     def pixels_into(self, row: int, out: npt.NDArray[np.float32]) -> Skipped | None:
         """Read and decode a sample into ``out``, or say why it cannot be; ``out`` is zeros then.
@@ -93,7 +93,7 @@ class SampleReader:
             self._decode(row, out)
         except (ObjectNotFound, SampleError) as error:
             out.fill(0)
-            return self.skipped(row, str(error))
+            return self._lost(row, error)
         return None
 
     @property
@@ -108,6 +108,10 @@ class SampleReader:
     def skipped(self, row: int, reason: str) -> Skipped:
         """A sample that is left out, and why."""
         return Skipped(id=int(self._samples.ids[row]), object=self._samples.objects[row], reason=reason)
+
+    def _lost(self, row: int, error: ObjectNotFound | SampleError) -> Skipped:
+        # What was listed and is not there any more has changed too.
+        return replace(self.skipped(row, str(error)), changed=isinstance(error, ObjectNotFound))
 
     def _decode(self, row: int, out: npt.NDArray[np.float32]) -> None:
         """Guess the image's size, and where it is larger read it again with memory for it.

@@ -82,7 +82,7 @@ class Prefetcher:
             while not self._happened.empty():
                 self._tell(self._happened.get())
         for one in delivery.batch.skipped:
-            self._observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason))
+            self._observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
         return delivery
 
     def close(self) -> None:

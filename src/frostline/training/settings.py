@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.config import CHANGED, LoaderSettings, NodeSettings
 from frostline.core import EXACT
 from frostline.errors import SettingError
 from frostline.planning import POLICIES
@@ -19,6 +19,7 @@ class JobSettings:
     Attributes:
         data: folder or URL of the data.
         form: name of the form that it has (``datasets.forms``); None takes what it looks like.
+        changed: what is done about objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
         split: name of a split that was saved: of it alone; None takes all.
         model: name of the network (``training.networks.load_model``).
@@ -41,6 +42,7 @@ class JobSettings:
     model: str
     until: str
     form: str | None = None
+    changed: str = CHANGED[0]
     where: str | None = None
     split: str | None = None
     near: str | None = None

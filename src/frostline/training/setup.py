@@ -49,7 +49,7 @@ def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, 
         Refused: the node will not do it.
         Unavailable: there is no node at ``near``.
     """
-    whole = Dataset(settings.data, form=settings.form, observe=observe)
+    whole = Dataset(settings.data, form=settings.form, changed=settings.changed, observe=observe)
     data = chosen_of(whole, settings, settings.split)
     data.require_classes(least_classes)
     observe(PhaseStarted(name="building the network"))
@@ -76,7 +76,8 @@ def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, 
             settings=settings.loader,
             observe=watch,
         )
-        yield Setup(data=data, whole=whole, network=network, job=stack.enter_context(job))
+        # As the job lists it: it may have listed it again.
+        yield Setup(data=job.data, whole=whole, network=network, job=stack.enter_context(job))
 
 
 def chosen_of(whole: Dataset, settings: JobSettings, split: str | None) -> Dataset:

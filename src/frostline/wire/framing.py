@@ -62,7 +62,7 @@ class Encoder:
         columns = columns_of(batch)
         self._begin(pa.schema([column.field for column in columns]))
         arrays = [column.array for column in columns]
-        skipped = [[one.id, one.object, one.reason] for one in batch.skipped]
+        skipped = [[one.id, one.object, one.reason, one.changed] for one in batch.skipped]
         metadata = {_SKIPPED: json.dumps(skipped)} if skipped else {}
         if batch.error:
             metadata[_ERROR] = json.dumps(batch.error)
@@ -214,10 +214,11 @@ def _batch(found: Any, metadata: dict[bytes, bytes], most_bytes: int) -> Feature
 
 
 def _skipped(value: Any) -> Skipped:
-    id, object, reason = value
-    if not isinstance(id, int) or not isinstance(object, str) or not isinstance(reason, str):
-        raise TypeError("a skipped sample has an id, an object and a reason")
-    return Skipped(id=id, object=object, reason=reason)
+    kinds = (int, str, str, bool)
+    if len(value) != len(kinds) or not all(map(isinstance, value, kinds)):
+        raise TypeError("a skipped sample has an id, an object, a reason, and whether it has changed")
+    id, object, reason, changed = value
+    return Skipped(id=id, object=object, reason=reason, changed=changed)
 
 
 def _error(text: bytes) -> float:

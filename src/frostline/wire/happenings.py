@@ -35,7 +35,7 @@ _KINDS: dict[str, type[Any]] = {
         Waiting,
     )
 }
-_TYPES: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,)}
+_TYPES: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 
 
 def event_to_json(event: Event) -> dict[str, Any] | None:
@@ -76,6 +76,6 @@ def _plain(value: object) -> object:
 def _read(value: object, kind: object, name: str) -> object:
     if kind is float and value in ("nan", "inf", "-inf"):
         return float(str(value))
-    if isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
+    if isinstance(value, bool) is not (kind is bool) or not isinstance(value, _TYPES[kind]):
         raise BadRequest(f"an event's {name} is missing, or of another kind")
     return float(value) if kind is float else value  # type: ignore[arg-type]

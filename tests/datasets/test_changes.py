@@ -1,0 +1,178 @@
+"""What changed since a manifest was built: named and refused, or taken as it is now."""
+
+import json
+import uuid
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.cli import main
+from frostline.cli.extract import extract
+from frostline.cli.index import index
+from frostline.cli.plan import plan
+from frostline.cli.train import train
+from frostline.datasets import Dataset
+from frostline.datasets.parts import rows_of_ids
+from frostline.errors import DataChanged, SettingError
+from frostline.stores.objects import open_store
+from frostline.testing.forms import EXAMPLES
+from support import forms
+
+PUT = {
+    "folders": forms.put_folders,
+    "masks": forms.put_masks,
+    "parquet": forms.put_parquet,
+    "urls": forms.put_urls,
+    "webdataset": forms.put_webdataset,
+}
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request, tmp_path, monkeypatch):
+    if request.param == "folder":
+        return open_store(str(tmp_path))
+    server = request.getfixturevalue("s3")
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    server.make_bucket("changes")
+    return open_store(f"s3://changes/{uuid.uuid4()}")
+
+
+def opened(store, **options):
+    data = Dataset(store.url, **options)
+    _ = data.samples
+    return data
+
+
+def refused(store, **options):
+    with pytest.raises(DataChanged) as caught:
+        opened(store, changed="refuse", **options)
+    sentence = str(caught.value)
+    assert store.url in sentence
+    assert "changed='rebuild' (--changed rebuild)" in sentence
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_objects_that_changed_are_named_and_refused(store):
+    forms.put_folders(store, EXAMPLES)
+    before = opened(store, changed="refuse").digest
+    assert opened(store, changed="refuse").digest == before
+    store.write("cat/cat-1-0.jpg", b"another cat")
+    assert "cat/cat-1-0.jpg is changed" in refused(store)
+    store.write("dog/dog-2-0.jpg", b"another dog")
+    store.write("fish/fish-2-0.jpg", b"another fish")
+    assert "3 objects are changed (cat/cat-1-0.jpg, dog/dog-2-0.jpg, fish/fish-2-0.jpg)" in refused(store)
+    # Refusing builds nothing: the choice stays open until somebody takes it.
+    assert "3 objects are changed" in refused(store)
+    after = opened(store, changed="rebuild").digest
+    assert after != before
+    assert opened(store, changed="refuse").digest == after
+
+
+def test_objects_that_came_beside_are_another_data_set_too(store):
+    forms.put_folders(store, EXAMPLES)
+    opened(store)
+    store.write("cat/new.jpg", b"a new cat")
+    assert "other objects lie beside those that it names" in refused(store)
+
+
+def test_objects_that_are_gone_are_named(tmp_path):
+    store = open_store(str(tmp_path))
+    forms.put_folders(store, EXAMPLES)
+    opened(store)
+    for number in range(4):
+        (tmp_path / f"cat/cat-{number}-0.jpg").unlink()
+    assert "4 objects are not there any more (cat/cat-0-0.jpg, cat/cat-1-0.jpg, cat/cat-2-0.jpg, …)" in refused(store)
+
+
+NAMED = {
+    "folders": "cat/cat-0-0.jpg",
+    "masks": "images/cat/cat-0-0.jpg",
+    "parquet": "data/train-00000.parquet is changed",
+    "urls": "images-0/cat/cat-0.jpg",
+    "webdataset": "shards/train-000000.tar is changed",
+}
+
+
+@pytest.mark.parametrize("form", PUT)
+def test_every_form_names_its_objects(form, tmp_path):
+    store = open_store(str(tmp_path))
+    PUT[form](store, EXAMPLES)
+    opened(store, form=form)
+    PUT[form](store, [one._replace(data=one.data + b"!") for one in EXAMPLES])
+    assert NAMED[form] in refused(store, form=form)
+
+
+def test_a_mask_that_changed_is_named(tmp_path):
+    store = open_store(str(tmp_path))
+    forms.put_masks(store, EXAMPLES)
+    opened(store)
+    store.write("masks/cat/cat-0-0.png", b"another")
+    assert "masks/cat/cat-0-0.png is changed" in refused(store)
+
+
+def test_a_first_listing_has_nothing_to_be_compared_with(tmp_path):
+    store = open_store(str(tmp_path))
+    forms.put_folders(store, EXAMPLES)
+    assert len(opened(store, changed="refuse")) == len(EXAMPLES)
+
+
+def test_there_are_three_choices():
+    with pytest.raises(
+        SettingError, match="changed is one of skip, rebuild, refuse, not 'rebuilt'; did you mean rebuild"
+    ):
+        Dataset("memory://x", changed="rebuilt")
+
+
+def test_a_part_is_found_again_in_a_later_listing(tmp_path):
+    store = open_store(str(tmp_path))
+    forms.put_folders(store, EXAMPLES)
+    data = opened(store, changed="rebuild")
+    part = data.take(np.array([5, 0, 7]))
+    names = list(part.names)
+    assert data.refreshed().digest == data.digest
+    store.write("ape/first.jpg", b"which moves every row")
+    (tmp_path / names[1]).unlink()
+    assert list(part.refreshed().names) == [names[0], names[2]]
+    assert len(data.refreshed()) == len(EXAMPLES)
+    assert part.refreshed().listing == data.refreshed().listing != data.listing
+    assert opened(store, changed="skip").refreshed().changed == "skip"
+    assert len(part.whole) == len(EXAMPLES)
+
+
+def test_what_was_opened_without_listing_is_listed_when_it_must_be_new(tmp_path):
+    store = open_store(str(tmp_path))
+    forms.put_folders(store, EXAMPLES)
+    opened(store)
+    store.write("cat/new.jpg", b"a new cat")
+    last = opened(store, relist=False, changed="rebuild")
+    assert len(last) == len(EXAMPLES)
+    assert len(last.refreshed()) == len(EXAMPLES) + 1
+
+
+@given(st.lists(st.integers(0, 50), unique=True), st.lists(st.integers(0, 50), unique=True))
+def test_rows_are_found_by_their_ids(ids, wanted):
+    rows = rows_of_ids(np.array(ids, np.int64), np.array(wanted, np.int64))
+    assert [ids[row] for row in rows.tolist()] == [one for one in wanted if one in ids]
+
+
+def test_every_verb_that_opens_data_takes_the_choice():
+    assert all(any(one.name == "changed" for one in verb.params) for verb in (extract, index, plan, train))
+
+
+def test_the_command_line_refuses_with_the_sentence(tmp_path, capsys):
+    store = open_store(str(tmp_path))
+    forms.put_folders(store, EXAMPLES)
+    for changed, code in ((False, 0), (True, 2)):
+        if changed:
+            store.write("cat/cat-1-0.jpg", b"another cat")
+        with pytest.raises(SystemExit) as ended:
+            main(["index", "--data", str(tmp_path), "--changed", "refuse", "--json"])
+        assert ended.value.code == code
+    assert "cat/cat-1-0.jpg is changed" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["index", "--data", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out)["samples"] == len(EXAMPLES)
