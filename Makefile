@@ -13,7 +13,7 @@ STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_VERSION := 0.13.8
 
-.PHONY: demo test check install install-test docs map bench lock clean
+.PHONY: demo test check install install-test docs map lock clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -42,9 +42,6 @@ docs: install-test
 # The module map in docs/architecture.md, after a module was added or its first line changed.
 map:
 	$(BIN)/python scripts/module_map.py
-
-bench: install-test
-	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 # Add `UPGRADE=--upgrade` for the newest versions of everything.
 lock: build/lock/bin/uv

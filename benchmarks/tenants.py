@@ -1,10 +1,13 @@
 """Several tenants with networks of their own on one node: does each get its share, and does the node stay as fast?
 
     python benchmarks/tenants.py --data DIR [--tenants 1,2,5,10,20,40] [--rules fair,hapi,fixed] [--out FILE]
+    python benchmarks/tenants.py --data DIR --architectures resnet18 --rules fair --rounds 3
 
 For every number of tenants and every rule a node process is started. Each tenant has a network of its own (eight
-architectures in turn, each with other weights) and always several requests under way, of sizes that fill no run. When
-all are warm, the node's statistics are read twice, some time apart; shares are those from the first request on.
+architectures in turn, each with other weights) and always several requests under way, as many as every other whatever
+its weight, of sizes that fill no run. With one architecture, and what it does alone measured anew in each round, totals
+of many tenants are compared with one tenant's and nothing else. When all are warm, the node's statistics are read
+twice, some time apart; shares are those from the first request on.
 Printed, and written with --out:
 
 * total: what the tenants had, in seconds of their networks alone on the same node, a second. It says how much of one
@@ -68,22 +71,29 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         data = small_copies(Dataset(wanted.data), Path(folder) / "images")
         counts = [int(one) for one in wanted.tenants.split(",")]
-        networks = make_networks(max(counts))
+        architectures = wanted.architectures.split(",")
+        networks = make_networks(max(counts), architectures)
         print(f"{len(networks)} networks, {hardware_name('cpu')}, load {os.getloadavg()[0]:.1f}", flush=True)
         rates = json.loads(wanted.alone.read_text())["alone_rows_per_s_and_per_cpu_s"] if wanted.alone else {}
-        for number in range(0 if rates else min(len(ARCHITECTURES), len(networks))):
-            cell = measure(wanted, data, networks[number : number + 1], "fair", [1.0], {})
-            rates[ARCHITECTURES[number]] = cell["rows_per_s"], cell["rows_per_cpu_s"]
-            print(f"{ARCHITECTURES[number]} alone: {cell['rows_per_s']:.0f} rows/s", flush=True)
-        cells = []
-        beside = [int(one) for one in (wanted.beside or wanted.tenants).split(",")]
-        for rule in wanted.rules.split(","):
-            for weights in weightings(rule, counts if rule == "fair" else beside):
-                count = len(weights)
-                cells.append(measure(wanted, data, networks[:count], rule, weights, rates))
-                print(line(cells[-1]), flush=True)
-                if wanted.out is not None:
-                    wanted.out.write_text(json.dumps(report(wanted, rates, cells), indent=1) + "\n")
+        cells, beside = [], [int(one) for one in (wanted.beside or wanted.tenants).split(",")]
+        for _ in range(wanted.rounds):
+            rates = rates_alone(wanted, data, networks[: len(architectures)]) if wanted.alone is None else rates
+            for rule in wanted.rules.split(","):
+                for weights in weightings(rule, counts if rule == "fair" else beside, wanted.weights):
+                    cells.append(measure(wanted, data, networks[: len(weights)], rule, weights, rates))
+                    print(line(cells[-1]), flush=True)
+                    if wanted.out is not None:
+                        wanted.out.write_text(json.dumps(report(wanted, rates, cells), indent=1) + "\n")
+
+
+def rates_alone(wanted, data, networks):
+    """Rows a second, and a second of processor time, of each architecture on a node of its own."""
+    rates = {}
+    for network in networks:
+        cell = measure(wanted, data, [network], "fair", [1.0], {})
+        rates[network[0]] = cell["rows_per_s"], cell["rows_per_cpu_s"]
+        print(f"{network[0]} alone: {cell['rows_per_s']:.0f} rows/s", flush=True)
+    return rates
 
 
 def small_copies(dataset, folder):
@@ -98,43 +108,43 @@ def small_copies(dataset, folder):
     return Dataset(str(folder))
 
 
-def make_networks(count):
+def make_networks(count, architectures):
     """A prefix for each tenant: every architecture is traced once, and each has its weights a little changed."""
     import torchvision
 
     preprocess = imagenet(SIDE)
     traced, made = {}, []
     for number in range(count):
-        name = ARCHITECTURES[number % len(ARCHITECTURES)]
+        name = architectures[number % len(architectures)]
         if name not in traced:
             torch.manual_seed(0)
             model = getattr(torchvision.models, name)().eval()
             traced[name] = cut_network(freeze(model, "features"), preprocess.shape)
         network = traced[name]
-        factor = 1 + 1e-3 * (number // len(ARCHITECTURES))
+        factor = 1 + 1e-3 * (number // len(architectures))
         tensors = {key: one * factor if one.is_floating_point() else one for key, one in network.prefix.tensors.items()}
         artifact = write_prefix(replace(network.prefix, tensors=tensors))
         made.append((name, artifact, network.cuts[-1].number))
     return made
 
 
-def weightings(rule, counts):
+def weightings(rule, counts, kinds):
     for count in counts:
-        yield [1.0] * count
-        if rule == "fair" and count > 1:
+        if "equal" in kinds:
+            yield [1.0] * count
+        if "unequal" in kinds and rule == "fair" and count > 1:
             yield [1.0 + number % 4 for number in range(count)]
 
 
 def measure(wanted, data, networks, rule, weights, rates):
     """One cell: tenants with these networks and weights on a node with this rule."""
     count = len(networks)
-    # As many as its share wants: one that has nothing waiting is owed nothing.
-    lanes = [max(LEAST_IN_FLIGHT, round(IN_FLIGHT * weight / sum(weights))) for weight in weights]
+    lanes = max(LEAST_IN_FLIGHT, IN_FLIGHT // count)
     settings = NodeSettings(
         memory_bytes=wanted.memory << 20,
         batching=rule,
         device_batch=wanted.device_batch,
-        max_requests=sum(lanes) + count + 4,
+        max_requests=lanes * count + count + 4,
         tenants=(
             *(tenant(f"t{number}", weight=weight) for number, weight in enumerate(weights)),
             tenant(OVERSEER, sees_all=True),
@@ -147,11 +157,7 @@ def measure(wanted, data, networks, rule, weights, rates):
         idle = memory_of(node.pid, "VmRSS")
         jobs = [Job(node.url, f"t{number}", data, *network) for number, network in enumerate(networks)]
         stop = threading.Event()
-        threads = [
-            threading.Thread(target=job.keep_asking, args=(stop, lane))
-            for job, several in zip(jobs, lanes, strict=True)
-            for lane in range(several)
-        ]
+        threads = [threading.Thread(target=job.keep_asking, args=(stop, lane)) for job in jobs for lane in range(lanes)]
         for job in jobs:
             job.upload()
         for thread in threads:
@@ -295,6 +301,9 @@ def arguments():
     parser.add_argument("--tenants", default="1,2,5,10,20,40")
     parser.add_argument("--beside", help="numbers of tenants for the rules beside fair, where fewer are enough")
     parser.add_argument("--rules", default="fair,hapi,fixed")
+    parser.add_argument("--weights", default="equal,unequal")
+    parser.add_argument("--architectures", default=",".join(ARCHITECTURES))
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10.0, help="least seconds of a measurement")
     parser.add_argument("--seconds-each", type=float, default=1.2, help="seconds of it for each weight of a tenant")
     parser.add_argument("--device-batch", type=int, default=8, help="rows of a run; few, so that shares show soon")
