@@ -1,9 +1,10 @@
-"""Every form passes the shipped tests, on a folder, in memory and on S3."""
+"""Every form passes the shipped tests, on a folder, in memory and on S3; tables do on a real Cassandra."""
 
 import uuid
 
 import pytest
 
+from frostline.datasets.forms.cql import CqlTables
 from frostline.datasets.forms.folders import ClassFolders
 from frostline.datasets.forms.masks import MaskPairs
 from frostline.datasets.forms.parquet import Parquet
@@ -12,6 +13,7 @@ from frostline.datasets.forms.webdataset import WebDataset
 from frostline.stores.objects import open_store
 from frostline.testing.forms import ODD_EXAMPLES, FormTests
 from support import forms
+from support.cassandra import KEYSPACE, PASSWORD, USER
 
 
 class Stores(FormTests):
@@ -66,3 +68,33 @@ class TestUrlLists(Stores):
 
     def put(self, store, examples, part=0):
         forms.put_urls(store, examples, part)
+
+
+@pytest.fixture(scope="module")
+def table(cql):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FROSTLINE_CQL_PASSWORD", PASSWORD)
+        store = open_store(f"cql://{USER}@{cql.place}/{KEYSPACE}/suite?protocol=3")
+        store.create()
+        yield store
+
+
+@pytest.fixture(scope="module")
+def session(cql):
+    with cql.session() as session:
+        yield session
+
+
+class TestCqlTables(FormTests):
+    form = CqlTables()
+    beside = ()
+
+    @pytest.fixture
+    def store(self, table, session):
+        # Far cheaper than a new table or an empty one.
+        for (key,) in session.execute(f"SELECT id FROM {KEYSPACE}.suite"):
+            session.execute(f"DELETE FROM {KEYSPACE}.suite WHERE id = %s", (key,))
+        return table
+
+    def put(self, store, examples, part=0):
+        forms.put_table(store, examples, part)

@@ -14,6 +14,7 @@ from frostline.node import Node
 from frostline.stores.objects import open_store
 from frostline.testing.forms import Example
 from support import forms
+from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import served
@@ -78,6 +79,16 @@ def test_a_run_has_the_same_losses_from_every_form_and_store(
     data = fl.Dataset(url, form=form)
     assert data.classes == ("circle", "noise", "stripe")
     assert len(plain) == 6
+    assert losses(data) == plain
+
+
+def test_a_run_has_the_same_losses_from_a_table_of_cassandra(plain, examples, cql, tmp_path, monkeypatch):
+    monkeypatch.setenv("FROSTLINE_CQL_PASSWORD", PASSWORD)
+    table = open_store(f"cql://{USER}@{cql.place}/{KEYSPACE}/alike?protocol=3")
+    table.create()
+    forms.put_table(table, examples)
+    data = fl.Dataset(table.url, cache=tmp_path)
+    assert data.classes == ("circle", "noise", "stripe")
     assert losses(data) == plain
 
 

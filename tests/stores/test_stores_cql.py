@@ -23,6 +23,7 @@ from frostline.stores.faces import LABELS, Place, Tabular
 from frostline.stores.objects import open_store
 from frostline.testing.stores import (
     ListingTests,
+    ManyReadingTests,
     MissingRootTests,
     ReadingTests,
     RefusalTests,
@@ -77,6 +78,7 @@ def photos(tables):
 
 class TestACqlStore(
     ReadingTests,
+    ManyReadingTests,
     VersionTests,
     ListingTests,
     WritingTests,

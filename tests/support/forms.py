@@ -8,6 +8,7 @@ import tarfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from frostline.stores.cql_putting import TableSample
 from frostline.stores.urls import object_url
 
 
@@ -41,6 +42,11 @@ def put_masks(store, examples, part=0):
     for one in examples:
         store.write(f"images/{one.label}/{one.key}-{part}.jpg", one.data)
         store.write(f"masks/{one.label}/{one.key}-{part}.png", one.data[::-1])
+
+
+def put_table(store, examples, part=0):
+    """Into a table over CQL, under the names that they have in class folders."""
+    store.put_many(TableSample(f"{one.label}/{one.key}-{part}.jpg", one.data, -1, one.label) for one in examples)
 
 
 def put_webdataset(store, examples, part=0, **options):

@@ -141,7 +141,7 @@ def _into_table(source: str, destination: str, *, as_json: bool, **options: Any)
     if as_json:
         print_json(done.to_json())
         return
-    _say(done, "", "all put now")
+    _say(done, "", f"{done.made} put now")
 
 
 def _say(done: "Ingested | Repacked | Put", where: str, made: str) -> None:

@@ -1,27 +1,33 @@
-"""Puts a data set's samples into a table over CQL: in bounded memory, and the same however often it is run."""
+"""Puts a data set's samples into a table over CQL: in bounded memory, verified, and taken up again after a kill."""
 
+import hashlib
 import math
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from frostline.core import Samples, Skipped
+from frostline.core.texts import taken
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.reading import open_samples
-from frostline.errors import ObjectNotFound, SettingError, TooManySkipped
+from frostline.datasets.in_order import InOrder
+from frostline.datasets.packing import divided
+from frostline.errors import SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
-from frostline.stores.cql import CqlStore, TableSample
-from frostline.stores.faces import Buffer, Versioned
+from frostline.stores.cql import CqlStore
+from frostline.stores.cql_putting import TableSample, seal_of
 from frostline.stores.objects import open_store
 
 __all__ = ("Put", "put_into_table")
 
-# Read at once, and held until they are put: of 100 kB, some megabytes.
-_SAMPLES_AT_ONCE = 64
+# Asked about at once whether they are there: a round trip's worth of answers of some bytes.
+_ROWS_AT_ONCE = 1024
+# Read at once, and held until they are put.
+_BYTES_AT_ONCE = 16 << 20
+_ORIGIN_BYTES, _SHA256_BYTES = 16, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +36,8 @@ class Put:
 
     Attributes:
         url: of the table.
-        samples: that were put, new ones and those that were there.
+        samples: that are there now, each read back.
+        made: those that were put now; the others were there from before.
         nbytes: of their data.
         seconds: that it took.
         skipped: samples that could not be read.
@@ -38,6 +45,7 @@ class Put:
 
     url: str
     samples: int
+    made: int
     nbytes: int
     seconds: float
     skipped: tuple[Skipped, ...]
@@ -52,8 +60,10 @@ def put_into_table(
 ) -> Put:
     """Put every sample with its name, label and size into a table, which is made where it is missing.
 
-    A sample's key follows from its name, so after a kill it is run again, and no sample is there twice. Names and
-    order are those of the source: training on the table is training on the source.
+    A sample's key follows from its name, so none is there twice, however often this is run. Each is read back, and then
+    its row is sealed with the SHA-256 of its bytes and with what they were read from. Samples whose seal says that they
+    are there are not read again; where the source has no versions they are read, and not put again. Names and order
+    are those of the source: training on the table is training on the source.
 
     Args:
         source: encoded samples in any form.
@@ -66,7 +76,7 @@ def put_into_table(
         SettingError: the destination is no table, or the source has masks, or is a ready form, whose pixels no table
             can describe.
         TooManySkipped: more samples were unreadable than allowed.
-        DataError: the table is of another kind.
+        DataError: the table is of another kind, or a sample came back otherwise than it was put.
         StoreError: a store failed; run it again.
     """
     store = open_store(destination)
@@ -78,11 +88,12 @@ def put_into_table(
     started = time.perf_counter()
     store.create()
     observe(PhaseStarted(name="putting samples into a table"))
-    reader = _Reader(source, workers, math.ceil(skip_allowance * len(source)), observe)
-    store.put_many(reader.samples())
+    reader = _Reader(source, store, workers, math.ceil(skip_allowance * len(source)), observe)
+    store.put_many(reader.missing())
     return Put(
         url=store.url,
-        samples=reader.count,
+        samples=reader.samples,
+        made=reader.made,
         nbytes=reader.nbytes,
         seconds=time.perf_counter() - started,
         skipped=tuple(reader.skipped),
@@ -90,36 +101,50 @@ def put_into_table(
 
 
 class _Reader:
-    """The samples of a data set with their bytes, some at a time."""
+    """The samples of a data set that a table lacks, with their bytes, some at a time."""
 
-    def __init__(self, source: Dataset, workers: int, most_skipped: int, observe: Observer) -> None:
+    def __init__(self, source: Dataset, table: CqlStore, workers: int, most_skipped: int, observe: Observer) -> None:
         self._source = source
-        self._workers = workers
-        self._store = open_samples(source.url, source.reading)
+        self._table = table
+        self._reader = InOrder(source.url, source.reading, most=workers)
         self._most_skipped = most_skipped
         self._observe = observe
-        self.count = 0
+        self.samples = 0
+        self.made = 0
         self.nbytes = 0
         self.skipped: list[Skipped] = []
 
-    def samples(self) -> Iterator[TableSample]:
-        with ThreadPoolExecutor(self._workers, "frostline-put") as threads:
-            for start in range(0, len(self._source), _SAMPLES_AT_ONCE):
-                rows = np.arange(start, min(start + _SAMPLES_AT_ONCE, len(self._source)))
-                yield from self._some(rows.tolist(), self._source.samples.take(rows), threads)
-                self._observe(Counted(done=start + len(rows), total=len(self._source)))
+    def missing(self) -> Iterator[TableSample]:
+        total = len(self._source)
+        for start in range(0, total, _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, total), dtype=np.int64)
+            asked = _Asked.of(self._source, rows)
+            seals = self._table.seals(asked.names)
+            unsure = [row for row in range(len(rows)) if not asked.is_there(row, seals[row])]
+            self._count(asked, set(range(len(rows))) - set(unsure))
+            self._observe(Counted(done=start + len(rows) - len(unsure), total=total))
+            lengths = asked.samples.lengths[unsure]
+            for some in divided(lengths, most_bytes=_BYTES_AT_ONCE, most_rows=_ROWS_AT_ONCE):
+                yield from self._read(asked, unsure[some.start : some.stop], seals)
+                self._observe(Counted(done=start + len(rows) - len(unsure) + some.stop, total=total))
 
-    def _some(self, rows: list[int], samples: Samples, threads: ThreadPoolExecutor) -> Iterator[TableSample]:
-        read = threads.map(lambda place: _read(self._store, samples, place), range(len(rows)))
-        for place, (row, data) in enumerate(zip(rows, read, strict=True)):
+    def _count(self, asked: "_Asked", rows: set[int]) -> None:
+        self.samples += len(rows)
+        self.nbytes += int(asked.samples.lengths[list(rows)].sum())
+
+    def _read(self, asked: "_Asked", rows: Sequence[int], seals: Sequence[bytes]) -> Iterator[TableSample]:
+        some = asked.samples.take(np.array(rows, np.int64))
+        for place, data in self._reader.read(some, [asked.names[row] for row in rows]):
             if isinstance(data, Skipped):
                 self._skip(data)
                 continue
-            label = int(samples.labels[place])
-            self.count += 1
-            self.nbytes += len(data)
-            class_name = self._source.classes[label] if label >= 0 else None
-            yield TableSample(self._source.names[row], data, label, class_name)
+            row = rows[place]
+            self._count(asked, {row})
+            if seals[row] != seal_of(data, asked.origins[row]):
+                self.made += 1
+                yield TableSample(
+                    asked.names[row], data, int(some.labels[place]), asked.classes[row], asked.origins[row]
+                )
 
     def _skip(self, skipped: Skipped) -> None:
         self.skipped.append(skipped)
@@ -130,9 +155,36 @@ class _Reader:
             )
 
 
-def _read(store: Versioned, samples: Samples, place: int) -> Buffer | Skipped:
-    try:
-        name, offset, length = samples.objects[place], int(samples.offsets[place]), int(samples.lengths[place])
-        return store.read(name, offset, length)
-    except ObjectNotFound as error:
-        return Skipped(id=int(samples.ids[place]), object=samples.objects[place], reason=str(error))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Asked:
+    """Some samples of the source, and what their seals must say."""
+
+    samples: Samples
+    names: Sequence[str]
+    classes: Sequence[str | None]
+    origins: Sequence[bytes]
+
+    @classmethod
+    def of(cls, source: Dataset, rows: npt.NDArray[np.int64]) -> "_Asked":
+        samples = source.samples.take(rows)
+        classes = [source.classes[label] if label >= 0 else None for label in samples.labels.tolist()]
+        origins = [_origin(samples, row, classes[row]) for row in range(len(rows))]
+        return cls(samples=samples, names=taken(source.names, rows), classes=classes, origins=origins)
+
+    def is_there(self, row: int, seal: bytes) -> bool:
+        """Whether a seal says that the row was made from the very version of the object that is listed."""
+        return bool(self.samples.versions and self.samples.versions[row]) and seal[_SHA256_BYTES:] == self.origins[row]
+
+
+def _origin(samples: Samples, row: int, class_name: str | None) -> bytes:
+    """Names the version and the place of a sample's bytes, and its class."""
+    version = samples.versions[row] if samples.versions else ""
+    said = (
+        samples.objects[row],
+        version,
+        str(samples.offsets[row]),
+        str(samples.lengths[row]),
+        str(samples.labels[row]),
+    )
+    text = "\0".join([*said, class_name or ""])
+    return hashlib.blake2b(text.encode(), digest_size=_ORIGIN_BYTES).digest()

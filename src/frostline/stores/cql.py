@@ -5,21 +5,21 @@ workers must never have started them.
 """
 
 import hashlib
-import itertools
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from frostline.config import environment
 from frostline.errors import AccessDenied, BadRequest, DataError, ObjectNotFound, SettingError, StoreError
 from frostline.stores.cql_access import CqlAccess
 from frostline.stores.cql_columns import table_of
 from frostline.stores.cql_errors import error_of_cql, translated
-from frostline.stores.cql_tables import WHOLE, key_from, key_of
+from frostline.stores.cql_putting import TableSample, put_all, seals_of
+from frostline.stores.cql_tables import key_of
 from frostline.stores.cql_urls import CqlPlace
 from frostline.stores.faces import LABELS, Buffer, Entry, Place
 from frostline.stores.urls import check_name
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from frostline.stores.cql_link import Link
 
-__all__ = ("CqlStore", "TableSample")
+__all__ = ("CqlStore",)
 
 _ENVIRONMENT = "FROSTLINE_CQL_"
 _OWN = ".frostline/"
@@ -37,22 +37,7 @@ _OWN = ".frostline/"
 _IN_FLIGHT = 1024
 _SIZES_IN_FLIGHT = 64
 _WRITES_IN_FLIGHT = 32
-
-
-class TableSample(NamedTuple):
-    """A sample to be put into a table.
-
-    Attributes:
-        name: of it, unique in its data set.
-        data: its encoded image.
-        label: of it; -1 where there is none.
-        class_name: the name of its class; None where there is none.
-    """
-
-    name: str
-    data: Buffer
-    label: int
-    class_name: str | None
+_SEALS_IN_FLIGHT = 256
 
 
 class CqlStore:
@@ -105,14 +90,16 @@ class CqlStore:
     ) -> Iterator[tuple[int, tuple[Buffer, str] | StoreError]]:
         """See ``Batched.read_many``."""
         with self._driven("") as link:
-            for index, answer in _flown(link, [place.object for place in places], most):
+            keys = [key_of(link.shape.key_type, place.object) for place in places]
+            for index, answer in link.answers(link.read, keys, most):
                 yield index, self._answer(places[index], answer)
 
     def sizes(self, objects: Sequence[str]) -> Sequence[int]:
         """See ``Tabular.sizes``."""
         found = [-1] * len(objects)
         with self._driven("") as link:
-            for index, answer in _flown(link, objects, _SIZES_IN_FLIGHT):
+            keys = [key_of(link.shape.key_type, name) for name in objects]
+            for index, answer in link.answers(link.read, keys, _SIZES_IN_FLIGHT):
                 if isinstance(answer, Exception):
                     raise answer
                 if answer and answer[0][0] is not None:
@@ -163,25 +150,30 @@ class CqlStore:
     def put_many(self, samples: Iterable[TableSample], *, most: int = _WRITES_IN_FLIGHT) -> None:
         """Put samples with their names and labels, under keys that follow from their names; again doubles nothing.
 
+        Each is read back and compared, and then its row gets a seal, where the table has a column for it.
+
         Args:
             samples: taken while earlier ones are under way.
             most: of them under way at once.
 
         Raises:
-            DataError: keys of the table cannot be made of names, or labels stand in another table.
-            AccessDenied: the user may not write to the table.
+            DataError: keys of the table cannot be made of names, labels stand in another table, or a sample came back
+                otherwise than it was put.
+            AccessDenied: the user may not write to the table, or not read it.
             StoreUnavailable: asking again may help.
         """
         with self._driven("") as link:
             if self._place.meta:
                 raise DataError(f"samples are put into one table with their labels: leave meta out of {self.url}")
-            flight = link.flight()
-            for sample in samples:
-                if len(flight) >= most:
-                    _check(flight.receive())
-                flight.send(sample.name, link.put.bind(self._row(link, sample)))
-            while len(flight):
-                _check(flight.receive())
+            put_all(link, self._place, samples, most=most)
+
+    def seals(self, names: Sequence[str]) -> Sequence[bytes]:
+        """The seal of each sample that was put under these names; empty where there is none that still holds.
+
+        Raises what ``put_many`` raises.
+        """
+        with self._driven("") as link:
+            return seals_of(link, names, most=_SEALS_IN_FLIGHT)
 
     def __getstate__(self) -> dict[str, object]:
         # A session cannot travel to another process; the next one makes its own.
@@ -189,16 +181,6 @@ class CqlStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_place"])  # type: ignore[misc]
-
-    def _row(self, link: "Link", sample: TableSample) -> tuple[object, ...]:
-        is_named = link.shape.types.get(self._place.label) not in WHOLE
-        beside = {
-            "size": len(sample.data),
-            "name": sample.name,
-            "label": sample.class_name if is_named else sample.label,
-        }
-        key = key_from(link.shape.key_type, sample.name)
-        return (key, bytes(sample.data), *(beside[role] for role in link.shape.beside))
 
     def _answer(self, place: Place, answer: "Sequence[Any] | Exception") -> tuple[Buffer, str] | StoreError:
         try:
@@ -262,23 +244,6 @@ def _close(link: "Link", made_by: int) -> None:
     # Whoever drops a store need not wait for farewells, and a forked child has none to say.
     if os.getpid() == made_by:
         Thread(target=link.close, daemon=True).start()
-
-
-def _check(answer: tuple[str, "Sequence[Any] | Exception"]) -> None:
-    if isinstance(answer[1], Exception):
-        raise answer[1]
-
-
-def _flown(link: "Link", objects: Sequence[str], most: int) -> Iterator[tuple[int, "Sequence[Any] | Exception"]]:
-    flight = link.flight()
-    waiting = iter(enumerate(objects))
-    for index, name in itertools.islice(waiting, most):
-        flight.send(index, link.read.bind((key_of(link.shape.key_type, name),)))
-    while len(flight):
-        index, answer = flight.receive()
-        for later, name in itertools.islice(waiting, 1):
-            flight.send(later, link.read.bind((key_of(link.shape.key_type, name),)))
-        yield index, answer
 
 
 def _entry_of_labels(pages: Iterable[Sequence[Any]], what: str) -> Entry:

@@ -1,8 +1,10 @@
 """A session with servers that speak CQL, and what it knows of one data set's tables: statements, keys and ranges."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
+from cassandra import ConsistencyLevel
 from cassandra.metadata import Murmur3Token, TokenMap
 from cassandra.query import PreparedStatement
 
@@ -45,6 +47,8 @@ class Link:
             self.read = self._prepared(self.shape.read)
             self.write = self._prepared(self.shape.write)
             self.put = self._prepared(self.shape.put)
+            self.seal = self._prepared(self.shape.seal) if self.shape.seal else None
+            self.sealed = self._prepared(self.shape.sealed) if self.shape.sealed else None
         except BaseException:
             self.close()
             raise
@@ -60,6 +64,32 @@ class Link:
     def flight(self) -> Flight[Any]:
         """Room for statements under way."""
         return Flight(self._session)
+
+    def read_everywhere(self, key: object) -> Any:
+        """The statement that reads a row from all of its replicas, of which the newest tells."""
+        statement = self.read.bind((key,))
+        statement.consistency_level = ConsistencyLevel.ALL
+        return statement
+
+    def answers(
+        self, statement: PreparedStatement, keys: Sequence[object], most: int
+    ) -> Iterator[tuple[int, Sequence[Any] | Exception]]:
+        """What a statement gives for each key, as it comes: the place of the key, and its rows or what went wrong.
+
+        Args:
+            statement: takes a key.
+            keys: of rows.
+            most: under way, or waiting to be taken, at once.
+        """
+        flight: Flight[int] = Flight(self._session)
+        waiting = iter(enumerate(keys))
+        for index, key in islice(waiting, most):
+            flight.send(index, statement.bind((key,)))
+        while len(flight):
+            index, answer = flight.receive()
+            for later, key in islice(waiting, 1):
+                flight.send(later, statement.bind((key,)))
+            yield index, answer
 
     def scan(self, scan: Scan) -> Iterator[Sequence[Any]]:
         """The pages of a whole table, in no particular order: ranges of tokens, each asked of a server that has it."""

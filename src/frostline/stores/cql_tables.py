@@ -8,13 +8,15 @@ from frostline.errors import BadRequest, DataError
 from frostline.stores.cql_urls import CqlPlace
 from frostline.stores.urls import check_name
 
-__all__ = ("TEXTS", "WHOLE", "Scan", "Shape", "Table", "creation", "key_from", "key_of", "shape_of")
+__all__ = ("SEAL", "TEXTS", "WHOLE", "Scan", "Shape", "Table", "creation", "key_from", "key_of", "shape_of")
 
 TEXTS = ("ascii", "text", "timeuuid", "uuid", "varchar", "inet", "date", "decimal")
 """Types that become text in a table of samples."""
 WHOLE = ("bigint", "int", "smallint", "tinyint", "varint", "counter")
 """Types that become whole numbers."""
 _OTHERS = ("boolean", "double", "float", "timestamp")
+SEAL = "frostline_seal"
+"""The column that says of a sample which was put that it was read back, and what it was made from: a blob."""
 
 # What keys are made from beside the name; another one would double every sample.
 _SAMPLES = uuid.uuid5(uuid.NAMESPACE_DNS, "samples.frostline")
@@ -91,8 +93,10 @@ class Shape:
         read: gives data and its version by key.
         write: puts data, and its size where there is a column for it, by key.
         has_size: there is one.
-        put: puts a sample whole: key and data, then what of ``beside`` there is.
+        put: puts a sample whole: key and data, then what of ``beside`` there is, then its seal where there is one.
         beside: of the options ``size``, ``name`` and ``label``, those whose columns stand in the same table.
+        seal: puts a seal by key; empty where the table has no column for it.
+        sealed: reads a seal by key, when it was written, and when the data was; empty likewise.
         listing: scan of keys, versions and sizes.
         rows: scan of keys, labels and further columns, None where there are none.
         types: CQL types of the columns of ``rows``, by name.
@@ -105,6 +109,8 @@ class Shape:
     has_size: bool
     put: str
     beside: tuple[str, ...]
+    seal: str
+    sealed: str
     listing: Scan
     rows: Scan | None
     types: Mapping[str, str]
@@ -136,14 +142,17 @@ def shape_of(place: CqlPlace, data: Table, meta: Table | None) -> Shape:
     rows = _scan(beside, [link, *sorted(further)]) if further else None
     usable = {"size": WHOLE, "name": TEXTS, "label": (*WHOLE, *TEXTS)}
     roles = [role for role, kinds in usable.items() if data.columns.get(getattr(place, role)) in kinds]
+    seals = [SEAL] if data.columns.get(SEAL) == "blob" else []
     return Shape(
         key_type=data.columns[key],
         is_plain=has_size and not further and _KEYS[data.columns[key]] is check_name,
         read=_reading(data, key, blob),
         write=_writing(data, [key, *names]),
         has_size=has_size,
-        put=_writing(data, [key, blob, *(getattr(place, role) for role in roles)]),
+        put=_writing(data, [key, blob, *(getattr(place, role) for role in roles), *seals]),
         beside=tuple(roles),
+        seal=_writing(data, [key, SEAL]) if seals else "",
+        sealed=_sealed(data, key, blob) if seals else "",
         listing=_scan(data, [key, *sizes], version_of=blob),
         rows=rows,
         types=dict(beside.columns),
@@ -189,7 +198,7 @@ def creation(place: CqlPlace, release: str) -> str:
         release: of the servers, such as ``4.1.3``: old ones have another word for a table that is not compressed.
     """
     plain = "{'sstable_compression': ''}" if release.startswith(("1.", "2.")) else "{'enabled': 'false'}"
-    names = (place.name, "text"), (place.label, "text"), (place.size, "bigint"), (place.data, "blob")
+    names = (place.name, "text"), (place.label, "text"), (place.size, "bigint"), (place.data, "blob"), (SEAL, "blob")
     columns = ", ".join(f"{_quoted(name)} {kind}" for name, kind in names)
     table = f"{_quoted(place.keyspace)}.{_quoted(place.table)}"
     key = f"{_quoted(place.id)} uuid PRIMARY KEY"
@@ -201,6 +210,11 @@ def creation(place: CqlPlace, release: str) -> str:
 
 def _reading(table: Table, key: str, blob: str) -> str:
     what = f"{_quoted(blob)}, writetime({_quoted(blob)})"
+    return f"SELECT {what} FROM {table.full_name} WHERE {_quoted(key)} = ?"  # noqa: S608
+
+
+def _sealed(table: Table, key: str, blob: str) -> str:
+    what = f"{_quoted(SEAL)}, writetime({_quoted(SEAL)}), writetime({_quoted(blob)})"
     return f"SELECT {what} FROM {table.full_name} WHERE {_quoted(key)} = ?"  # noqa: S608
 
 

@@ -1,0 +1,139 @@
+"""Puts samples into a table over CQL: each is written, read back and sealed, so that a run can be taken up again."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from frostline.errors import DataError
+from frostline.stores.cql_tables import WHOLE, Shape, key_from
+from frostline.stores.cql_urls import CqlPlace
+from frostline.stores.faces import Buffer
+
+if TYPE_CHECKING:
+    from frostline.stores.cql_link import Link
+    from frostline.stores.cql_session import Flight
+
+__all__ = ("TableSample", "put_all", "seal_of", "seals_of")
+
+# Of a sample that is not read back yet. A null would leave a tombstone in every row.
+_OPEN = b""
+
+
+class TableSample(NamedTuple):
+    """A sample to be put into a table.
+
+    Attributes:
+        name: of it, unique in its data set.
+        data: its encoded image.
+        label: of it; -1 where there is none.
+        class_name: the name of its class; None where there is none.
+        origin: names what it is made from, for its seal.
+    """
+
+    name: str
+    data: Buffer
+    label: int
+    class_name: str | None
+    origin: bytes = b""
+
+
+class _Step(Enum):
+    PUT = auto()
+    READ = auto()
+    READ_EVERYWHERE = auto()
+    SEAL = auto()
+
+
+class _UnderWay(NamedTuple):
+    sample: TableSample
+    key: object
+    step: _Step
+
+
+def seal_of(data: Buffer, origin: bytes) -> bytes:
+    """What the row of a sample that was put and read back is sealed with: the SHA-256 of its data, and its origin."""
+    return hashlib.sha256(data).digest() + origin
+
+
+def put_all(link: "Link", place: CqlPlace, samples: Iterable[TableSample], *, most: int) -> None:
+    """Put samples, each of them read back and compared before its row is sealed.
+
+    A row is written at once, so what is sealed is whole.
+
+    Args:
+        link: to the servers of the table.
+        place: of the table.
+        samples: taken while earlier ones are under way.
+        most: of them under way at once; each takes its bytes twice.
+
+    Raises:
+        DataError: keys cannot be made of names, or a sample came back otherwise than it was put.
+
+    What the driver raises comes out as it is.
+    """
+    flight: Flight[_UnderWay] = link.flight()
+    for sample in samples:
+        while len(flight) >= most:
+            _go_on(link, place, flight)
+        key = key_from(link.shape.key_type, sample.name)
+        flight.send(_UnderWay(sample, key, _Step.PUT), link.put.bind(_row(link.shape, place, key, sample)))
+    while len(flight):
+        _go_on(link, place, flight)
+
+
+def seals_of(link: "Link", names: Sequence[str], *, most: int) -> list[bytes]:
+    """The seal of each sample of these names; empty where there is none, or where data was written after it.
+
+    Args:
+        link: to the servers of the table.
+        names: of samples.
+        most: rows asked for at once.
+
+    What the driver raises comes out as it is.
+    """
+    found = [b""] * len(names)
+    if link.sealed is None:
+        return found
+    keys = [key_from(link.shape.key_type, name) for name in names]
+    for index, rows in link.answers(link.sealed, keys, most):
+        if isinstance(rows, Exception):
+            raise rows
+        if rows and rows[0][0] and rows[0][2] is not None and rows[0][2] <= rows[0][1]:
+            found[index] = bytes(rows[0][0])
+    return found
+
+
+def _go_on(link: "Link", place: CqlPlace, flight: "Flight[_UnderWay]") -> None:
+    """Wait for the next answer, and do what follows on it."""
+    done, answer = flight.receive()
+    if isinstance(answer, Exception):
+        raise answer
+    match done.step:
+        case _Step.PUT:
+            flight.send(done._replace(step=_Step.READ), link.read.bind((done.key,)))
+        case _Step.READ if not _is_same(done.sample, answer):
+            # Another replica than those that took it may have been asked, which did not hear of it yet.
+            flight.send(done._replace(step=_Step.READ_EVERYWHERE), link.read_everywhere(done.key))
+        case _Step.READ_EVERYWHERE if not _is_same(done.sample, answer):
+            raise DataError(f"{done.sample.name} came back from {place.url} otherwise than it was put: run it again")
+        case _Step.READ | _Step.READ_EVERYWHERE if link.seal is not None:
+            seal = seal_of(done.sample.data, done.sample.origin)
+            flight.send(done._replace(step=_Step.SEAL), link.seal.bind((done.key, seal)))
+        case _:
+            return
+
+
+def _is_same(sample: TableSample, rows: Sequence[Any]) -> bool:
+    return bool(rows) and rows[0][0] is not None and bytes(rows[0][0]) == bytes(sample.data)
+
+
+def _row(shape: Shape, place: CqlPlace, key: object, sample: TableSample) -> tuple[object, ...]:
+    is_named = shape.types.get(place.label) not in WHOLE
+    beside = {
+        "size": len(sample.data),
+        "name": sample.name,
+        "label": sample.class_name if is_named else sample.label,
+    }
+    seal = (_OPEN,) if shape.seal else ()
+    return (key, bytes(sample.data), *(beside[role] for role in shape.beside), *seal)
