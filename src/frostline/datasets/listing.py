@@ -1,8 +1,10 @@
 """Lists a store: folder by folder, several at once where the store can, and says how far it is."""
 
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from frostline.events import Counted, Event, Observer, PhaseStarted
+from frostline.stores.entries import Entries
 from frostline.stores.faces import Entry, Listable, Sectioned
 
 __all__ = ("list_all", "nobody")
@@ -12,8 +14,8 @@ _FOLDERS_AT_ONCE = 16
 _SAID_EVERY = 10_000
 
 
-def list_all(store: Listable, observe: Observer) -> list[Entry]:
-    """Every object of a store, in no particular order.
+def list_all(store: Listable, observe: Observer) -> Entries:
+    """Every object of a store, in the order of their names. Memory is that of their columns, and for a while of two.
 
     Args:
         store: to list.
@@ -25,24 +27,35 @@ def list_all(store: Listable, observe: Observer) -> list[Entry]:
         StoreUnavailable: asking again may help.
     """
     observe(PhaseStarted(name="listing the data"))
-    found: list[Entry] = []
-    if isinstance(store, Sectioned):
-        entries, folders = store.sections()
-        found.extend(entries)
-        with ThreadPoolExecutor(_FOLDERS_AT_ONCE, "frostline-list") as threads:
-            asked = [threads.submit(store.list_section, folder) for folder in folders]
-            try:
-                for one in as_completed(asked):
-                    found.extend(one.result())
-                    observe(Counted(done=len(found), total=0))
-            finally:
-                threads.shutdown(cancel_futures=True)
-        return found
-    for entry in store.list():
-        found.append(entry)
-        if len(found) % _SAID_EVERY == 0:
-            observe(Counted(done=len(found), total=0))
+    parts = _by_folders(store, observe) if isinstance(store, Sectioned) else [_at_once(store, observe)]
+    return Entries.gathered(parts)
+
+
+def _by_folders(store: Sectioned, observe: Observer) -> list[Entries]:
+    entries, folders = store.sections()
+    found, count = [Entries.of(entries)], len(entries)
+    with ThreadPoolExecutor(_FOLDERS_AT_ONCE, "frostline-list") as threads:
+        asked = {threads.submit(store.list_section, folder) for folder in folders}
+        try:
+            for one in as_completed(asked):
+                asked.discard(one)  # which holds what it found
+                found.append(Entries.of(one.result()))
+                count += len(found[-1])
+                observe(Counted(done=count, total=0))
+        finally:
+            threads.shutdown(cancel_futures=True)
     return found
+
+
+def _at_once(store: Listable, observe: Observer) -> Entries:
+    return Entries.of(_counted(store.list(), observe))
+
+
+def _counted(entries: Iterable[Entry], observe: Observer) -> Iterator[Entry]:
+    for number, entry in enumerate(entries, 1):
+        yield entry
+        if number % _SAID_EVERY == 0:
+            observe(Counted(done=number, total=0))
 
 
 def nobody(event: Event) -> None:

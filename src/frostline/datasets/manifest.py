@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frostline.core import OBJECTS, SampleTable
@@ -31,6 +32,8 @@ IN_MEMORY_BYTES = 32 << 20
 
 _FOLDER = ".frostline/manifests"
 _GROUP_ROWS = 1 << 20
+# Rows by which a column is judged.
+_LOOKED_AT = 10_000
 _LAST = ".frostline/last-manifest.json"
 # Always as long as this, so that it is read without asking how long it is.
 _LAST_BYTES = 256
@@ -122,11 +125,11 @@ def load_manifest(
     entries = list_all(store, observe)
     chosen = form_of(entries) if form is None else form_named(form)
     digest = chosen.digest(entries)
-    sizes = {entry.object: entry.size for entry in entries if entry.object.startswith(".frostline/")}
+    sizes = {entry.object: entry.size for entry in entries.under(".frostline/")}
     kept = shelf.found(digest, sizes)
     if kept is not None:
         return _manifest(kept, found=True)
-    before = shelf.before(chosen, sizes)
+    before = shelf.before(chosen, sizes) if refuses_changes or chosen.is_incremental else None
     if refuses_changes and before is not None:
         raise DataChanged(
             f"{store.url} is not what it was when its manifest was built, which is refused: "
@@ -135,6 +138,7 @@ def load_manifest(
         )
     observe(PhaseStarted(name="building the manifest"))
     listed = chosen.read(store, entries, before)
+    del entries, before  # a table as large as the listing follows
     if listed.kept_at:
         columns = Columns(listed.table.combine_chunks())
         return _manifest(
@@ -173,13 +177,13 @@ class _Shelf:
     def before(self, form: Form, sizes: Mapping[str, int]) -> Listed | None:
         """What the form made of an earlier listing."""
         last = self._last_of(sizes)
-        if last is None or last.form != form.name:
+        if last is None or last.form != form.name or not form.is_incremental:
             return None
         kept = self.found(last.digest, sizes)
         if kept is None:
             return None
         return Listed(
-            table=_as_listed(kept.columns.table),
+            table=kept.columns.table,
             classes=tuple(kept.about["classes"]),
             digest=last.digest,
             reading=kept.about["reading"],
@@ -262,13 +266,24 @@ def _about(listed: Listed) -> dict[str, Any]:
     return {"digest": listed.digest, "classes": listed.classes, "reading": listed.reading}
 
 
-def _file(listed: Listed) -> bytes:
+def _file(listed: Listed) -> memoryview:
     sink = pa.BufferOutputStream()
     schema = listed.table.schema.with_metadata({ABOUT: json.dumps(_about(listed))})
-    with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as writer:
+    options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": _repeating(listed.table)}
+    with pq.ParquetWriter(sink, schema, **options) as writer:
         for group in row_groups(listed):
             writer.write_table(group.cast(schema))
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue()).cast("B")  # as drivers take bytes
+
+
+def _repeating(table: pa.Table) -> list[str]:
+    """The columns whose values come again: a dictionary of others takes memory, and makes the file larger."""
+    first = table.slice(0, _LOOKED_AT)
+    return [
+        field.name
+        for field, column in zip(first.schema, first.columns, strict=True)
+        if 2 * pc.count_distinct(column).as_py() <= len(column)
+    ]
 
 
 def _parsed(data: bytes | memoryview) -> tuple[Columns, Mapping[str, Any]] | None:
@@ -279,15 +294,6 @@ def _parsed(data: bytes | memoryview) -> tuple[Columns, Mapping[str, Any]] | Non
         return None
     about = json.loads((table.schema.metadata or {}).get(ABOUT, b"{}"))
     return (Columns(table.combine_chunks()), about) if _has_columns(table.schema) else None
-
-
-def _as_listed(table: pa.Table) -> pa.Table:
-    # A mapped copy has strings with wide offsets, which forms do not know.
-    fields = [
-        field.with_type(COLUMNS.field(field.name).type) if field.name in COLUMNS.names else field
-        for field in table.schema
-    ]
-    return table.cast(pa.schema(fields))
 
 
 def _has_columns(schema: pa.Schema) -> bool:

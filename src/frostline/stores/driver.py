@@ -6,7 +6,7 @@ forks workers must never have started them.
 
 import builtins
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -100,17 +100,19 @@ class DriverStore:
             folders = tuple(f"{one.rstrip('/')[skipped:]}/" for one in found["common_prefixes"])
             return [Entry(one["path"][skipped:], one["size"], _etag(one["e_tag"])) for one in found["objects"]], folders
 
-    def list_section(self, folder: str) -> "builtins.list[Entry]":
+    def list_section(self, folder: str) -> Sequence[Entry]:
         """See ``Sectioned.list_section``."""
         with self._driven("", _LIST_RETRIES) as client:
             from obstore import list as list_objects
 
+            from frostline.stores.entries import Entries
+
             skipped = len(self._prefix)
-            return [
+            return Entries.of(
                 Entry(found["path"][skipped:], found["size"], _etag(found["e_tag"]))
                 for chunk in list_objects(client, prefix=self._prefix + folder, chunk_size=_LISTED_AT_ONCE)
                 for found in chunk
-            ]
+            )
 
     def write(self, object: str, data: Buffer) -> None:
         """See ``Writable.write``."""

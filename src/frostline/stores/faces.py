@@ -144,8 +144,10 @@ class Sectioned(Protocol):
         Raises what ``Listable.list`` raises.
         """
 
-    def list_section(self, folder: str) -> list[Entry]:
+    def list_section(self, folder: str) -> Sequence[Entry]:
         """Every object of such a folder and of those within it, named from the root, in no particular order.
+
+        Of a folder with millions they may be columns (``stores.entries``), which take less than a list.
 
         Raises what ``Listable.list`` raises.
         """

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -96,7 +96,7 @@ class PatientSections(Patient):
         """See ``Sectioned.sections``."""
         return self._call(self._sectioned.sections)
 
-    def list_section(self, folder: str) -> list[Entry]:
+    def list_section(self, folder: str) -> Sequence[Entry]:
         """See ``Sectioned.list_section``."""
         return self._call(partial(self._sectioned.list_section, folder))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of
+from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of, is_named
 from frostline.datasets.forms.labels import classified, said_by
 from frostline.datasets.forms.metadata import column_name
 from frostline.datasets.ids import stable_ids
@@ -27,10 +27,11 @@ class CqlTables:
     """
 
     name = "cql"
+    is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Form.claims``: the store says that there are labels."""
-        return any(entry.object == LABELS for entry in entries)
+        return is_named(entries, LABELS)
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Form.digest``."""

@@ -1,6 +1,5 @@
 """What a form of data is: one protocol, and the table that it makes of a store's listing."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,11 +8,10 @@ import pyarrow as pa
 
 from frostline.core import OBJECTS, READINGS
 from frostline.preprocess import Applied
+from frostline.stores.entries import Entries
 from frostline.stores.faces import Entry, ObjectStore
 
-__all__ = ("COLUMNS", "TARGET_COLUMNS", "Form", "Listed", "digest_of", "is_hidden")
-
-_AT_ONCE = 4096
+__all__ = ("COLUMNS", "TARGET_COLUMNS", "Form", "Listed", "digest_of", "is_hidden", "is_named")
 
 COLUMNS = pa.schema(
     {
@@ -77,8 +75,15 @@ class Form(Protocol):
     def name(self) -> str:
         """What users call it: ``Dataset(url, form=name)``."""
 
+    @property
+    def is_incremental(self) -> bool:
+        """``read`` takes rows from an earlier listing; where it does not, none is opened for it."""
+
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """Whether a listing looks like this form."""
+        """Whether a listing looks like this form.
+
+        It may be columns (``stores.entries``), which a form that has many objects looks at as a whole.
+        """
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """SHA-256 that names what ``read`` would give, from names, sizes and etags alone, in any order.
@@ -93,7 +98,7 @@ class Form(Protocol):
             store: that was listed.
             entries: its listing.
             before: what this form made of an earlier listing; rows of objects that have their old name and etag, where
-                that is not empty, are taken from it, and those objects are not read.
+                that is not empty, are taken from it, and those objects are not read. Its texts may have wide offsets.
 
         Raises:
             EmptyDataset: not one sample is there.
@@ -109,13 +114,12 @@ def digest_of(rule: str, entries: Iterable[Entry]) -> str:
         rule: names the form and the version of what it makes: another table of the same entries needs another rule.
         entries: whose names, sizes and etags count.
     """
-    # A name holds no NUL, so that the columns cannot run into each other. Piece by piece: there may be millions.
-    digest = hashlib.sha256(f"{rule}\0".encode())
-    in_order = sorted(entries)
-    for start in range(0, len(in_order), _AT_ONCE):
-        some = in_order[start : start + _AT_ONCE]
-        digest.update("".join([f"{entry.object}\0{entry.size}\0{entry.etag}\0" for entry in some]).encode())
-    return digest.hexdigest()
+    return Entries.of(entries).digest(rule)
+
+
+def is_named(entries: Sequence[Entry], name: str) -> bool:
+    """Whether an object of that name is listed."""
+    return Entries.of(entries).has(name)
 
 
 def is_hidden(name: str) -> bool:

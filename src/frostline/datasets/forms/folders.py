@@ -3,16 +3,23 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of, is_hidden
 from frostline.datasets.ids import stable_ids
 from frostline.errors import EmptyDataset
+from frostline.stores.entries import Entries, Names
 from frostline.stores.faces import Entry, ObjectStore
 
 __all__ = ("IMAGE_SUFFIXES", "ClassFolders", "is_image", "suffix_of")
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+# The same as ``suffix_of`` decides, for a column of names: a dot that does not begin the last part, and what follows.
+_IMAGE = rf"(?i)[^/]\.(?:{'|'.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))})$"
+_FOLDER = r"^(?P<folder>[^/]*)/"
 
 # Part of every digest: raise it whenever the same files would give another table.
 _RULE = "frostline image folders 2"
@@ -25,10 +32,11 @@ class ClassFolders:
     """
 
     name = "folders"
+    is_incremental = False
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Form.claims``: one image in a folder is enough."""
-        return any(_is_labelled(entry.object) for entry in entries)
+        return len(_labelled(entries)) > 0
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Form.digest``."""
@@ -36,24 +44,14 @@ class ClassFolders:
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:  # noqa: ARG002
         """See ``Form.read``; nothing but the listing is needed."""
-        labelled = sorted(_labelled(entries))
+        labelled = _labelled(entries).in_order()
         if not labelled:
             raise EmptyDataset(_nothing_at(store.url, entries))
-        names = [entry.object for entry in labelled]
-        folders = [name.partition("/")[0] for name in names]
-        classes = tuple(sorted(set(folders)))
-        number = {name: index for index, name in enumerate(classes)}
-        objects = pa.array(names, pa.string())
-        columns = [
-            pa.array(stable_ids(names)),
-            objects,
-            objects,
-            pa.array(np.zeros(len(names), np.int64)),
-            pa.array([entry.size for entry in labelled], pa.int64()),
-            pa.array([number[folder] for folder in folders], pa.int64()),
-            pa.array([entry.etag for entry in labelled], pa.string()),
-        ]
-        return Listed(table=pa.table(columns, schema=COLUMNS), classes=classes, digest=digest_of(_RULE, labelled))
+        objects, sizes, etags = labelled.table.columns
+        labels, classes = _classes(labelled)
+        ids, offsets = stable_ids(Names(objects)), np.zeros(len(labelled), np.int64)
+        columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, pa.array(labels), etags]
+        return Listed(table=pa.table(columns, schema=COLUMNS), classes=classes, digest=labelled.digest(_RULE))
 
 
 def suffix_of(name: str) -> str:
@@ -68,12 +66,29 @@ def is_image(name: str) -> bool:
     return suffix_of(name) in IMAGE_SUFFIXES and not is_hidden(name)
 
 
-def _is_labelled(name: str) -> bool:
-    return "/" in name and is_image(name)
+def _labelled(entries: Sequence[Entry]) -> Entries:
+    """Images, in a folder and not hidden: ``is_image`` of each, and a slash in its name."""
+    found = Entries.of(entries)
+    objects = found.table["object"]
+    hidden = pc.or_(pc.starts_with(objects, "."), pc.match_substring(objects, "/."))
+    image = pc.match_substring_regex(objects, _IMAGE)
+    return found.where(pc.and_(pc.and_not(image, hidden), pc.match_substring(objects, "/")))
 
 
-def _labelled(entries: Sequence[Entry]) -> list[Entry]:
-    return [entry for entry in entries if _is_labelled(entry.object)]
+def _classes(labelled: Entries) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """The label of each name, and the names of the classes: of the first folders, in their order."""
+    seen: dict[str, int] = {}
+    labels = np.empty(len(labelled), np.int64)
+    done = 0
+    for piece in labelled.pieces():
+        found = pc.struct_field(pc.extract_regex(piece["object"], _FOLDER), "folder").dictionary_encode()
+        numbers = np.array([seen.setdefault(name, len(seen)) for name in found.dictionary.to_pylist()], np.int64)
+        labels[done : done + len(found)] = numbers[found.indices.to_numpy()]
+        done += len(found)
+    classes = tuple(sorted(seen))
+    place = np.empty(len(seen), np.int64)
+    place[[seen[name] for name in classes]] = np.arange(len(seen))
+    return place[labels], classes
 
 
 def _nothing_at(url: str, entries: Sequence[Entry]) -> str:

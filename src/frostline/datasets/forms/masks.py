@@ -1,6 +1,5 @@
 """Images and their masks, side by side: decides from the listing's names which mask belongs to which image."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -14,6 +13,7 @@ from frostline.datasets.forms.folders import is_image
 from frostline.datasets.ids import stable_ids
 from frostline.errors import DataError, EmptyDataset
 from frostline.preprocess.decoder import size_of
+from frostline.stores.entries import Entries
 from frostline.stores.faces import Entry, ObjectStore, Versioned
 
 __all__ = ("MaskPairs", "Pair", "pairs_of")
@@ -42,7 +42,7 @@ _MASK_ENDS = (
 _ENDS_IN_FOLDERS = (*_MASK_ENDS, "_masks", "_label", "_labels", "_seg", "_gt")
 _FOLDER_END = "_masks"
 # What the names of all masks have in them, and those of some other objects.
-_LIKELY = re.compile("annotation|ground_truth|gt|label|mask|segmentation|trimaps", re.IGNORECASE)
+_LIKELY = "(?i)annotation|ground_truth|gt|label|mask|segmentation|trimaps"
 _FOLDERS_AT_HAND = 4096
 
 
@@ -86,11 +86,12 @@ class MaskPairs:
     """
 
     name = "masks"
+    is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Form.claims``: one pair is enough."""
         # Most listings are of other forms, and may be of millions: one look at each name tells.
-        likely = [entry for entry in entries if _LIKELY.search(entry.object)]
+        likely = Entries.of(entries).matching(_LIKELY)
         masks = {place.key for _, place in _placed(likely) if place.is_mask}
         return bool(masks) and any(place.key in masks for _, place in _placed(entries) if not place.is_mask)
 

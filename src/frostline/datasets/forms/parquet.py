@@ -42,6 +42,7 @@ class Parquet:
     """
 
     name = "parquet"
+    is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Form.claims``: one Parquet file is enough."""

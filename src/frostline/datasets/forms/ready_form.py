@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of
+from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of, is_named
 from frostline.datasets.ready import LAYOUT, TABLE, ReadyTable, is_part_of_form
 from frostline.errors import DataError
 from frostline.stores.faces import Entry, ObjectStore
@@ -18,10 +18,11 @@ class ReadyForm:
     """What ``ingest`` made: its table is read each time, and no manifest is kept beside it."""
 
     name = "ready"
+    is_incremental = False
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Form.claims``: the file that is written first is enough, so that a form that is not whole is said."""
-        return any(entry.object == LAYOUT for entry in entries)
+        return is_named(entries, LAYOUT)
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Form.digest``."""

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from frostline.datasets.forms.faces import COLUMNS, Listed
 from frostline.datasets.ids import stable_ids
+from frostline.stores.entries import Names
 
 __all__ = ("SAID", "Parts", "finished", "known_parts", "plain")
 
@@ -22,7 +23,7 @@ Parts = dict[tuple[str, str], pa.Table]
 
 def finished(table: pa.Table, labels: npt.NDArray[np.int64]) -> pa.Table:
     """The table of all samples, with ids and labels in the place of what was said."""
-    ids = stable_ids(table["name"].to_pylist())
+    ids = stable_ids(Names(table["name"]))
     about = [name for name in table.schema.names if name not in COLUMNS.names and name != SAID]
     table = table.append_column("id", pa.array(ids)).append_column("label", pa.array(labels))
     return table.select([*COLUMNS.names, *about])
@@ -38,11 +39,20 @@ def known_parts(before: Listed | None, object_of: Callable[[str], str] = str) ->
     if before is None:
         return {}
     said: list[Any] = [None if label < 0 else before.classes[label] for label in before.table["label"].to_pylist()]
-    table = before.table.append_column(SAID, pa.array(said, pa.string())).drop_columns(["id", "label"])
+    table = _as_listed(before.table).append_column(SAID, pa.array(said, pa.string())).drop_columns(["id", "label"])
     runs = pc.run_end_encode(table["object"].combine_chunks().cast(pa.string()))
     ends = runs.run_ends.to_pylist()
     parts = [table.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]
     return {(object_of(part["object"][0].as_py()), part["etag"][0].as_py()): part for part in parts}
+
+
+def _as_listed(table: pa.Table) -> pa.Table:
+    # Texts of a manifest that was mapped have wide offsets.
+    fields = [
+        field.with_type(COLUMNS.field(field.name).type) if field.name in COLUMNS.names else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

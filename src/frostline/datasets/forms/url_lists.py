@@ -38,6 +38,7 @@ class UrlLists:
     """
 
     name = "urls"
+    is_incremental = False
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Form.claims``: one CSV file is enough."""

@@ -50,6 +50,7 @@ class WebDataset:
     """
 
     name = "webdataset"
+    is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Form.claims``: one tar is enough."""

@@ -1,0 +1,104 @@
+"""Listings as columns: the same entries, order, digest and choices as lists of them give."""
+
+import hashlib
+import re
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.datasets.forms.folders import ClassFolders, is_image
+from frostline.errors import EmptyDataset
+from frostline.stores import entries as module
+from frostline.stores.entries import Entries, Names
+from frostline.stores.faces import Entry
+from frostline.stores.objects import open_store
+
+parts = st.one_of(
+    st.sampled_from(
+        ["a", "B", "ü✓", ".x", "a.jpg", "b.JPEG", ".png", "x.tar", "a.b.TIF", "jpg", "no\nline.webp", "日.npy"]
+    ),
+    st.text(st.characters(exclude_characters="\0/", exclude_categories=("Cs",)), min_size=1, max_size=6),
+)
+names = st.lists(parts, min_size=1, max_size=3).map("/".join)
+listings = st.lists(
+    st.builds(Entry, names, st.integers(-1, 1 << 40), st.text("0123456789abcdef", max_size=4)),
+    max_size=30,
+    unique_by=lambda one: one.object,
+)
+
+
+@pytest.fixture(autouse=True, scope="module", params=[1, 7])
+def _in_small_pieces(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_AT_ONCE", request.param)
+        patch.setattr(module, "_SORTED_ROWS", request.param)
+        patch.setattr(module, "_STRETCHES", request.param - 1)
+        yield
+
+
+@given(listings)
+def test_columns_are_the_same_sequence(listing):
+    entries = Entries.of(iter(listing))
+    assert list(entries) == listing
+    assert len(entries) == len(listing)
+    assert [entries[row] for row in range(-len(listing), len(listing))] == listing + listing
+    assert list(entries[1:-1]) == listing[1:-1]
+    assert list(entries[::-2]) == listing[::-2]
+    assert Entries.of(entries) is entries
+    names = Names(entries.table["object"])
+    assert (names, list(names), len(names)) == ([one.object for one in listing],) * 2 + (len(listing),)
+
+
+@given(st.lists(listings, max_size=3))
+def test_what_is_gathered_stands_in_the_order_of_its_names(several):
+    together = [Entry(f"{number}{one.object}", *one[1:]) for number, some in enumerate(several) for one in some]
+    gathered = [Entries.of(some) for some in (together[::2], together[1::2])]
+    entries = Entries.gathered(gathered)
+    assert list(entries) == sorted(together) == list(Entries.of(together).in_order())
+    assert (entries.is_in_order, gathered) == (True, [])
+
+
+@given(listings)
+def test_the_digest_is_that_of_the_entries_in_order_each_ended_by_nuls(listing):
+    said = "rule\0" + "".join(f"{one.object}\0{one.size}\0{one.etag}\0" for one in sorted(listing))
+    assert Entries.of(listing).digest("rule") == hashlib.sha256(said.encode()).hexdigest()
+
+
+@given(listings, st.sampled_from(["a", "ü", ".", "a/"]))
+def test_names_are_found(listing, start):
+    entries = Entries.of(listing)
+    assert [one for one in listing if entries.has(one.object)] == listing
+    assert not entries.has("nowhere\0")
+    assert list(entries.under(start)) == [one for one in listing if one.object.startswith(start)]
+    assert list(entries.matching("(?i)JPE?G")) == [one for one in listing if re.search("(?i)JPE?G", one.object)]
+
+
+@given(listings)
+def test_class_folders_of_columns_are_those_of_single_names(listing):
+    wanted = sorted(one for one in listing if "/" in one.object and is_image(one.object))
+    form, store = ClassFolders(), open_store("memory://entries")
+    assert form.claims(Entries.of(listing)) == bool(wanted)
+    if not wanted:
+        with pytest.raises(EmptyDataset):
+            form.read(store, listing)
+        return
+    listed = form.read(store, Entries.of(listing))
+    folders = [one.object.partition("/")[0] for one in wanted]
+    assert listed.classes == tuple(sorted(set(folders)))
+    assert [listed.classes[label] for label in listed.table["label"].to_pylist()] == folders
+    for column, place in (("object", 0), ("name", 0), ("length", 1), ("etag", 2)):
+        assert listed.table[column].to_pylist() == [one[place] for one in wanted]
+
+
+def test_texts_of_more_than_two_gigabytes_are_put_in_order_too(monkeypatch):
+    monkeypatch.setattr(module, "_SORTED_BYTES", 10)
+    entries = Entries.of([Entry("b", 1, "x"), Entry("a", 2, "y")]).in_order()
+    assert list(entries) == [Entry("a", 2, "y"), Entry("b", 1, "x")]
+    assert entries.table.schema.types == [pa.string(), pa.int64(), pa.string()]
+
+
+def test_an_index_outside_is_refused():
+    with pytest.raises(IndexError, match="2 entries"):
+        Entries.of([Entry("b", 1, "x"), Entry("a", 2, "y")])[2]
