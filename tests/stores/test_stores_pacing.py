@@ -86,6 +86,22 @@ def test_refusals_of_what_was_sent_before_a_fall_change_nothing():
     assert rate.refused(10.2, sent_at_s=10.05).rate_per_s < 85
 
 
+def test_what_a_burst_at_the_start_was_refused_does_not_hold_the_rate_down():
+    rate = FollowingRate()
+    for number in range(5):
+        rate = rate.succeeded(number / 1000)
+    rate = rate.refused(0.010, sent_at_s=0.006).refused(0.020, sent_at_s=0.012)
+    assert (rate.is_bounded, rate.refused_per_s) == (True, 0)
+    assert rate.admit(0.020)[1] >= 1 / rate.rate_per_s
+    now = 0.020
+    while now < 4.0:
+        rate, wait = rate.admit(now)
+        now += wait
+        rate = rate.succeeded(now)
+    assert rate.rate_per_s > 50
+    assert rate.refused(now, sent_at_s=now).refused_per_s == rate.rate_per_s
+
+
 @pytest.mark.parametrize("allowed", [5, 50, 400])
 @pytest.mark.parametrize("workers", [16, 64])
 def test_the_rate_stays_just_under_what_a_store_allows(allowed, workers):

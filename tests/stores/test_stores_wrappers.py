@@ -7,19 +7,23 @@ import sys
 import threading
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from time import monotonic
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.errors import DataError, ObjectNotFound, SettingError, StoreThrottled, StoreUnavailable
+from frostline.stores.clouds import cloud_store
 from frostline.stores.faces import Place
 from frostline.stores.joined import Joined
 from frostline.stores.objects import open_store
 from frostline.stores.pacing import TokenBucket
 from frostline.stores.patient import Patient
 from frostline.stores.tier import LocalTier
+from frostline.stores.urls import parse_url
 from frostline.stores.wrapped import Deadlined, Delayed, Faulty, Limited, Wrapped
 from frostline.testing.stores import (
     ListingTests,
@@ -31,6 +35,7 @@ from frostline.testing.stores import (
     WritingTests,
 )
 from support.bucket_peer import bucket_peer
+from support.throttle import Throttle
 
 
 def memory():
@@ -107,6 +112,11 @@ class TestJoined(ManyReadingTests):
 
 class Time:
     """Time that passes when somebody waits."""
+
+    def passing(self):
+        """The time, of which a little passes whenever a server looks."""
+        self.now_s += 1e-3
+        return self.now_s
 
     def __init__(self):
         self.now_s = 0.0
@@ -260,6 +270,42 @@ def test_a_server_that_throttles_is_asked_again_until_it_answers(monkeypatch):
         store = open_store(f"gs://photos?endpoint={peer.url}")
         assert bytes(store.read("x", 3, 4)) == b"3456"
         assert len(peer.seen) == 3
+
+
+REFUSALS = [(503, b"<Error><Code>SlowDown</Code></Error>"), (503, b"busy"), (429, b"")]
+
+
+@pytest.mark.parametrize("answer", REFUSALS, ids=["SlowDown", "503", "429"])
+def test_a_server_that_refuses_is_asked_just_under_the_rate_that_it_allows(monkeypatch, answer):
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "token")
+    time, allowed = Time(), 50
+    with bucket_peer() as peer:
+        peer.objects["x"] = b"0123456789"
+        throttle = Throttle(allowed, time.passing, answer)
+        peer.answers = throttle
+        url = f"gs://photos?endpoint={peer.url}"
+        store = cloud_store(url, parse_url(url), now=time.now, wait=time.wait)
+        for _ in range(400):
+            assert bytes(store.read("x", 3, 4)) == b"3456"
+        since_s, refused = time.now_s, throttle.refused
+        for _ in range(800):
+            assert bytes(store.read("x", 3, 4)) == b"3456"
+    assert since_s <= 400 / allowed + 10, "it learned the limit in some seconds"
+    assert 0.8 * allowed <= 800 / (time.now_s - since_s) <= allowed
+    assert 1 <= throttle.refused - refused <= 0.03 * 800
+    assert throttle.taken == 1200
+
+
+def test_many_threads_lose_nothing_to_a_server_that_refuses(monkeypatch):
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "token")
+    with bucket_peer() as peer, ThreadPoolExecutor(32) as threads:
+        peer.objects |= {str(number): str(number).encode() for number in range(600)}
+        throttle = Throttle(400, monotonic)
+        peer.answers = throttle
+        store = open_store(f"gs://photos?endpoint={peer.url}")
+        found = list(threads.map(lambda name: bytes(store.read(name, 0, len(name))), peer.objects))
+    assert found == list(peer.objects.values())
+    assert throttle.taken == len(found)
 
 
 @pytest.fixture

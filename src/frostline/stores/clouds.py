@@ -4,7 +4,8 @@ Credentials and addresses come from the variables that each ecosystem uses, of w
 what it does not read is read here. Options of the URL go before them.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,18 +28,26 @@ _PLAIN = {"allow_http": "true"}
 _CONNECTION_STRING = {"AccountName": "account_name", "AccountKey": "account_key", "BlobEndpoint": "endpoint"}
 
 
-def cloud_store(url: str, root: Root, *, patience_s: float = 60.0) -> PatientSections:
+def cloud_store(
+    url: str,
+    root: Root,
+    *,
+    patience_s: float = 60.0,
+    now: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> PatientSections:
     """The objects of a bucket, a container or a web server. Nothing is looked at until it is used.
 
     Args:
         url: canonical.
         root: the same taken apart.
         patience_s: how long a call may be refused for the store's rate before its caller is told.
+        now: what time it is.
+        wait: lets time pass.
     """
     is_read_only = root.scheme in ("http", "https")
-    return PatientSections(
-        DriverStore(url, partial(_client, root), root.path, is_read_only=is_read_only), patience_s=patience_s
-    )
+    driver = DriverStore(url, partial(_client, root), root.path, is_read_only=is_read_only)
+    return PatientSections(driver, patience_s=patience_s, now=now, wait=wait)
 
 
 def s3_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG001

@@ -82,7 +82,8 @@ def _by_text(text: str, url: str, name: str) -> FrostlineError:
 
 def _by_status(status: int, said: str, url: str, name: str) -> FrostlineError:
     what, scheme = object_url(url, name) if name else url, parse_url(url).scheme
-    throttled = status == 429 or any(code in said for code in _THROTTLED)
+    # A 503 without a code comes from what stands before stores, such as a proxy with a limit of its own.
+    throttled = status in (429, 503) or any(code in said for code in _THROTTLED)
     match status:
         case _ if throttled:
             return StoreThrottled(f"the store has more requests than it takes ({said}): {what} must wait")

@@ -7,6 +7,8 @@ __all__ = ("FollowingRate", "TokenBucket")
 
 # Times the rate that was refused last.
 _NEAR = (0.9, 1.25)
+# The first rate that was in force for so long before it was refused tells what the store allows.
+_SETTLED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class FollowingRate:
 
     Attributes:
         rate_per_s: requests that may go each second; infinite until the store has refused.
-        refused_per_s: the rate that was refused last; 0 where none was.
+        refused_per_s: the rate that was refused last, after the burst before the first bound; 0 where none was.
         free_at_s: when the next may go.
         fell_at_s: when the rate fell last.
         changed_at_s: when the rate changed last.
@@ -110,10 +112,18 @@ class FollowingRate:
         held = replace(self, free_at_s=max(self.free_at_s, now_s + wait_s)) if wait_s else self
         if sent_at_s <= self.fell_at_s:
             return held
-        refused = self.rate_per_s if self.is_bounded else 0.0
-        rate = refused or max(self.seen_per_s, self._rate_so_far(now_s))
-        rate = max(self.least_per_s, rate * self.fall)
-        return replace(held, rate_per_s=rate, refused_per_s=refused, fell_at_s=now_s, changed_at_s=now_s)
+        found = self.rate_per_s if self.is_bounded else max(self.seen_per_s, self._rate_so_far(now_s))
+        rate = max(self.least_per_s, found * self.fall)
+        # At the start a burst has emptied what the store allows at once, and refusals tell nothing of the rate yet.
+        tells = self.refused_per_s > 0 or (self.is_bounded and now_s - self.fell_at_s >= _SETTLED_S)
+        return replace(
+            held,
+            rate_per_s=rate,
+            refused_per_s=self.rate_per_s if tells else self.refused_per_s,
+            free_at_s=max(held.free_at_s, now_s + 1 / rate),
+            fell_at_s=now_s,
+            changed_at_s=now_s,
+        )
 
     def _grown(self, after_s: float) -> float:
         low, high = (times * self.refused_per_s for times in _NEAR)
