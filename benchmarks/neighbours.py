@@ -1,4 +1,7 @@
-"""Neighbouring places of one object in S3: each by a request of its own beside joined requests (`stores.joined`).
+"""Neighbouring places of one object in S3: each by a request of its own beside joined requests.
+
+`joined` is `stores.joined`, where one caller reads all; `together` is `stores.together`, where threads ask for one
+place each, as a node's do.
 
     python benchmarks/neighbours.py [--places 960] [--rounds 3]
 
@@ -39,11 +42,11 @@ def main():
         server.put("neighbours/photos.tar", os.urandom(wanted.places * SIZE))
         for _ in range(wanted.rounds):
             for order, places in (("in order", ordered), ("shuffled", shuffled)):
-                for name, read in (("single", single), ("joined", joined)):
+                for name, read in (("single", single), ("joined", joined), ("together", together)):
                     found.setdefault((order, name), []).append(measured(read, places))
     for (order, name), rows in found.items():
         rate, cpu = (statistics.median(values) for values in zip(*rows, strict=True))
-        print(f"{order:9} {name:7} {rate:6.0f} places/s  {cpu:.2f} ms of CPU a place")
+        print(f"{order:9} {name:8} {rate:6.0f} places/s  {cpu:.2f} ms of CPU a place")
 
 
 def measured(read, places):
@@ -60,6 +63,26 @@ def measured(read, places):
 def single(store, places):
     with ThreadPoolExecutor(AT_ONCE) as threads:
         assert sum(threads.map(lambda place: len(store.read(*place)), places)) == len(places) * (SIZE - 500)
+
+
+def together(store, places):
+    from frostline.stores.together import Together
+
+    # A node's requests, one after another; its threads take the samples of each in their order.
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for start in range(0, len(places), 8 * AT_ONCE):
+            asked = places[start : start + 8 * AT_ONCE]
+            reader = Together(store, asked, lambda nbytes: Ample())
+            read = threads.map(reader.read, *zip(*asked, strict=True))
+            assert sum(map(len, read)) == len(asked) * (SIZE - 500)
+            reader.close()
+
+
+class Ample:
+    """Memory of which there is enough."""
+
+    def release(self):
+        pass
 
 
 def joined(store, places):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ import numpy as np
 
 from frostline.core import Samples, Skipped
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.reading import open_samples
+from frostline.datasets.in_order import InOrder, Workers
 from frostline.datasets.ready import FOLDERS, LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
-from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
+from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied
 from frostline.preprocess.apply import decode_applied
 from frostline.preprocess.records import pack_into, record_bytes
-from frostline.stores.faces import ObjectStore, Readable
+from frostline.stores.faces import Buffer, ObjectStore
 from frostline.stores.folder import FolderStore
 from frostline.stores.objects import open_store
 
@@ -78,7 +79,7 @@ def ingest(
 
     Every object appears whole and is never written twice; what was made before a run was broken off is taken up,
     and a form that is whole is left as it is. The data set can be used when the last file, its table, is there.
-    Memory is that of two objects and of the images in work.
+    Memory is that of two objects, of the requests under way and of the images in work.
 
     Args:
         source: images.
@@ -113,7 +114,7 @@ def _ingest(
     _claim(store, layout, there)
     observe(PhaseStarted(name="making the ready form"))
     with ExitStack() as stack:
-        maker = _Maker(source, open_samples(source.url, source.reading), store, layout, workers, stack)
+        maker = _Maker(source, store, layout, workers, stack)
         parts, made = _parts(maker, there, most_skipped, observe)
     digest, table = table_file(layout, parts, source.classes)
     samples = sum(len(part.samples) for part in parts)
@@ -190,7 +191,6 @@ class _Maker:
     def __init__(
         self,
         source: Dataset,
-        images: Readable,
         store: ObjectStore,
         layout: Layout,
         workers: int,
@@ -199,12 +199,11 @@ class _Maker:
         self.layout = layout
         self._samples = source.samples
         self._names = source.names
-        self._images = images
         self._store = store
-        self._readers = ThreadPoolExecutor(workers, "frostline-ingest")
         self._writer = ThreadPoolExecutor(1, "frostline-write")
         stack.callback(self._writer.shutdown)
-        stack.callback(self._readers.shutdown, cancel_futures=True)
+        reader = InOrder(source.url, source.reading, most=workers)
+        self._workers: Workers[Skipped | None] = Workers(reader, workers, stack)
 
     def found(self, number: int, there: dict[str, int]) -> Part | None:
         """The part of an object that is there already."""
@@ -219,9 +218,7 @@ class _Maker:
         rows = self.layout.rows(number)
         source = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._names[rows.start : rows.stop]
-        outcomes: Sequence[Skipped | None] = list(
-            self._readers.map(lambda place: self._record(source, names, rows, place, contents), range(len(rows)))
-        )
+        outcomes = self._workers.each(source, names, partial(self._record, source, names, rows, contents))
         part = Part.made(
             self.layout,
             number,
@@ -244,15 +241,20 @@ class _Maker:
         self._store.write(part_name(part.number), part.to_file())
 
     def _record(
-        self, samples: Samples, names: Sequence[str], rows: range, place: int, contents: memoryview
+        self,
+        samples: Samples,
+        names: Sequence[str],
+        rows: range,
+        contents: memoryview,
+        place: int,
+        encoded: Buffer | Skipped,
     ) -> Skipped | None:
+        if isinstance(encoded, Skipped):
+            return encoded
         offset = self.layout.offset(rows[place])
         record = contents[offset : offset + record_bytes(self.layout.applied.stored)]
         try:
-            encoded = self._images.read(
-                samples.objects[place], int(samples.offsets[place]), int(samples.lengths[place])
-            )
             pack_into(record, decode_applied(self.layout.applied, encoded))
-        except (ObjectNotFound, SampleError) as error:
+        except SampleError as error:
             return Skipped(id=int(samples.ids[place]), object=names[place], reason=str(error))
         return None

@@ -176,14 +176,14 @@ def divided(lengths: npt.NDArray[np.int64], *, most_bytes: int, most_rows: int) 
         most_bytes: of a part.
         most_rows: of a part.
     """
-    ends = np.cumsum(np.maximum(lengths, 0))
     parts: list[range] = []
-    start, before = 0, 0
-    while start < len(ends):
-        stop = int(np.searchsorted(ends, before + most_bytes, side="right"))
-        stop = min(max(stop, start + 1), start + most_rows, len(ends))
+    start = 0
+    while start < len(lengths):
+        # From here alone: the column may lie in a file, and be larger than what memory is there.
+        ends = np.cumsum(np.maximum(lengths[start : start + most_rows], 0))
+        stop = start + max(1, int(np.searchsorted(ends, most_bytes, side="right")))
         parts.append(range(start, stop))
-        start, before = stop, int(ends[stop - 1])
+        start = stop
     return parts
 
 

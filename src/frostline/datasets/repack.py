@@ -17,12 +17,12 @@ import numpy as np
 from frostline.core import Samples, Skipped
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.forms.faces import COLUMNS
+from frostline.datasets.in_order import InOrder, Workers
 from frostline.datasets.packing import Loose, Packed, divided, packer_named
-from frostline.datasets.reading import open_samples
-from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
+from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess.scaled import scaled
-from frostline.stores.faces import ObjectStore
+from frostline.stores.faces import Buffer, ObjectStore
 from frostline.stores.folder import FolderStore
 from frostline.stores.objects import open_store
 
@@ -104,7 +104,7 @@ def repack(
 
     Every object appears whole, is read back and compared by its SHA-256. What is there from a run that was broken off
     is taken up, and a copy that is whole is left as it is: names follow from the source's ids, so no sample comes
-    twice. Memory is that of two parts.
+    twice. Memory is that of two parts, and of the requests under way.
 
     Args:
         source: samples with encoded images.
@@ -152,12 +152,11 @@ class _Copier:
         self._store = store
         self._form = form
         self._side = side
-        self._images = open_samples(source.url, source.reading)
         self._about = {name: source.column(name) for name in source.columns if name not in COLUMNS.names}
-        self._readers = ThreadPoolExecutor(workers, "frostline-read")
+        reader = InOrder(source.url, source.reading, most=workers)
+        self._workers: Workers[Loose | Skipped] = Workers(reader, workers, stack)
         self._writers = ThreadPoolExecutor(workers, "frostline-write")
-        for pool in (self._readers, self._writers):
-            stack.callback(pool.shutdown, cancel_futures=True)
+        stack.callback(self._writers.shutdown, cancel_futures=True)
 
     def run(self, claim: dict[str, Any], part_bytes: int, most_skipped: int, observe: Observer) -> Repacked:
         started = time.perf_counter()
@@ -215,14 +214,9 @@ class _Copier:
         samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._source.names[rows.start : rows.stop]
         about = {name: column.slice(rows.start, len(rows)).to_pylist() for name, column in self._about.items()}
-        read = self._readers.map(partial(self._read, samples, names, about), range(len(rows)))
-        loose: list[Loose] = []
-        skipped: list[Skipped] = []
-        for one in read:
-            if isinstance(one, Skipped):
-                skipped.append(one)
-            else:
-                loose.append(one)
+        read = self._workers.each(samples, names, partial(self._loose, samples, names, about))
+        loose = [one for one in read if isinstance(one, Loose)]
+        skipped = [one for one in read if isinstance(one, Skipped)]
         for lost in skipped:
             observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason))
         packed = packer_named(self._form).pack(number, loose, self._source.classes)
@@ -232,16 +226,16 @@ class _Copier:
         self._store.write(_record(number), part.to_json())
         return part
 
-    def _read(self, samples: Samples, names: Sequence[str], about: dict[str, list[Any]], row: int) -> Loose | Skipped:
-        object, listed = samples.objects[row], samples.versions[row] if samples.versions else ""
-        place = int(samples.offsets[row]), int(samples.lengths[row])
+    def _loose(
+        self, samples: Samples, names: Sequence[str], about: dict[str, list[Any]], row: int, data: Buffer | Skipped
+    ) -> Loose | Skipped:
+        if isinstance(data, Skipped):
+            return data
         try:
-            data, version = self._images.read_version(object, *place)
+            # Copied, for a view would keep all alive that was read with it.
             encoded = bytes(data) if self._side is None else scaled(data, self._side)
-        except (ObjectNotFound, SampleError) as error:
+        except SampleError as error:
             return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))
-        if listed and version and version != listed:
-            return Skipped(id=int(samples.ids[row]), object=names[row], reason="it has changed since it was listed")
         return Loose(
             id=int(samples.ids[row]),
             name=names[row],

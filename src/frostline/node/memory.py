@@ -12,6 +12,10 @@ from frostline.batching import ANYBODY, Budget, Claim, FairShares
 __all__ = ("Abandoned", "Lane", "Pool", "PoolStatistics", "Reservation", "Shares", "cells_bytes")
 
 
+# Enough for a megabyte for each of the threads that read.
+_MOST_AHEAD = 32 << 20
+
+
 class Abandoned(Exception):
     """Nobody wants the answer any more; never leaves the node."""
 
@@ -28,6 +32,7 @@ class Shares:
         weights: resident prefixes.
         work: batches from their first sample read until they are sent, and uploads while they are read.
         decode: encoded samples and what decoding them needs.
+        ahead: what was read together with a sample that was asked for; nobody waits for it.
         device: activations of the one batch that runs.
     """
 
@@ -35,17 +40,23 @@ class Shares:
     weights: int
     work: int
     decode: int
+    ahead: int
     device: int
 
     @classmethod
     def of(cls, memory_bytes: int) -> "Shares":
         """Sixteenths: one, three, two, three, two; one for decoded Parquet columns, four are left to the allocator.
 
+        What is read ahead has some of what decoding would have: half a sixteenth, and no more than 32 MiB.
+
         Blocks that were freed between others that are in use still take memory. A node under a load of everything
         at once took up to 1.46 times what was reserved (``tests/node/test_node_memory.py`` with 400 MiB, ten runs).
         """
         part = memory_bytes // 16
-        return cls(messages=part, weights=3 * part, work=2 * part, decode=3 * part, device=2 * part)
+        ahead = min(part // 2, _MOST_AHEAD)
+        return cls(
+            messages=part, weights=3 * part, work=2 * part, decode=3 * part - ahead, ahead=ahead, device=2 * part
+        )
 
     def pools(self, turns: FairShares | None = None) -> "dict[str, Pool]":
         """An empty pool for each share, by its name; for work by the tenants' turns where those are given."""

@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -11,12 +12,17 @@ from frostline.datasets.cells import CELLS_BYTES, CellCache
 from frostline.datasets.reading import check_object, open_samples
 from frostline.datasets.urls import UrlReader
 from frostline.errors import BadRequest, SettingError
+from frostline.node.memory import Pool, Reservation
 from frostline.preprocess import Preprocess
-from frostline.stores.faces import Versioned
+from frostline.stores.cql import CqlStore
+from frostline.stores.faces import Place, Versioned
+from frostline.stores.folder import FolderStore
+from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import is_within, normalise_url
+from frostline.stores.together import Together
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Stores", "checked_preprocess")
+__all__ = ("Stores", "checked_preprocess", "with_neighbours")
 
 # Stores stay open for the next request; each may hold connections.
 _MOST_OPEN = 16
@@ -108,6 +114,29 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     if request.cut > 1 and request.prefix is None:
         raise BadRequest(f"prefix: cut {request.cut} lies inside a network; name its prefix")
     return preprocess
+
+
+def with_neighbours(store: Versioned, request: FeatureRequest, ahead: Pool, held: ExitStack) -> Versioned:
+    """The store, or one that reads samples of the request that are neighbours in an object by one request.
+
+    Args:
+        store: that holds its samples.
+        request: whose samples will be read.
+        ahead: memory for what was read and is not asked for yet.
+        held: closed when the request ends.
+    """
+    # A folder's next bytes are in the system's cache already, and a table has no ranges.
+    if request.reading != OBJECTS or isinstance(store, FolderStore | MappedFolder | CqlStore):
+        return store
+    samples = request.samples
+    places = map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist())
+
+    def room(nbytes: int) -> Reservation | None:
+        return ahead.take(nbytes) if nbytes <= ahead.total_bytes else None
+
+    together = Together(store, list(places), room)
+    held.callback(together.close)
+    return together if together.joins else store
 
 
 def _check_samples(samples: Samples, reading: str) -> None:

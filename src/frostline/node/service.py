@@ -28,7 +28,7 @@ from frostline.node.packing import Packing
 from frostline.node.pipeline import Kind, batches
 from frostline.node.prefixes import Prefixes, Resident
 from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, fill, load, under_engine
-from frostline.node.requests import Stores, checked_preprocess
+from frostline.node.requests import Stores, checked_preprocess, with_neighbours
 from frostline.node.runs import HEADROOM, PrefixRun
 from frostline.node.samples import Decoding, SampleReader
 from frostline.node.sharing import Sharing
@@ -39,6 +39,7 @@ from frostline.node.trials import Room, trials_of
 from frostline.node.uploads import Upload
 from frostline.preprocess import Preprocess
 from frostline.profiles import CodecCost, CutCost, Profile
+from frostline.stores.faces import Versioned
 from frostline.version import __version__
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
@@ -222,7 +223,8 @@ class Node:
         self, request: FeatureRequest, account: Account, counters: Counters, leash: Leash, held: ExitStack
     ) -> Kind:
         preprocess = checked_preprocess(request)
-        reader = self._reader(request, preprocess, account, counters, leash)
+        store = with_neighbours(self._store(request, preprocess, account), request, self._pools["ahead"], held)
+        reader = self._reader(store, request, preprocess, counters, leash)
         lane = self._sharing.lane(account)
         if request.cut == 0:
             return Encoded(request.samples, reader, lane, _ENCODED_ROWS)
@@ -244,18 +246,19 @@ class Node:
             kept=kept,
         )
 
-    def _reader(
-        self, request: FeatureRequest, preprocess: Preprocess, account: Account, counters: Counters, leash: Leash
-    ) -> SampleReader:
-        decoding = Decoding(memory=self._pools["decode"], turns=self._decoders, counters=counters)
-        mapped = preprocess.stored is not None
-        store = self._stores.store(
+    def _store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:
+        return self._stores.store(
             request.data,
             account.settings.roots,
             reading=request.reading,
             objects=request.samples.objects,
-            mapped=mapped,
+            mapped=preprocess.stored is not None,
         )
+
+    def _reader(
+        self, store: Versioned, request: FeatureRequest, preprocess: Preprocess, counters: Counters, leash: Leash
+    ) -> SampleReader:
+        decoding = Decoding(memory=self._pools["decode"], turns=self._decoders, counters=counters)
         return SampleReader(store, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def _resident(
@@ -275,7 +278,7 @@ class Node:
     def _profile(self, wanted: ProfileRequest, account: Account, leash: Leash, held: ExitStack) -> Profile:
         request, counters = wanted.features, Counters()
         preprocess = checked_preprocess(request)
-        reader = self._reader(request, preprocess, account, counters, leash)
+        reader = self._reader(self._store(request, preprocess, account), request, preprocess, counters, leash)
         resident = self._resident(request, preprocess, held)
         run = PrefixRun(resident, len(resident.prefix.cuts), self._sharing.device, leash, account) if resident else None
         rows = self._profiled_rows(request, run)
