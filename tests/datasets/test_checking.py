@@ -2,8 +2,11 @@
 
 import shutil
 
+import pytest
+
 from frostline.datasets import Dataset
 from frostline.datasets.checking import check
+from frostline.datasets.in_order import InOrder
 from frostline.datasets.ingest import ingest
 from frostline.events import Counted, SampleSkipped
 from frostline.preprocess import Applied, imagenet
@@ -56,7 +59,7 @@ def test_a_ready_forms_records_are_checked_by_their_sums(tmp_path):
     data = bytearray(pixels.read_bytes())
     data[5] ^= 255
     pixels.write_bytes(data)
-    [lost] = check(form, lambda event: None).unreadable
+    [lost] = check(Dataset(tmp_path / "ready"), lambda event: None).unreadable
     assert "checksum is wrong" in lost.reason
 
 
@@ -65,3 +68,74 @@ def test_a_part_is_checked_alone(tmp_path):
     (folder / "circle" / "000.jpg").write_bytes(b"x")
     checked = check(Dataset(folder).select("label != 'circle'"), lambda event: None)
     assert (checked.samples, checked.unreadable) == (6, ())
+
+
+class Broken(Exception):
+    """Somebody pulls the plug."""
+
+
+def break_off(data, folder, *, after):
+    """Begin a check, and end it as a kill would after so many pieces."""
+
+    def observe(event):
+        if isinstance(event, Counted) and event.done == after:
+            raise Broken
+
+    with pytest.raises(Broken):
+        check(data, observe, progress=folder)
+    (file,) = folder.iterdir()
+    with file.open("ab") as line:
+        line.write(b'{"rows":[512,76')
+
+
+def changed_folder(tmp_path):
+    folder = image_folder(tmp_path / "images", per_class=300, size=(16, 16))
+    for name in ("001", "299"):
+        shutil.copy(folder / "circle" / "000.jpg", folder / "stripe" / f"{name}.jpg")
+    for name in ("002", "298"):
+        (folder / "noise" / f"{name}.jpg").write_bytes(b"no image")
+    return folder
+
+
+def test_a_check_that_was_broken_off_goes_on_where_it_was_and_finds_the_same(tmp_path, monkeypatch):
+    folder = changed_folder(tmp_path)
+    whole = check(Dataset(folder), lambda event: None, progress=tmp_path / "whole")
+    assert (len(whole.unreadable), whole.surplus) == (2, 2)
+    break_off(Dataset(folder), tmp_path / "broken", after=512)
+    read = []
+    reading = InOrder.read
+    monkeypatch.setattr(
+        InOrder, "read", lambda self, samples, names: read.extend(names) or reading(self, samples, names)
+    )
+    happened = []
+    again = check(Dataset(folder, relist=False), happened.append, progress=tmp_path / "broken")
+    assert len(read) == 900 - 512
+    assert (again.unreadable, again.duplicates, again.samples) == (whole.unreadable, whole.duplicates, 900)
+    assert [one.done for one in happened if isinstance(one, Counted)] == [256, 512, 768, 900]
+    assert len([one for one in happened if isinstance(one, SampleSkipped)]) == 2
+    assert list((tmp_path / "broken").iterdir()) == []
+
+
+def test_a_check_that_is_broken_off_twice_goes_on_too(tmp_path):
+    folder = changed_folder(tmp_path)
+    break_off(Dataset(folder), tmp_path / "broken", after=512)
+    break_off(Dataset(folder), tmp_path / "broken", after=768)
+    happened = []
+    again = check(Dataset(folder), happened.append, progress=tmp_path / "broken")
+    assert again.surplus == 2
+    assert [one.done for one in happened if isinstance(one, Counted)] == [256, 512, 768, 900]
+
+
+def test_what_changed_since_a_check_was_broken_off_is_checked_anew(tmp_path):
+    folder = changed_folder(tmp_path)
+    break_off(Dataset(folder), tmp_path / "broken", after=512)
+    (folder / "circle" / "005.jpg").write_bytes(b"no image either")
+    again = check(Dataset(folder), lambda event: None, progress=tmp_path / "broken")
+    assert len(again.unreadable) == 3
+
+
+def test_where_nothing_can_be_kept_a_check_is_made_all_the_same(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    folder = changed_folder(tmp_path)
+    checked = check(Dataset(folder), lambda event: None, progress=tmp_path / "file" / "folder")
+    assert len(checked.unreadable) == 2

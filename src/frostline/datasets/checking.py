@@ -3,25 +3,29 @@
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from frostline.config import cache_folder
 from frostline.core import Samples, Skipped
 from frostline.core.texts import taken
+from frostline.datasets.check_progress import CheckProgress, Piece
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.reading import open_samples
-from frostline.errors import ObjectNotFound, SampleError
+from frostline.datasets.in_order import InOrder, Workers
+from frostline.errors import SampleError
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied
 from frostline.preprocess.apply import MOST_PIXELS
 from frostline.preprocess.decoder import decoded
 from frostline.preprocess.records import unpacked
-from frostline.stores.faces import Readable
+from frostline.stores.faces import Buffer
 
 __all__ = ("Checked", "check")
 
@@ -57,37 +61,41 @@ class Checked:
         return {**asdict(self), "surplus": self.surplus}
 
 
-def check(data: Dataset, observe: Observer) -> Checked:
+def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> Checked:
     """Read and decode every sample, several at a time.
 
     Only samples of equal size can have equal bytes, so only those are hashed. Memory is that of the images in work, and
-    of some 100 bytes for each that is hashed.
+    of some 100 bytes for each that is hashed. What was found is kept until the check is whole, so that one that was
+    broken off is taken up on the same machine; not where the store tells no versions, for nobody knows then whether
+    samples are still those that were checked.
 
     Args:
         data: all of it, or the part that matters.
         observe: told of progress, and of every sample that cannot be read.
+        progress: folder for what is kept; by default one in the user's cache folder.
 
     Raises:
-        StoreError: the store failed; run it again.
+        StoreError: the store failed; run it again, it goes on.
     """
     started = time.perf_counter()
     observe(PhaseStarted(name="checking the samples"))
+    kept = CheckProgress((progress or cache_folder() / "checks") / f"{data.digest}.jsonl")
     work = _Check(data)
-    unreadable: list[Skipped] = []
-    with ThreadPoolExecutor(_THREADS, "frostline-check") as threads:
-        for rows, samples, names in work.pieces():
-            is_shared = work.may_have_twins(samples)
-            found = threads.map(work.one, [samples] * len(rows), range(len(rows)), names, is_shared.tolist())
-            for row, outcome in zip(rows.tolist(), found, strict=True):
-                if isinstance(outcome, Skipped):
-                    unreadable.append(outcome)
-                    observe(SampleSkipped(id=outcome.id, object=outcome.object, reason=outcome.reason))
-                elif outcome is not None:
-                    work.rows_by_digest[outcome].append(row)
-            observe(Counted(done=int(rows[-1]) + 1, total=len(data)))
+    with ExitStack() as stack:
+        threads: Workers[Skipped | bytes | None] = Workers(
+            InOrder(data.url, data.reading, most=_THREADS), _THREADS, stack
+        )
+        for piece in kept.found() if work.is_versioned else ():
+            work.take(piece, observe)
+        while work.done < len(data):
+            piece = work.next_piece(threads)
+            if work.is_versioned:
+                kept.add(piece)
+            work.take(piece, observe)
+    kept.remove()
     return Checked(
         samples=len(data),
-        unreadable=tuple(unreadable),
+        unreadable=tuple(work.unreadable),
         duplicates=work.duplicates(),
         seconds=time.perf_counter() - started,
     )
@@ -97,20 +105,49 @@ class _Check:
     """What is known of one data set while it is read."""
 
     def __init__(self, data: Dataset) -> None:
-        self.rows_by_digest: dict[bytes, list[int]] = defaultdict(list)
+        self.done = 0
+        self.unreadable: list[Skipped] = []
+        self._rows_by_digest: dict[bytes, list[int]] = defaultdict(list)
         self._data = data
         self._applied: Applied | None = data.applied
-        self._store: Readable = open_samples(data.url, data.reading)
         sizes, counts = np.unique(data.samples.lengths, return_counts=True)
         self._shared = sizes[counts > 1]
 
-    def pieces(self) -> Iterator[tuple[npt.NDArray[np.int64], Samples, list[str]]]:
-        """Rows, their columns and their names, some hundred at a time."""
-        for start in range(0, len(self._data), _AT_ONCE):
-            rows = np.arange(start, min(start + _AT_ONCE, len(self._data)), dtype=np.int64)
-            yield rows, self._data.samples.take(rows), list(taken(self._data.names, rows))
+    @property
+    def is_versioned(self) -> bool:
+        """Whether the store tells versions: all or none of its objects have one."""
+        versions = self._data.samples.versions
+        return bool(len(versions)) and bool(versions[0])
 
-    def may_have_twins(self, samples: Samples) -> npt.NDArray[np.bool_]:
+    def take(self, piece: Piece, observe: Observer) -> None:
+        """Take in what was found, now or by an earlier run."""
+        for row, digest in piece.digests.items():
+            self._rows_by_digest[digest].append(row)
+        for one in piece.unreadable:
+            self.unreadable.append(one)
+            observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason))
+        self.done = piece.stop
+        observe(Counted(done=self.done, total=len(self._data)))
+
+    def next_piece(self, threads: "Workers[Skipped | bytes | None]") -> Piece:
+        """Read some hundred samples more."""
+        rows = np.arange(self.done, min(self.done + _AT_ONCE, len(self._data)), dtype=np.int64)
+        samples, names = self._data.samples.take(rows), list(taken(self._data.names, rows))
+        found = threads.each(samples, names, partial(self._one, samples, names, self._may_have_twins(samples)))
+        return Piece(
+            start=self.done,
+            stop=self.done + len(rows),
+            digests={row: one for row, one in zip(rows.tolist(), found, strict=True) if isinstance(one, bytes)},
+            unreadable=tuple(one for one in found if isinstance(one, Skipped)),
+        )
+
+    def duplicates(self) -> tuple[tuple[str, ...], ...]:
+        """Names of samples with the same bytes."""
+        groups = [rows for rows in self._rows_by_digest.values() if len(rows) > 1]
+        groups.sort(key=lambda rows: (-len(rows), rows))
+        return tuple(tuple(taken(self._data.names, np.array(rows, np.int64))) for rows in groups)
+
+    def _may_have_twins(self, samples: Samples) -> npt.NDArray[np.bool_]:
         """Which of them have the size of another."""
         places = np.searchsorted(self._shared, samples.lengths)
         if not len(self._shared):
@@ -118,20 +155,22 @@ class _Check:
         found: npt.NDArray[np.bool_] = self._shared[np.minimum(places, len(self._shared) - 1)] == samples.lengths
         return found
 
-    def one(self, samples: Samples, place: int, name: str, is_hashed: bool) -> Skipped | bytes | None:
+    def _one(
+        self,
+        samples: Samples,
+        names: Sequence[str],
+        is_hashed: npt.NDArray[np.bool_],
+        row: int,
+        data: Buffer | Skipped,
+    ) -> Skipped | bytes | None:
         """Why a sample cannot be read; or the digest of its bytes, where that is wanted."""
+        if isinstance(data, Skipped):
+            return data
         try:
-            data = self._store.read(samples.objects[place], int(samples.offsets[place]), int(samples.lengths[place]))
             if self._applied is None:
                 decoded(data, "RGB", most_pixels=MOST_PIXELS)
             else:
                 unpacked(self._applied.stored, data)
-        except (ObjectNotFound, SampleError) as error:
-            return Skipped(id=int(samples.ids[place]), object=name, reason=str(error))
-        return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest() if is_hashed else None
-
-    def duplicates(self) -> tuple[tuple[str, ...], ...]:
-        """Names of samples with the same bytes."""
-        groups = [rows for rows in self.rows_by_digest.values() if len(rows) > 1]
-        groups.sort(key=lambda rows: (-len(rows), rows))
-        return tuple(tuple(taken(self._data.names, np.array(rows, np.int64))) for rows in groups)
+        except SampleError as error:
+            return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))
+        return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest() if is_hashed[row] else None

@@ -177,7 +177,7 @@ class _Shelf:
     def before(self, form: Form, sizes: Mapping[str, int]) -> Listed | None:
         """What the form made of an earlier listing."""
         last = self._last_of(sizes)
-        if last is None or last.form != form.name or not form.is_incremental:
+        if last is None or last.form != form.name:
             return None
         kept = self.found(last.digest, sizes)
         if kept is None:
