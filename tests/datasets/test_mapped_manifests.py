@@ -12,11 +12,14 @@ import pytest
 from frostline.core.texts import Texts, taken
 from frostline.datasets import Dataset
 from frostline.datasets.columns import ArrowTexts, PartOfSamples
+from frostline.datasets.ingest import ingest
 from frostline.datasets.manifest import load_manifest
 from frostline.datasets.mapped import StoreFile, copy_of
 from frostline.errors import DataNotFound
 from frostline.ordering import Chosen, Places
+from frostline.preprocess import Applied
 from frostline.stores.objects import open_store
+from support.images import image_folder, tiny_preprocess
 
 
 def folder(root, classes=("cat", "dog", "ü✓"), per_class=50):
@@ -89,6 +92,19 @@ def test_the_last_manifest_is_opened_without_a_listing(tmp_path):
     assert again.manifest.found
     assert len(Dataset(data, cache=cache)) == 153
     assert len(Dataset(data, cache=cache, relist=False)) == 153
+
+
+def test_the_last_manifest_of_another_form_is_not_taken(tmp_path):
+    data, cache = folder(tmp_path / "data"), tmp_path / "cache"
+    assert len(Dataset(data, cache=cache)) == 150
+    with pytest.raises(DataNotFound, match="is of the form folders, not urls: list the data in that form first"):
+        len(Dataset(data, cache=cache, form="urls", relist=False))
+
+
+def test_a_ready_form_is_opened_without_asking_for_a_listing_too(tmp_path):
+    data, ready = image_folder(tmp_path / "data", per_class=3), tmp_path / "ready"
+    ingest(Dataset(data), str(ready), Applied.to(tiny_preprocess(), "uint8"), observe=lambda event: None)
+    assert Dataset(ready, relist=False).digest == Dataset(ready).digest
 
 
 def test_parts_of_a_mapped_manifest_are_looked_up_row_by_row(tmp_path):

@@ -18,6 +18,7 @@ from frostline.datasets.forms.faces import COLUMNS, Form, Listed
 from frostline.datasets.forms.known import form_named, form_of
 from frostline.datasets.listing import list_all, nobody
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
+from frostline.datasets.ready import LAYOUT
 from frostline.errors import AccessDenied, BadRequest, DataChanged, DataNotFound, ObjectNotFound
 from frostline.events import Observer, PhaseStarted
 from frostline.preprocess import Applied
@@ -104,7 +105,8 @@ def load_manifest(
         cache: folder for the manifests of stores that take no writes and for the mapped copies of large ones; made
             when needed.
         form: name of the data's form; by default what the listing looks like.
-        relist: False takes the manifest that was built last, and does not look whether the data is still the same.
+        relist: False takes the manifest that was built last, and does not look whether the data is still the same. A
+            ready form is listed all the same: it has few objects, and a table of its own.
         in_memory_bytes: larger tables are mapped from a copy in the cache folder.
         refuses_changes: a listing that differs from that of the manifest that was built last is refused.
         observe: told how far the listing is, and what is built.
@@ -120,8 +122,8 @@ def load_manifest(
         StoreUnavailable: asking again may help.
     """
     shelf = _Shelf(store, cache, in_memory_bytes)
-    if not relist:
-        return _manifest(shelf.last_kept(), found=True)
+    if not relist and (last := shelf.last_kept(form)) is not None:
+        return _manifest(last, found=True)
     entries = list_all(store, observe)
     chosen = form_of(entries) if form is None else form_named(form)
     digest = chosen.digest(entries)
@@ -189,14 +191,30 @@ class _Shelf:
             reading=kept.about["reading"],
         )
 
-    def last_kept(self) -> _Kept:
-        """The manifest that was built last, found without listing the data."""
+    def last_kept(self, form: str | None) -> _Kept | None:
+        """The manifest that was built last, found without listing the data; None where the data is a ready form.
+
+        Raises:
+            DataNotFound: there is none, or it is one of another form than that named.
+        """
         last = self._last_of(None)
         name = None if last is None else f"{_FOLDER}/{last.digest}.parquet"
         kept = None if last is None else self.found(last.digest, {str(name): last.nbytes})
-        if kept is None:
+        if last is not None and form not in (None, last.form):
+            raise DataNotFound(
+                f"the manifest of {self._store.url} that was built last is of the form {last.form}, not {form}: list "
+                f"the data in that form first (frostline index --form {form})"
+            )
+        if kept is None and not self._has(LAYOUT):
             raise DataNotFound(f"no manifest of {self._store.url} was built yet: list the data first (frostline index)")
         return kept
+
+    def _has(self, name: str) -> bool:
+        try:
+            self._store.read(name, 0, 1)
+        except (AccessDenied, BadRequest, DataNotFound, ObjectNotFound):
+            return False
+        return True
 
     def keep(self, form: Form, listed: Listed) -> _Kept:
         """Write a manifest, and say that it is the last one."""
