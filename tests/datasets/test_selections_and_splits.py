@@ -1,5 +1,7 @@
 """Parts of a data set: by an expression over columns, by shares, by groups and by columns, and kept by name."""
 
+from datetime import UTC, date, datetime, timedelta
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +27,9 @@ def data(tmp_path):
             "width": [None if row % 10 == 0 else row * 10 for row in range(90)],
             "fold": [row % 4 for row in range(90)],
             "is_sharp": [row % 2 == 0 for row in range(90)],
+            "taken at": np.datetime64("2026-01-01", "us") + np.arange(90).astype("timedelta64[D]"),
+            "class": [date(2026, 1, 1 + row % 28) for row in range(90)],
+            "in zone": [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=row) for row in range(90)],
         }
     )
 
@@ -49,6 +54,11 @@ SELECTIONS = {
     "-1 < label and 700 <= width": lambda row: row >= 70 and row % 10,
     "object == name": lambda row: True,
     "patient < 'p01' and offset == 0": lambda row: row < 3,
+    "column('taken at') >= '2026-03-01'": lambda row: row >= 59,
+    "'2026-01-03T00:00:00' <= column('taken at') < '2026-01-05'": lambda row: row in (2, 3),
+    "column('class') in ('2026-01-01', '2026-01-28')": lambda row: row % 28 in (0, 27),
+    "column('in zone') == '2026-01-01T05:00:00Z'": lambda row: row == 5,
+    "column('width') == 50": lambda row: row == 5,
 }
 
 
@@ -72,6 +82,10 @@ def test_an_expression_of_arrow_selects_too(data):
         ("patient == width", "cannot be compared"),
         ("'x' in width", "holds no text"),
         ("width", "a selection compares columns with values"),
+        ("column('wide') > 3", "there is no column 'wide'"),
+        ("column(width) > 3", "a selection compares columns"),
+        ("column('taken at') > 'soon'", r"holds timestamp\[us\]: 'soon' is none, which is written like '2026-11-21'"),
+        ("column('in zone') > '2026-01-01'", "which is written like '2026-11-21T08:30:00Z'"),
         ("width + 1 > 3", "a selection compares columns"),
         ("__import__('os').system('true')", "a selection compares columns"),
         ("name.startswith('x') == True", "a selection compares columns"),
@@ -127,7 +141,7 @@ def test_a_part_is_named_by_its_samples(data):
 
 def test_columns_are_those_of_the_manifest_and_those_added(data):
     assert data.columns[:7] == ("id", "name", "object", "offset", "length", "label", "etag")
-    assert data.columns[7:] == ("patient", "width", "fold", "is_sharp")
+    assert data.columns[7:] == ("patient", "width", "fold", "is_sharp", "taken at", "class", "in zone")
     part = data.take(np.array([80, 5]))
     assert part.column("patient").to_pylist() == ["p26", "p01"]
     assert part.column("length").to_pylist() == part.samples.lengths.tolist()

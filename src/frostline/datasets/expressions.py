@@ -21,7 +21,8 @@ def parse_expression(text: str, schema: pa.Schema, classes: Sequence[str]) -> pc
 
     It knows columns, texts, numbers, ``True``, ``False``, ``and``, ``or``, ``not``, brackets, ``== != < <= > >=`` (also
     chained), ``in`` and ``not in`` a list, ``'part' in column`` for texts, and ``is None``. The column ``label`` is
-    compared with names of classes.
+    compared with names of classes, dates and times with texts such as ``'2026-11-21'`` and ``'2026-11-21T08:30:00'``.
+    A column whose name is no single word is written ``column('taken at')``.
 
     Args:
         text: written by whoever asks; nothing of it is run.
@@ -34,10 +35,20 @@ def parse_expression(text: str, schema: pa.Schema, classes: Sequence[str]) -> pc
     if len(text) > _LONGEST:
         raise SettingError(f"a selection has up to {_LONGEST} characters, not {len(text)}")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = _Named().visit(ast.parse(text.strip(), mode="eval"))
         return _Reader(schema, classes).condition(tree.body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise SettingError(f"the selection {_short(text)} cannot be read: write it like {_EXAMPLE}") from error
+
+
+class _Named(ast.NodeTransformer):
+    """Takes ``column('any name')`` for the column's name."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        match node:
+            case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]):
+                return ast.copy_location(ast.Name(id=name, ctx=ast.Load()), node)
+        return node
 
 
 class _Reader:
@@ -99,7 +110,9 @@ class _Reader:
             if value not in self._classes:
                 raise SettingError(f"there is no class {value!r}{nearest(value, self._classes)}")
             return self._classes.index(value)
-        if isinstance(value, str) != _is_text(kind) and not pa.types.is_temporal(kind):
+        if pa.types.is_temporal(kind):
+            return _moment(name, value, kind)
+        if isinstance(value, str) != _is_text(kind):
             raise SettingError(f"column {name!r} holds {kind} and cannot be compared with {value!r}")
         return value
 
@@ -124,6 +137,16 @@ def _compare(left: pc.Expression, operator: ast.cmpop, right: pc.Expression) -> 
             return left > right
         case _:
             return left >= right
+
+
+def _moment(name: str, value: str | float, kind: pa.DataType) -> pa.Scalar:
+    try:
+        return pa.scalar(value).cast(kind)
+    except pa.ArrowException as error:
+        written = "'2026-11-21T08:30:00Z'" if getattr(kind, "tz", None) else "'2026-11-21' or '2026-11-21T08:30:00'"
+        raise SettingError(
+            f"column {name!r} holds {kind}: {value!r} is none, which is written like {written}"
+        ) from error
 
 
 def _constant(node: ast.expr) -> str | int | float | bool:
