@@ -93,7 +93,7 @@ class NodeSettings:
             share it. None keeps none.
         cache_bytes: most bytes on disk for them.
         shared_cache: URL under which features are kept for all nodes that are given the same; None keeps none there.
-        shared_cache_bytes: most bytes under it, by all nodes; remove what is old to make room.
+        shared_cache_bytes: most bytes under it, by all nodes; what nobody used for an hour makes room for others.
         shared_cache_wait_s: longest that a batch waits for features from there before they are computed. About what
             computing a batch takes.
         allow_training: train heads beside it, for policy ``all_in_store``.

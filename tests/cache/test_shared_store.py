@@ -1,5 +1,6 @@
 """Features in an object store: several nodes find them, few objects hold them, and no trouble there reaches anybody."""
 
+import os
 import threading
 from contextlib import closing
 from itertools import pairwise
@@ -12,18 +13,19 @@ from frostline.cache import SharedStore
 from frostline.cache.bundles import Bundle, bundled, keys_of, stretches
 from frostline.cache.known import KnownRows
 from frostline.cache.outbox import Outbox
-from frostline.errors import OutOfSpace, StoreUnavailable
+from frostline.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from frostline.stores.objects import open_store
 from support import stored
 
 LONG_S = 60.0
 
 
-def opened(url, *, budget_bytes=1 << 30, memory_bytes=16 << 20, wait_s=LONG_S, wrap=lambda store: store):
+def opened(url, *, memory_bytes=16 << 20, wait_s=LONG_S, wrap=lambda store: store, **options):
     def store_at(folder):
         return wrap(open_store(f"{url}/{folder}" if folder else url))
 
-    return closing(SharedStore(store_at, budget_bytes=budget_bytes, memory_bytes=memory_bytes, wait_s=wait_s))
+    options = {"budget_bytes": 1 << 30, **options}
+    return closing(SharedStore(store_at, memory_bytes=memory_bytes, wait_s=wait_s, **options))
 
 
 def offer(store, numbers, scope=stored.SCOPE):
@@ -33,7 +35,8 @@ def offer(store, numbers, scope=stored.SCOPE):
 
 
 def objects(url):
-    return {one.object: one.size for one in open_store(url).list()}
+    """Of rows, with their sizes."""
+    return {one.object: one.size for one in open_store(url).list() if one.object.endswith(".rows1")}
 
 
 @pytest.fixture
@@ -144,6 +147,65 @@ def test_no_more_is_written_than_the_budget_whoever_wrote_it(folder):
     assert sum(objects(folder).values()) == there
 
 
+def test_what_nobody_uses_makes_room_and_the_node_knows_that_it_is_gone(folder):
+    first, second = (bytes([number]) * 32 for number in range(2))
+    with opened(folder) as store:
+        offer(store, range(16), scope=first)
+    there = sum(objects(folder).values())
+    with opened(folder, budget_bytes=there + 1000, idle_s=0.0) as store:
+        assert stored.checked(store, range(16), scope=first) == list(range(16))
+        offer(store, range(16, 32), scope=second)
+    assert store.statistics().cleared >= 1
+    assert not store.contains(first, stored.keys(range(16), first)).any()
+    assert [name.partition("/")[0] for name in objects(folder)] == [second.hex()]
+    with opened(folder) as store:
+        assert stored.checked(store, range(16, 32), scope=second) == list(range(16, 32))
+
+
+def test_what_another_node_uses_stays_though_it_was_written_long_ago(folder, tmp_path):
+    used, unused, new = (bytes([number]) * 32 for number in range(3))
+    with opened(folder) as store:
+        offer(store, range(16), scope=used)
+        offer(store, range(16), scope=unused)
+    for path in (tmp_path / "shared").rglob("*"):
+        os.utime(path, (1000, 1000))
+    with opened(folder) as other:
+        assert stored.checked(other, range(16), scope=used) == list(range(16))
+    with opened(folder, budget_bytes=sum(objects(folder).values()) + 1000) as store:
+        offer(store, range(16), scope=new)
+    assert {name.partition("/")[0] for name in objects(folder)} == {used.hex(), new.hex()}
+
+
+def test_objects_that_may_not_be_removed_cost_the_new_rows_and_nothing_else(folder):
+    class Kept(Wrapped):
+        def remove(self, name):
+            raise AccessDenied(f"{name} may not be removed")
+
+    with opened(folder) as store:
+        offer(store, range(16))
+    with opened(folder, budget_bytes=sum(objects(folder).values()) + 1000, idle_s=0.0, wrap=Kept) as store:
+        offer(store, range(16, 32), scope=bytes(32))
+    assert store.statistics().turned_away == 16
+    assert store.statistics().failed == 1
+    assert len(objects(folder)) == 1
+
+
+def test_an_object_that_goes_between_the_listing_and_its_first_read_is_no_trouble(folder):
+    class Vanishing(Wrapped):
+        def read(self, name, offset, length):
+            self.store.remove(name)
+            return self.store.read(name, offset, length)
+
+    with opened(folder) as store:
+        offer(store, range(16))
+    with opened(folder, wrap=Vanishing) as store:
+        assert stored.checked(store, range(16)) == []
+        offer(store, range(16))
+        assert store.statistics().failed == 0
+    with opened(folder) as store:
+        assert stored.checked(store, range(16)) == list(range(16))
+
+
 class Wrapped:
     def __init__(self, store):
         self.store = store
@@ -228,6 +290,31 @@ def test_over_s3_a_second_node_finds_what_the_first_one_wrote(s3, monkeypatch):
     with opened("s3://features/some/where") as other:
         assert stored.checked(other, [*range(0, 64, 3), 64, 65]) == list(range(0, 64, 3))
         assert other.statistics().bytes_read < sum(objects("s3://features/some/where").values())
+
+
+def test_over_s3_two_nodes_make_room_in_turn_and_neither_is_harmed(s3, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("bounded")
+    url, scopes = "s3://bounded/here", [bytes([number]) * 32 for number in range(6)]
+    with opened(url) as store:
+        offer(store, range(32), scope=scopes[0])
+    budget_bytes = 3 * sum(objects(url).values()) + 1000
+    bounds = {"budget_bytes": budget_bytes, "idle_s": 0.0}
+    with opened(url, **bounds) as reader:
+        for turn, scope in enumerate(scopes[1:]):
+            # Known to it before it goes.
+            assert stored.checked(reader, range(32), scope=scopes[turn]) == list(range(32))
+            with opened(url, **bounds) as one, opened(url, **bounds) as other:
+                offer(one, range(32), scope=scope)
+                offer(other, range(32, 40), scope=scope)
+            assert sum(objects(url).values()) <= budget_bytes
+        for scope in scopes[:-1]:
+            assert stored.checked(reader, range(32), scope=scope) in ([], list(range(32)))
+        assert reader.statistics().failed == one.statistics().failed == other.statistics().failed == 0
+    with opened(url) as store:
+        assert stored.checked(store, range(40), scope=scopes[-1]) == list(range(40))
+        assert stored.checked(store, range(32), scope=scopes[0]) == []
 
 
 def test_a_store_in_memory_serves_too():

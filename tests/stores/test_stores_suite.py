@@ -9,6 +9,7 @@ from frostline.stores.objects import open_store
 from frostline.testing.stores import (
     ListingTests,
     MissingRootTests,
+    PruningTests,
     ReadingTests,
     ReadOnlyTests,
     RefusalTests,
@@ -22,7 +23,7 @@ from support.bucket_peer import bucket_peer
 from support.seaweed import webdav
 
 
-class Everything(ReadingTests, VersionTests, ListingTests, WritingTests, SharingTests):
+class Everything(ReadingTests, VersionTests, ListingTests, WritingTests, PruningTests, SharingTests):
     __test__ = False
 
 

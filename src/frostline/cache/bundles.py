@@ -9,10 +9,13 @@ from typing import Self
 
 from frostline.cache.rows import Bytes
 
-__all__ = ("KEY_BYTES", "Bundle", "Row", "bundled", "keys_of", "stretches")
+__all__ = ("KEY_BYTES", "MARK", "Bundle", "Row", "bundled", "keys_of", "mark_of", "stretches")
 
 KEY_BYTES = 16
 """Of a row's name."""
+
+MARK = "used"
+"""Name of the object that says by its age when the rows beside it were last used."""
 
 Row = tuple[bytes, bytes]
 """A row's name and its value, as ``rows.sealed`` makes it."""
@@ -77,6 +80,11 @@ def bundled(scope: bytes, rows: Sequence[Row]) -> tuple[Bundle, bytes]:
     data = b"".join((keys, _checksum(scope, keys), *(value for _, value in rows)))
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     return Bundle(scope=scope, rows=len(rows), value_bytes=len(rows[0][1]), digest=digest), data
+
+
+def mark_of(scope: bytes) -> str:
+    """The object that is written anew now and then while somebody uses the rows of a scope."""
+    return f"{scope.hex()}/{MARK}"
 
 
 def keys_of(bundle: Bundle, head: Bytes) -> list[bytes] | None:

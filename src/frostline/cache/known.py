@@ -55,7 +55,7 @@ class KnownRows:
     def names(self, scope: bytes) -> set[str]:
         """Of the objects that were added."""
         shelf = self._shelves.get(scope)
-        return set() if shelf is None else {one.name for one in shelf.bundles}
+        return set() if shelf is None else {one.name for one in shelf.bundles if one is not None}
 
     def add(self, bundle: Bundle, keys: Sequence[bytes]) -> None:
         """Remember the rows of an object, in their order, if there is room for them."""
@@ -92,7 +92,7 @@ class _Shelf:
     """The rows of one scope."""
 
     def __init__(self) -> None:
-        self.bundles: list[Bundle] = []
+        self.bundles: list[Bundle | None] = []  # by their numbers; None where one is gone
         self.is_looked_through = False
         self._index = IdIndex()
         self._where: _Ints = np.empty((0, 2), np.int64)  # number of the object, place in it
@@ -118,12 +118,18 @@ class _Shelf:
         there = slots >= 0
         where = np.full((len(keys), 2), _NOWHERE, np.int64)
         where[there] = self._where[slots[there]]
-        return [None if number == _NOWHERE else (self.bundles[number], place) for number, place in where.tolist()]
+        bundles = ((None if number == _NOWHERE else self.bundles[number], place) for number, place in where.tolist())
+        return [None if bundle is None else (bundle, place) for bundle, place in bundles]
 
     def forget(self, bundle: Bundle, place: int | None) -> None:
+        if bundle not in self.bundles:  # it went before its rows were known
+            return
+        number = self.bundles.index(bundle)
         rows = self._where[: len(self._index)]
-        is_there = rows[:, 0] == self.bundles.index(bundle)
-        if place is not None:
+        is_there = rows[:, 0] == number
+        if place is None:
+            self.bundles[number] = None  # should it come back, its rows are learned again
+        else:
             is_there &= rows[:, 1] == place
         rows[is_there, 0] = _NOWHERE
 

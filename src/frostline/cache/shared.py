@@ -31,6 +31,8 @@ _REST_S = 30.0
 # Of what waits to be written and of what is remembered, each has this part of the memory.
 _PARTS = 2
 _MOST_LOOKS = 1024
+# Several times what lies between two notes of use (``writer``), and longer than a job pauses.
+_IDLE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +41,14 @@ class SharedStatistics:
 
     Attributes:
         bytes: under the URL, by all nodes, as far as this one knows.
-        budget_bytes: at which this node writes no more.
+        budget_bytes: most that there may be; what nobody used for long makes room.
         rows_known: whose place is remembered.
         hits: rows found there.
         kept: rows written there.
         objects: written there.
         bytes_read: of values and of lists of keys.
         bytes_written: of whole objects.
+        cleared: objects removed by this node, because nobody had used their like for long and others wanted room.
         turned_away: rows that found no room there, or came faster than the store takes them.
         damaged: rows and lists of keys that are not what was written.
         late: rows for which a request waited in vain; if it grows, the store is too far away.
@@ -60,6 +63,7 @@ class SharedStatistics:
     objects: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    cleared: int = 0
     turned_away: int = 0
     damaged: int = 0
     late: int = 0
@@ -83,6 +87,7 @@ class SharedStore:
         budget_bytes: most bytes under the root, by all nodes; several that write at once may go a little beyond.
         memory_bytes: most for rows that wait to be written, and to remember where rows lie.
         wait_s: longest that one call of ``get_into`` takes.
+        idle_s: features that nobody used for so long make room for others.
         clock: seconds that never go back.
     """
 
@@ -93,6 +98,7 @@ class SharedStore:
         budget_bytes: int,
         memory_bytes: int,
         wait_s: float,
+        idle_s: float = _IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store_at = store_at
@@ -109,8 +115,24 @@ class SharedStore:
         self._looker = ThreadPoolExecutor(1, "frostline-shared-look")
         self._heads = ThreadPoolExecutor(_READERS, "frostline-shared-look")  # does not hold up whoever reads rows
         self._writer = BundleWriter(
-            self._store, budget_bytes, memory_bytes // _PARTS, written=self._add, count=self._count, clock=clock
+            self._store,
+            budget_bytes,
+            memory_bytes // _PARTS,
+            idle_s=idle_s,
+            written=self._add,
+            removed=self._forget,
+            count=self._count,
+            clock=clock,
         )
+
+    def contains(self, scope: bytes, keys: Sequence[bytes | None]) -> _Mask:
+        """Which rows are known to be there, without asking the store: ``bool[n]``."""
+        places = [place for place, key in enumerate(keys) if key is not None]
+        with self._lock:
+            found = self._known.find(scope, [key for key in keys if key is not None])
+        mask = np.zeros(len(keys), np.bool_)
+        mask[[place for place, there in zip(places, found, strict=True) if there is not None]] = True
+        return mask
 
     def get_into(self, scope: bytes, keys: Sequence[bytes | None], layout: RowLayout, out: Tensors) -> _Mask:
         """Read rows, if that is done soon.
@@ -133,6 +155,8 @@ class SharedStore:
         for place, body in self._read_all(scope, keys, layout.nbytes, until_s):
             fill(views, place, body)
             found[place] = True
+        if found.any():
+            self._writer.note(scope)
         self._count(hits=int(found.sum()))
         return found
 

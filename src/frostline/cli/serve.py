@@ -45,7 +45,11 @@ __all__ = ("serve",)
 @click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them.")
 @click.option("--shared-cache", metavar="URL", help="Keep features there too, for all nodes that are given the same.")
 @click.option(
-    "--shared-cache-size", type=BYTES, default="100GiB", show_default=True, help="Most bytes there, by all nodes."
+    "--shared-cache-size",
+    type=BYTES,
+    default="100GiB",
+    show_default=True,
+    help="Most bytes there, by all nodes; what nobody used for an hour makes room.",
 )
 @click.option("--allow-training", is_flag=True, help="Train heads beside the node, for policy all_in_store.")
 @click.option(

@@ -7,13 +7,13 @@ forks workers must never have started them.
 import builtins
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from frostline.errors import AccessDenied, ObjectNotFound, StoreError
 from frostline.stores.driver_errors import error_of_driver
-from frostline.stores.faces import Buffer, Entry
+from frostline.stores.faces import Buffer, Dated, Entry
 from frostline.stores.urls import check_name
 
 if TYPE_CHECKING:
@@ -113,6 +113,26 @@ class DriverStore:
                 for chunk in list_objects(client, prefix=self._prefix + folder, chunk_size=_LISTED_AT_ONCE)
                 for found in chunk
             )
+
+    def list_dated(self) -> Iterator[Dated]:
+        """See ``Prunable.list_dated``."""
+        with self._driven("", _LIST_RETRIES) as client:
+            from obstore import list as list_objects
+
+            skipped = len(self._prefix)
+            for chunk in list_objects(client, prefix=self._prefix or None, chunk_size=_LISTED_AT_ONCE):
+                for found in chunk:
+                    yield Dated(found["path"][skipped:], found["size"], found["last_modified"].timestamp())
+
+    def remove(self, object: str) -> None:
+        """See ``Prunable.remove``."""
+        name = check_name(object)
+        if self._is_read_only:
+            raise AccessDenied(f"{self._url} is read alone: nothing there is removed")
+        with suppress(ObjectNotFound), self._driven(name) as client:
+            from obstore import delete
+
+            delete(client, self._prefix + name)
 
     def write(self, object: str, data: Buffer) -> None:
         """See ``Writable.write``."""

@@ -12,10 +12,12 @@ __all__ = (
     "LABELS",
     "Batched",
     "Buffer",
+    "Dated",
     "Entry",
     "Listable",
     "ObjectStore",
     "Place",
+    "Prunable",
     "Readable",
     "Sectioned",
     "Tabular",
@@ -163,6 +165,40 @@ class Writable(Protocol):
             BadRequest: the name leaves the root or cannot be a name.
             AccessDenied: the store is read-only.
             OutOfSpace: it is full; nothing half-written is left behind.
+        """
+
+
+class Dated(NamedTuple):
+    """One object of a listing that tells its age.
+
+    Attributes:
+        object: its name, relative to the store's root.
+        size: in bytes.
+        modified_s: when it was written, by the store's own clock, in seconds since the epoch.
+    """
+
+    object: str
+    size: int
+    modified_s: float
+
+
+@runtime_checkable
+class Prunable(Protocol):
+    """A store whose old objects can be found and removed."""
+
+    def list_dated(self) -> Iterator[Dated]:
+        """Every object under the root, in no particular order.
+
+        Raises what ``Listable.list`` raises.
+        """
+
+    def remove(self, object: str) -> None:
+        """Remove an object; where there is none of that name, nothing happens.
+
+        Raises:
+            BadRequest: the name leaves the root or cannot be a name.
+            AccessDenied: the store refused.
+            StoreUnavailable: asking again may help.
         """
 
 

@@ -22,7 +22,7 @@ from frostline.errors import (
     OutOfSpace,
     StoreUnavailable,
 )
-from frostline.stores.faces import Buffer, Entry
+from frostline.stores.faces import Buffer, Dated, Entry
 from frostline.stores.urls import check_name, normalise_url
 
 __all__ = ("FolderStore", "error_of_system", "etag")
@@ -64,7 +64,21 @@ class FolderStore:
         if not self._path.is_dir():
             raise DataNotFound(f"there is no folder {self._path}")
         with _translated(str(self._path)):
-            yield from _walk(self._path)
+            for name, status in _walk(self._path):
+                yield Entry(name, status.st_size, etag(status.st_mtime_ns, status.st_size))
+
+    def list_dated(self) -> Iterator[Dated]:
+        """See ``Prunable.list_dated``."""
+        if not self._path.is_dir():
+            raise DataNotFound(f"there is no folder {self._path}")
+        with _translated(str(self._path)):
+            for name, status in _walk(self._path):
+                yield Dated(name, status.st_size, status.st_mtime)
+
+    def remove(self, object: str) -> None:
+        """See ``Prunable.remove``."""
+        with suppress(ObjectNotFound), _translated(object):
+            (self._path / check_name(object)).unlink(missing_ok=True)
 
     def write(self, object: str, data: Buffer) -> None:
         """See ``Writable.write``."""
@@ -162,7 +176,7 @@ def _read(handle: int, name: str, offset: int, length: int) -> tuple[bytes, str]
     return data, etag(status.st_mtime_ns, size)
 
 
-def _walk(root: Path) -> Iterator[Entry]:
+def _walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
     # Folders still to list, each with the folders above it, so that a link to one of those is not followed for ever.
     waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
     while waiting:
@@ -178,8 +192,7 @@ def _walk(root: Path) -> Iterator[Entry]:
                     waiting.append((name + "/", (*above, here)))
                 elif entry.is_file():
                     with suppress(FileNotFoundError):  # gone since the folder was read
-                        status = entry.stat()
-                        yield Entry(name, status.st_size, etag(status.st_mtime_ns, status.st_size))
+                        yield name, entry.stat()
 
 
 def _identity(folder: Path) -> tuple[int, int]:

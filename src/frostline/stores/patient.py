@@ -1,13 +1,14 @@
 """Asks a store that refuses again, at a rate just under what it allows."""
 
+import builtins
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
 from frostline.errors import StoreThrottled, StoreUnavailable
-from frostline.stores.faces import Entry, ObjectStore, Sectioned
+from frostline.stores.faces import Dated, Entry, ObjectStore, Prunable, Sectioned
 from frostline.stores.pacing import FollowingRate
 from frostline.stores.wrapped import Wrapped
 
@@ -90,7 +91,7 @@ class Patient(Wrapped):
 
 
 class PatientSections(Patient):
-    """The same over a store that is listed folder by folder, each of which is asked for again by itself."""
+    """The same over a store whose folders are listed one by one, and whose old objects can be removed."""
 
     def sections(self) -> tuple[list[Entry], tuple[str, ...]]:
         """See ``Sectioned.sections``."""
@@ -99,6 +100,19 @@ class PatientSections(Patient):
     def list_section(self, folder: str) -> Sequence[Entry]:
         """See ``Sectioned.list_section``."""
         return self._call(partial(self._sectioned.list_section, folder))
+
+    def list_dated(self) -> Iterator[Dated]:
+        """See ``Prunable.list_dated``."""
+        return iter(self._call(lambda: builtins.list(self._prunable.list_dated())))
+
+    def remove(self, object: str) -> None:
+        """See ``Prunable.remove``."""
+        self._call(partial(self._prunable.remove, object))
+
+    @property
+    def _prunable(self) -> Prunable:
+        assert isinstance(self._store, Prunable), "made for a store whose objects can be removed"
+        return self._store
 
     @property
     def _sectioned(self) -> Sectioned:

@@ -27,6 +27,7 @@ __all__ = (
     "ListingTests",
     "ManyReadingTests",
     "MissingRootTests",
+    "PruningTests",
     "ReadOnlyTests",
     "ReadingTests",
     "RefusalTests",
@@ -230,6 +231,37 @@ class WritingTests(StoreTests):
             for one in written:
                 one.result()
             assert {bytes(one.result()) for one in read} <= set(whole.values())
+
+
+class PruningTests(StoreTests):
+    """For ``Prunable`` stores."""
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    def test_an_object_that_is_removed_is_gone(self, staged: Staged, name: str) -> None:
+        staged.put(name, _TEN)
+        staged.put("beside/it", _TEN)
+        staged.store.remove(name)
+        assert [one.object for one in staged.store.list_dated()] == ["beside/it"]
+        with pytest.raises(ObjectNotFound):
+            staged.store.read(name, 0, 1)
+
+    def test_removing_what_is_not_there_does_nothing(self, staged: Staged) -> None:
+        staged.put("folder/x", b"x")
+        for name in ("nothing", "folder/nothing"):
+            staged.store.remove(name)
+        assert [one.object for one in staged.store.list_dated()] == ["folder/x"]
+
+    @pytest.mark.parametrize("name", OUTSIDE)
+    def test_a_name_that_leaves_the_root_is_not_removed(self, staged: Staged, name: str) -> None:
+        with pytest.raises(BadRequest):
+            staged.store.remove(name)
+
+    def test_a_listing_tells_the_age_of_what_is_there(self, staged: Staged) -> None:
+        staged.put("first", _TEN)
+        staged.put("folder/second", b"")
+        found = {one.object: one for one in staged.store.list_dated()}
+        assert {name: one.size for name, one in found.items()} == {"first": 10, "folder/second": 0}
+        assert 0 < found["first"].modified_s <= found["folder/second"].modified_s
 
 
 class ReadOnlyTests(StoreTests):
