@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from frostline.batching import Budget, Claim, FairShares, Limit, batch_size
+from frostline.batching import Budget, Claim, FairShares, Limit, batch_size, stretches_of_work
 from frostline.errors import OverBudget
 
 BYTES = st.integers(0, 1000)
@@ -22,6 +22,23 @@ def test_a_batch_is_the_largest_multiple_of_eight_that_fits(limits, wanted, most
     assert rows < wanted + 8
     assert rows == 0 or fits(rows)
     assert rows + 8 > most or rows >= wanted or not fits(rows + 8)
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 10), st.integers(0, 20))
+def test_a_stretch_has_work_for_one_run_and_as_many_rows_beside_it_as_may_be(needs_work, run_rows, further):
+    most_rows = run_rows + further
+    found = stretches_of_work(needs_work, run_rows=run_rows, most_rows=most_rows)
+    assert [row for one in found for row in one] == list(range(len(needs_work)))
+    for one in found:
+        work = sum(needs_work[row] for row in one)
+        assert len(one) <= most_rows
+        assert work <= run_rows
+        is_last = one.stop == len(needs_work)
+        assert is_last or len(one) == most_rows or work + needs_work[one.stop] > run_rows
+    if all(needs_work):
+        assert found == [
+            range(row, min(row + run_rows, len(needs_work))) for row in range(0, len(needs_work), run_rows)
+        ]
 
 
 def test_what_can_never_fit_is_refused_naming_the_knob():

@@ -93,6 +93,39 @@ def test_a_cache_changes_no_bit_whatever_part_of_a_request_it_holds(tmp_path, im
     assert same(found, expected)
 
 
+def test_what_is_kept_is_answered_in_one_piece_and_what_is_computed_in_full_runs(tmp_path, images, network):
+    digest, _ = artifact_of(network)
+    samples = samples_of(images, with_versions=True)
+
+    def lengths(rows):
+        wanted = request(images, network.cuts[-1].number, prefix=digest, samples=samples.take(np.array(rows)))
+        return [len(batch) for batch in node.features(wanted)]
+
+    with node_with_cache(tmp_path) as node:
+        asked(node, images, network, rows=range(0, COUNT, 2))
+        assert lengths(range(0, COUNT, 2)) == [COUNT // 2]
+        assert lengths(range(COUNT)) == [17, 3]  # eight to compute and nine beside them; two and one
+        assert lengths(range(COUNT)) == [COUNT]
+        assert is_idle(node)
+
+
+def test_rows_that_turn_out_to_be_damaged_are_computed_in_as_many_runs_as_they_need(tmp_path, images, network):
+    with node_with_cache(tmp_path) as node:
+        expected, _ = asked(node, images, network)
+        tensors = expected[1]
+    (file,) = (tmp_path / "cache").glob("*.sqlite")
+    data = bytearray(file.read_bytes())
+    for row in range(1, COUNT):
+        place = data.find(np.ascontiguousarray(tensors[0][row]).tobytes())
+        data[place + 2] ^= 1
+    file.write_bytes(data)
+    with node_with_cache(tmp_path) as node:
+        found, did = asked(node, images, network)
+        assert (did["cache_hits"], did["cache_misses"]) == (1, COUNT - 1)
+        assert asked(node, images, network)[1] == {"cache_hits": COUNT, **NOTHING}
+    assert same(found, expected)
+
+
 def test_every_codec_finds_the_same_features(tmp_path, images, network):
     with node_with_cache(tmp_path) as node:
         (_, (exact,), _, _), _ = asked(node, images, network)

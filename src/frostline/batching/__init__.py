@@ -6,7 +6,15 @@ from frostline.batching.claims import ANYBODY, Claim
 from frostline.batching.forming import FirstCome, Merging, Part, Rule, Turn, Waiting
 from frostline.batching.hapi import Hapi
 from frostline.batching.shares import FairShares
-from frostline.batching.sizes import ROWS, Limit, batch_size, padded, readable_bytes, stretches_of_bytes
+from frostline.batching.sizes import (
+    ROWS,
+    Limit,
+    batch_size,
+    padded,
+    readable_bytes,
+    stretches_of_bytes,
+    stretches_of_work,
+)
 
 __all__ = (
     "ANYBODY",
@@ -27,4 +35,5 @@ __all__ = (
     "padded",
     "readable_bytes",
     "stretches_of_bytes",
+    "stretches_of_work",
 )

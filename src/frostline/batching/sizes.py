@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ("ROWS", "Limit", "batch_size", "padded", "readable_bytes", "stretches_of_bytes")
+__all__ = ("ROWS", "Limit", "batch_size", "padded", "readable_bytes", "stretches_of_bytes", "stretches_of_work")
 
 ROWS = 8
 """Device batches are a multiple of this, in which vector units and convolutions work well."""
@@ -57,6 +57,24 @@ def stretches_of_bytes(lengths: Sequence[int], *, most_rows: int, most_bytes: in
             start, held = row, 0
         held += length
     return [*stretches, range(start, len(lengths))]
+
+
+def stretches_of_work(needs_work: Sequence[bool], *, run_rows: int, most_rows: int) -> list[range]:
+    """Cut rows into stretches; what lies ready costs a stretch nothing but its length.
+
+    Args:
+        needs_work: of each row.
+        run_rows: most rows of a stretch that need work, so that they are done in one run.
+        most_rows: of a stretch.
+    """
+    stretches: list[range] = []
+    start = work = 0
+    for row, is_work in enumerate(needs_work):
+        if row - start == most_rows or work + is_work > run_rows:
+            stretches.append(range(start, row))
+            start, work = row, 0
+        work += is_work
+    return [*stretches, range(start, len(needs_work))] if start < len(needs_work) else stretches
 
 
 def readable_bytes(nbytes: float) -> str:

@@ -57,6 +57,11 @@ class Answer:
                     self._end(ending)
 
     @property
+    def has_ended(self) -> bool:
+        """Nothing of it is under way any more, and closing it does nothing."""
+        return self._has_ended
+
+    @property
     def is_complete(self) -> bool:
         """Every sample of the request was answered."""
         return self._is_complete

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from frostline.errors import BadRequest, FrostlineError
 from frostline.node.admission import Admission
+from frostline.node.answers import Answer
 from frostline.node.attended import attended
 from frostline.node.metrics import metrics_text
 from frostline.node.replies import error_reply, json_reply
@@ -108,8 +109,7 @@ class _Service:
         account, deadline_s = self._asker(request), _deadline_s(request)
         admission = self._node.admit(_length(request), account)
         try:
-            wanted = await self._message(request, admission, FeatureRequest.from_json)
-            answer = await self._run(self._node.features, wanted, admission)
+            answer = await self._run(self._answered, await _body(request), admission)
         except BaseException:
             admission.close()
             raise
@@ -117,7 +117,8 @@ class _Service:
 
     async def profile(self, request: Request) -> Response:
         with self._node.admit(_length(request), self._asker(request)) as admission:
-            wanted = await self._message(request, admission, ProfileRequest.from_json)
+            wanted = await self._run(_parsed, await _body(request), ProfileRequest.from_json)
+            admission.read()
             leash = self._node.leash()
             measure = partial(self._node.profile, wanted, admission, leash)
             profile = await attended(request.receive, measure, leash.cut, self._threads)
@@ -128,14 +129,11 @@ class _Service:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         return self._node.identify(token.strip() if kind.lower() == "bearer" else None)
 
-    async def _message(self, request: Request, admission: Admission, read: Callable[[object], T]) -> T:
-        """The message in a body, which is read and parsed within the memory of its admission."""
-        body = bytearray()
-        async for chunk in _chunks(request):
-            body += chunk
-        message: T = await self._run(_parsed, body, read)
+    def _answered(self, body: bytearray, admission: Admission) -> Answer:
+        """The answer to a message, which is parsed within the memory of its admission."""
+        answer = self._node.features(_parsed(body, FeatureRequest.from_json), admission)
         admission.read()
-        return message
+        return answer
 
     async def _receive(self, request: Request, upload: Upload) -> None:
         await self._run(upload.begin)
@@ -186,6 +184,13 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
         if chunk is None:
             return
         yield chunk
+
+
+async def _body(request: Request) -> bytearray:
+    body = bytearray()
+    async for chunk in _chunks(request):
+        body += chunk
+    return body
 
 
 def _parsed(body: bytearray, read: Callable[[object], T]) -> T:

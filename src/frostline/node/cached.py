@@ -39,6 +39,13 @@ class Found:
     mask: npt.NDArray[np.bool_]
     tensors: Tensors
 
+    def upto(self, missing: int) -> "Found":
+        """The first rows of it, up to so many that were not there."""
+        beyond = np.flatnonzero(~self.mask)[missing:]
+        if not len(beyond):
+            return self
+        return Found(mask=self.mask[: beyond[0]], tensors=tuple(one[: beyond[0]] for one in self.tensors))
+
 
 # For where rows lie, and for rows that wait to be written.
 _SHARED_PART = 16
@@ -74,6 +81,15 @@ class Kept:
         self._keys = row_keys(samples)
         self._counters = counters
 
+    def known(self) -> npt.NDArray[np.bool_]:
+        """Which rows of the request are kept; one that is may be gone, or found damaged, when it is read."""
+        known = np.zeros(len(self._keys), np.bool_)
+        if self._store is not None:
+            known = self._store.contains(self._scope, self._keys)
+        if self._shared is not None and not known.all():
+            known |= self._shared.contains(self._scope, self._keys)
+        return known
+
     def find(self, rows: range) -> Found:
         """What is kept of these rows of the request."""
         tensors = self._layout.empty(len(rows))
@@ -83,9 +99,12 @@ class Kept:
             mask = self._store.get_into(self._scope, keys, self._layout, tensors)
         if self._shared is not None and not mask.all():
             mask |= self._find_shared(self._shared, keys, mask, tensors)
-        hits = int(mask.sum())
-        self._counters.add(cache_hits=hits, cache_misses=len(rows) - hits)
         return Found(mask=mask, tensors=tensors)
+
+    def count(self, found: Found) -> None:
+        """Rows that are used as they were found, and those that are made anew."""
+        hits = int(found.mask.sum())
+        self._counters.add(cache_hits=hits, cache_misses=len(found.mask) - hits)
 
     def keep(self, rows: Sequence[int], tensors: Tensors) -> None:
         """Keep these rows of the request, as far as there is room."""

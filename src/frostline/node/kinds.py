@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretches_of_bytes
+from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretches_of_bytes, stretches_of_work
 from frostline.cache.rows import Tensors
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import OverBudget
-from frostline.node.cached import Kept
+from frostline.node.cached import Found, Kept
 from frostline.node.memory import Lane
 from frostline.node.packing import Packing
 from frostline.node.pipeline import Made, Slab, Work
@@ -25,6 +25,8 @@ _ENCODED_BATCH_BYTES = 8 << 20
 _PART = 4
 # Records of a mapped ready form take a tenth of a millisecond each, about as long as handing one to a thread.
 _AT_A_TIME = 8
+# Rows that only have to be found follow no run: large enough that a batch costs little beside its bytes.
+_FOUND_BYTES = 4 << 20
 _FLOAT = np.dtype(np.float32).itemsize
 
 
@@ -125,11 +127,12 @@ class Decoded:
         packed = packing.memory([shape], ["float32"]) if run is None else packing.memory(*run.crossing)
         # Pixels and answer are one at cut 1. There is room for a copy of the answer: one is made where samples
         # were skipped. And there is room for the answer as it is packed.
-        self._row_bytes = self._answer_bytes + (pixels if run is None else pixels + self._answer_bytes)
-        self._row_bytes += packed.bytes_per_sample
+        self._made_bytes = pixels if run is None else pixels + self._answer_bytes
+        self._sent_bytes = self._answer_bytes + packed.bytes_per_sample
         if kept is not None:
             # What is found stands beside what is computed, and what is kept is copied once more on its way.
-            self._row_bytes += 2 * self._answer_bytes
+            self._made_bytes += self._answer_bytes
+            self._sent_bytes += self._answer_bytes
         self._fixed_bytes = packed.fixed_bytes
         # With a prefix every run has the same rows, whatever is asked: kernels may round otherwise for others.
         wanted = len(samples) if run is None else most_rows
@@ -138,11 +141,16 @@ class Decoded:
         if self._rows < fewest:
             self._refuse(memory, fewest)
         self._kept = None if kept is None else kept(0 if run is None else self._rows)
+        self._most_rows = self._rows
+        if self._kept is not None:
+            room = memory.total_bytes // _PART - self._bytes(self._rows)
+            found = min(room // max(1, self._sent_bytes), _FOUND_BYTES // max(1, self._answer_bytes))
+            self._most_rows = max(self._rows, found)
 
     def stretches(self) -> Sequence[range]:
-        """Batches of equal length."""
-        rows, size = len(self._samples), self._rows
-        return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+        """Batches with a run's rows to compute each, and as many as there is room for where nothing is."""
+        needs_work = [True] * len(self._samples) if self._kept is None else (~self._kept.known()).tolist()
+        return stretches_of_work(needs_work, run_rows=self._rows, most_rows=self._most_rows)
 
     @property
     def has_run(self) -> bool:
@@ -156,20 +164,24 @@ class Decoded:
 
     def nbytes(self, rows: range) -> int:
         """The pixels and the answer, packed too; activations are the device's."""
-        return self._bytes(self._run_rows(rows))
+        made = self._rows if self._run is not None else min(len(rows), self._rows)
+        return self._fixed_bytes + made * self._made_bytes + max(made, len(rows)) * self._sent_bytes
 
     def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:
         """The answer. A tensor that is sent as it is views what the run gave, padding and all."""
-        if not batch.packed:
-            return self._run_rows(rows) * self._answer_bytes
-        return batch.nbytes + (self._run_rows(rows) - len(rows)) * self._answer_bytes
+        padding = 0 if self._run is None else max(0, self._rows - len(rows))
+        return (batch.nbytes if batch.packed else len(rows) * self._answer_bytes) + padding * self._answer_bytes
 
     def begin(self, rows: range) -> Work:
-        """Look what is kept. The rest gets a row each, and zeros up to the rows of a run."""
-        found = None if self._kept is None else self._kept.find(rows)
-        wanted = (
-            rows if found is None else [row for row, is_there in zip(rows, found.mask, strict=True) if not is_there]
-        )
+        """Look what is kept. The rest gets a row each, up to the rows of a run, and zeros up to those."""
+        found: Found | None = None
+        wanted: Sequence[int] = rows
+        if self._kept is not None:
+            # What was there may have gone, so that more is to compute than a run has rows.
+            found = self._kept.find(rows).upto(self._rows)
+            self._kept.count(found)
+            rows = rows[: len(found.mask)]
+            wanted = [row for row, is_there in zip(rows, found.mask, strict=True) if not is_there]
         if not wanted:
             return Work(rows=rows, wanted=(), found=found)
         slab = np.empty((len(wanted) if self._run is None else self._rows, *self._shape), np.float32)
@@ -219,8 +231,9 @@ class Decoded:
     def _bytes(self, rows: int) -> int:
         return self._fixed_bytes + rows * self._row_bytes
 
-    def _run_rows(self, rows: range) -> int:
-        return len(rows) if self._run is None else self._rows
+    @property
+    def _row_bytes(self) -> int:
+        return self._made_bytes + self._sent_bytes
 
     def _limits(self, memory: Lane, fewest: int) -> list[Limit]:
         # A part of the room, or what the fewest rows need where they need more.

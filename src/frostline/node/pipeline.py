@@ -27,7 +27,7 @@ class Work:
     """A batch that was begun.
 
     Attributes:
-        rows: of the request.
+        rows: of the request; fewer than were to begin where those are as much as can be done at once.
         wanted: those of them that must be read.
         slab: where they are decoded to, a row each in that order; None where they stay encoded, or none is wanted.
         found: what the node's cache held of the batch; None where there is none.
@@ -52,7 +52,7 @@ class Kind(Protocol):
         """What is left of that when the answer is made."""
 
     def begin(self, rows: range) -> Work:
-        """Make place for a batch, and say which of its samples must be read."""
+        """Make place for a batch, of all these rows or of the first ones, and say which samples must be read."""
 
     @property
     def at_a_time(self) -> int:
@@ -84,11 +84,11 @@ def batches(kind: Kind, memory: Lane, readers: Executor, leash: Leash) -> Genera
             if not under_way:
                 room = memory.reserve(kind.nbytes(rest[0]), leash.is_cut)
                 under_way.append(_Loading(rows=rest.popleft(), memory=room))
-                under_way[0].start(kind, readers, leash)
+                rest.extendleft(under_way[0].start(kind, readers, leash))
             ahead = memory.take(kind.nbytes(rest[0])) if rest else None
             if ahead is not None:
                 under_way.append(_Loading(rows=rest.popleft(), memory=ahead))
-                under_way[-1].start(kind, readers, leash)
+                rest.extendleft(under_way[-1].start(kind, readers, leash))
             yield under_way[0].finish(kind)
             under_way.popleft().memory.release()
     finally:
@@ -106,13 +106,16 @@ class _Loading:
     work: Work | None = None
     samples: "Sequence[Future[list[Made]]]" = ()
 
-    def start(self, kind: Kind, readers: Executor, leash: Leash) -> None:
+    def start(self, kind: Kind, readers: Executor, leash: Leash) -> Sequence[range]:
+        """Begin it, and say which rows are left for another one."""
         work = self.work = kind.begin(self.rows)
+        left, self.rows = range(work.rows.stop, self.rows.stop), work.rows
         samples: list[Future[list[Made]]] = []
         self.samples = samples
         for start in range(0, len(work.wanted), kind.at_a_time):
             places = range(start, min(start + kind.at_a_time, len(work.wanted)))
             samples.append(leash.submit(readers, _read, kind, work, places))
+        return [left] if left else []
 
     def finish(self, kind: Kind) -> FeatureBatch:
         made = [one for some in self.samples for one in some.result()]

@@ -53,8 +53,9 @@ class AnswerReply:
                 await self._send_all(scope, receive, send)
                 group.cancel_scope.cancel()
         finally:
-            with CancelScope(shield=True):
-                await to_thread.run_sync(self.answer.close, limiter=self.threads)
+            if not self.answer.has_ended:
+                with CancelScope(shield=True):
+                    await to_thread.run_sync(self.answer.close, limiter=self.threads)
 
     async def _watch(self, receive: Receive, scope: CancelScope) -> None:
         """Free a thread that waits for the next batch, as soon as the client has gone."""
