@@ -1,6 +1,6 @@
 """The cache of features: which embedded store keeps it, what it saves, and what is left of it after kill -9.
 
-    python benchmarks/feature_cache.py --data DIR [--parts stores,epochs,shared,writers,nodes] [--kills 100]
+    python benchmarks/feature_cache.py --data DIR [--parts stores,epochs,links,shared,writers,nodes] [--kills 100]
         [--node-kills 100]
 
 ``stores`` writes and reads rows of 5 kB and of 200 kB with Frostline's own cache (SQLite) and, where their packages are
@@ -11,6 +11,9 @@ processor time, all threads together, so that they hold on a busy machine too.
 ``epochs`` runs a node with a cache and a trainer in two network namespaces with a shaped link between them, a core
 each: the first epoch computes, the second one comes from the node's cache, the third from the trainer's memory, and a
 second job's first one from the trainer's disk. Counts what the node read, decoded and computed each time. Needs root.
+
+``links`` has the trainer, which keeps nothing, read features of 5 kB and activations of 63 kB from the node's cache,
+over links of several rates: up to where is the link the limit, and from where the two processors? Needs root.
 
 ``shared`` has one node compute features and write them to a cache that nodes share, in a folder and in a real S3 server
 (SeaweedFS, on the same cores), and another node, whose own disk is empty, read them there: an epoch of each, beside one
@@ -46,9 +49,16 @@ PIXELS = 1
 def main():
     wanted = arguments()
     if wanted.inside:
-        {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
+        {"node": node_inside, "trainer": trainer_inside, "reader": reader_inside}[wanted.inside](wanted)
         return
-    parts = {"stores": stores, "epochs": epochs, "shared": shared, "writers": killed_writers, "nodes": killed_nodes}
+    parts = {
+        "stores": stores,
+        "epochs": epochs,
+        "links": links,
+        "shared": shared,
+        "writers": killed_writers,
+        "nodes": killed_nodes,
+    }
     from frostline.engines.hardware import hardware_name
 
     found = {"hardware": hardware_name("cpu")}
@@ -63,8 +73,9 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True)
-    parser.add_argument("--parts", default="stores,epochs,shared,writers,nodes")
+    parser.add_argument("--parts", default="stores,epochs,links,shared,writers,nodes")
     parser.add_argument("--mbit", default="100,1000")
+    parser.add_argument("--what", default="features,activations", help="of part links")
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=100, help="of a writer")
@@ -72,7 +83,7 @@ def arguments():
     parser.add_argument("--node-kills-s", type=float, default=3600, help="no further one after so many seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
+    parser.add_argument("--inside", choices=("node", "trainer", "reader"), help=argparse.SUPPRESS)
     parser.add_argument("--cache", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -230,6 +241,57 @@ def epochs(wanted):
     return found
 
 
+UNTIL = {"features": "features", "activations": "_blocks.7", "pixels": None}
+RATES = {"features": (50, 100, 200, 300, 400, 600, 1000), "activations": (300, 600, 1000)}
+
+
+def links(wanted):
+    """Medians of the rounds."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder, ShapedLink() as link:
+        options = ["--data", wanted.data]
+        with Inside(STORE, 0, __file__, *options, "--cache", f"{folder}/node", "--inside", "node") as node:
+            url = node.answer()["url"]
+            for what in wanted.what.split(","):
+                link.rate(2000)
+                options = ["--data", wanted.data, "--samples", str(wanted.samples), "--inside", "reader"]
+                with Inside(TRAINER, 1, __file__, *options) as reader:
+                    reader.ask(url=url, what=what)  # computes
+                    for mbit in RATES[what]:
+                        link.rate(mbit)
+                        rounds = [reader.ask(again=True) for _ in range(wanted.rounds)]
+                        assert not any(one["node"]["compute_s"] for one in rounds)
+                        shares = [one["bytes"] * 8 / one["seconds"] / mbit / 1e6 for one in rounds]
+                        row = {
+                            "what": what,
+                            "mbit": mbit,
+                            "samples_per_s": statistics.median(one["samples_per_s"] for one in rounds),
+                            "share_of_link": round(statistics.median(shares), 3),
+                            "shares": [round(one, 3) for one in shares],
+                        }
+                        found.append(row)
+                        print(row, flush=True)
+    return found
+
+
+def reader_inside(wanted):
+    import numpy as np
+
+    import frostline as fl
+    from frostline.config import LoaderSettings
+    from frostline.training.networks import load_model
+
+    question = json.loads(sys.stdin.readline())
+    network = load_model("demo:efficientnet_lite0", classes=6)
+    model = fl.freeze(network.model.eval(), until=UNTIL[question["what"]])
+    whole = fl.Dataset(wanted.data)
+    data = whole.take(np.arange(min(wanted.samples, len(whole))))
+    with job_of(fl, model, data, network, question, LoaderSettings(cache_bytes=0, follow=False)) as job:
+        while question:
+            print(json.dumps(epoch(job, "the node's cache")), flush=True)
+            question = json.loads(sys.stdin.readline() or "null")
+
+
 def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process import start_node
@@ -252,7 +314,8 @@ def trainer_inside(wanted):
 
     question = json.loads(sys.stdin.readline())
     network = load_model("demo:efficientnet_lite0", classes=6)
-    model = fl.freeze(network.model.eval(), until="features") if question["what"] == "features" else None
+    until = UNTIL[question["what"]]
+    model = None if until is None else fl.freeze(network.model.eval(), until=until)
     whole = fl.Dataset(wanted.data)
     data = whole.take(np.arange(question["samples"]) % len(whole))
     with tempfile.TemporaryDirectory() as scratch:
