@@ -54,6 +54,9 @@ class BucketPeer:
             return 200, {"ETag": _etag(body)}, b""
         if name not in self.objects:
             return _error(404, "NoSuchKey")
+        if method == "DELETE":
+            del self.objects[name]
+            return 204, {}, b""
         return self._part(self.objects[name], headers.get("Range"))
 
     def _part(self, data, range_):
@@ -71,7 +74,7 @@ class BucketPeer:
         (prefix,) = asked.get("prefix", [""])
         found = "".join(
             f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{escape(_etag(data))}</ETag>"
-            "<LastModified>1970-01-01T00:00:00.000Z</LastModified></Contents>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
             for name, data in sorted(self.objects.items())
             if name.startswith(prefix)
         )
@@ -114,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_PUT = do_PROPFIND = _serve
+    do_DELETE = do_GET = do_PUT = do_PROPFIND = _serve
 
     def log_message(self, *_):
         pass
