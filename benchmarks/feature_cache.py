@@ -76,6 +76,7 @@ def arguments():
     parser.add_argument("--parts", default="stores,epochs,links,shared,writers,nodes")
     parser.add_argument("--mbit", default="100,1000")
     parser.add_argument("--what", default="features,activations", help="of part links")
+    parser.add_argument("--request-rows", type=int, default=32, help="samples_per_request of part links")
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=100, help="of a writer")
@@ -243,6 +244,8 @@ def epochs(wanted):
 
 UNTIL = {"features": "features", "activations": "_blocks.7", "pixels": None}
 RATES = {"features": (50, 100, 200, 300, 400, 600, 1000), "activations": (300, 600, 1000)}
+# A connection takes its time to find out how fast a link is.
+EPOCHS = {"features": 8, "activations": 1}
 
 
 def links(wanted):
@@ -255,15 +258,17 @@ def links(wanted):
             for what in wanted.what.split(","):
                 link.rate(2000)
                 options = ["--data", wanted.data, "--samples", str(wanted.samples), "--inside", "reader"]
+                options += ["--request-rows", str(wanted.request_rows)]
                 with Inside(TRAINER, 1, __file__, *options) as reader:
-                    reader.ask(url=url, what=what)  # computes
+                    reader.ask(url=url, what=what, epochs=1)  # computes
                     for mbit in RATES[what]:
                         link.rate(mbit)
-                        rounds = [reader.ask(again=True) for _ in range(wanted.rounds)]
+                        rounds = [reader.ask(epochs=EPOCHS[what]) for _ in range(wanted.rounds)]
                         assert not any(one["node"]["compute_s"] for one in rounds)
                         shares = [one["bytes"] * 8 / one["seconds"] / mbit / 1e6 for one in rounds]
                         row = {
                             "what": what,
+                            "request_rows": wanted.request_rows,
                             "mbit": mbit,
                             "samples_per_s": statistics.median(one["samples_per_s"] for one in rounds),
                             "share_of_link": round(statistics.median(shares), 3),
@@ -286,9 +291,10 @@ def reader_inside(wanted):
     model = fl.freeze(network.model.eval(), until=UNTIL[question["what"]])
     whole = fl.Dataset(wanted.data)
     data = whole.take(np.arange(min(wanted.samples, len(whole))))
-    with job_of(fl, model, data, network, question, LoaderSettings(cache_bytes=0, follow=False)) as job:
+    settings = LoaderSettings(cache_bytes=0, follow=False, samples_per_request=wanted.request_rows)
+    with job_of(fl, model, data, network, question, settings) as job:
         while question:
-            print(json.dumps(epoch(job, "the node's cache")), flush=True)
+            print(json.dumps(epoch(job, "the node's cache", question["epochs"])), flush=True)
             question = json.loads(sys.stdin.readline() or "null")
 
 
@@ -338,19 +344,20 @@ def job_of(fl, model, data, network, question, settings):
     return job
 
 
-def epoch(job, source):
+def epoch(job, source, epochs=1):
     transport = job._fetcher.transport  # noqa: SLF001 (the figures of the node beside those of the job)
     before, link, started = transport.node_statistics()["totals"], received_bytes(), time.perf_counter()
     payload = 0
-    for batch in job.loader(64, shuffle=True, seed=0, epoch=0):
-        payload += batch.features.nbytes
+    for number in range(epochs):
+        for batch in job.loader(64, shuffle=True, seed=0, epoch=number):
+            payload += batch.features.nbytes
     seconds, received = time.perf_counter() - started, received_bytes() - link
     after = transport.node_statistics()["totals"]
     return {
         "source": source,
         "seconds": round(seconds, 4),
         "payload_MB_per_s": round(payload / seconds / 1e6, 1),
-        "samples_per_s": round(len(job._data) / seconds),  # noqa: SLF001
+        "samples_per_s": round(epochs * len(job._data) / seconds),  # noqa: SLF001
         "bytes": received,
         "node": {name: round(after[name] - before[name], 2) for name in COUNTED},
     }
