@@ -11,11 +11,13 @@ from frostline.datasets.forms.url_lists import UrlLists
 from frostline.datasets.urls import UrlReader
 from frostline.errors import BadRequest, DataError
 from frostline.node import Node
+from frostline.stores.driver import DriverStore
 from frostline.stores.objects import open_store
 from frostline.testing.forms import EXAMPLES
 from frostline.wire.messages import FeatureRequest
 from support.forms import put_urls
 from support.images import image_folder, tiny_preprocess
+from support.web import ETAG, web_server
 
 FORM = UrlLists()
 
@@ -64,10 +66,79 @@ def test_lists_that_make_no_sense_get_a_sentence(store):
     assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na.jpg,1\n")
     assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
     assert "labels.csv is no CSV file" in refused(store, "")
-    assert "b.jpg is listed and not there, nor are 1 others" in refused(store, "url,label\na.jpg,1\nb.jpg,1\nc.jpg,1\n")
+    assert "b.jpg is listed and not there, nor are 1 others" in refused(store, "url,label\nb.jpg,1\nc.jpg,1\n")
     assert "a.jpg 2 times" in refused(store, "url,label\na.jpg,1\na.jpg,2\n")
     assert "gopher://" in refused(store, "url,label\ngopher://a/b.jpg,1\n")
     assert "name no samples" in refused(store, "url,label\n")
+
+
+def test_urls_of_a_plain_web_server_are_asked_for_one_by_one(store):
+    with web_server() as web:
+        names = [f"{number % 3}/{number} ä.jpg" for number in range(50)]
+        web.objects = {f"photos/{name}": bytes(number + 1) for number, name in enumerate(names)}
+        listed = read(store, "\n".join(["url,label", *(f"{web.url}/photos/{name},1" for name in names)]))
+        assert listed.table["length"].to_pylist() == list(range(1, 51))
+        assert set(listed.table["etag"].to_pylist()) == {ETAG.strip('"')}
+        assert {method for method, _ in web.seen} == {"HEAD"}
+        assert len(web.seen) == 50
+        reader = UrlReader([web.url])
+        row = listed.table.slice(7, 1).to_pylist()[0]
+        assert bytes(reader.read(row["object"], 0, row["length"])) == bytes(8)
+
+
+def test_samples_of_a_list_that_are_not_there_are_counted_and_named(tmp_path):
+    images = image_folder(tmp_path / "images", per_class=1)
+    with web_server() as web:
+        web.objects = {path.name: path.read_bytes() for path in images.rglob("*.jpg")}
+        rows = [f"{web.url}/{name},1" for name in [*web.objects, "gone.jpg"]]
+        lists = tmp_path / "lists"
+        lists.mkdir()
+        (lists / "labels.csv").write_text("\n".join(["url,label", *rows]))
+        settings = fl.LoaderSettings(skip_allowance=1.0)
+        with fl.offload(None, fl.Dataset(lists), preprocess=tiny_preprocess(), settings=settings) as job:
+            read = sum(len(batch.labels) for batch in job.loader(4))
+            (skipped,) = job.statistics().skipped
+    assert read == len(rows) - 1
+    assert skipped.object == f"{web.url}/gone.jpg"
+    assert "there is no object" in skipped.reason
+
+
+def test_few_objects_of_a_large_folder_are_not_listed(s3, monkeypatch, tmp_path):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("wanted")
+    away = open_store(f"s3://wanted/{uuid.uuid4()}")
+    for number in range(40):
+        away.write(f"{number}.jpg", bytes(number + 1))
+    monkeypatch.setattr(DriverStore, "list", None)
+    listed = read(open_store(str(tmp_path)), f"url,label\n{away.url}/7.jpg,1\n{away.url}/9.jpg,1\n{away.url}/x.jpg,1\n")
+    assert listed.table["length"].to_pylist() == [8, 10, 1]
+
+
+def test_many_objects_of_a_folder_are_listed_as_far_as_that_takes_less(store):
+    away = open_store(f"memory://{uuid.uuid4()}")
+    for number in range(40):
+        away.write(f"{number:04}.jpg", bytes(number + 1))
+    for number in range(3000):
+        away.write(f"0/{number}.jpg", b"not wanted")
+    listed = read(store, "\n".join(["url,label", *(f"{away.url}/{number:04}.jpg,1" for number in range(40))]))
+    assert listed.table["length"].to_pylist() == list(range(1, 41))
+
+
+def test_absolute_paths_are_taken_as_such_and_relative_ones_lie_beside_the_list(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "far.jpg").write_bytes(b"far")
+    (tmp_path / "here" / "near.jpg").write_bytes(b"near!")
+    listed = read(open_store(str(tmp_path / "here")), f"path,label\n{tmp_path}/far.jpg,1\nnear.jpg,2\n")
+    assert listed.table["length"].to_pylist() == [3, 5]
+    assert listed.table["object"].to_pylist()[0] == (tmp_path / "far.jpg").as_uri()
+
+
+def test_a_question_mark_in_a_list_is_refused_and_what_follows_is_not_repeated(store):
+    said = refused(store, "url,label\nhttps://photos.example/a.jpg?sig=hunter2,1\n")
+    assert "'https://photos.example/a.jpg' with a question mark behind it" in said
+    assert "hunter2" not in said
+    assert "no URL can name such an object of a bucket" in refused(store, "url,label\na?b.jpg,1\n")
 
 
 def test_no_url_leads_out_of_the_roots(tmp_path):

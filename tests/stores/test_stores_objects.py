@@ -4,7 +4,9 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
 
 import obstore.exceptions
@@ -47,6 +49,55 @@ def test_a_folder_that_is_not_there_is_not_written_to(tmp_path):
     with pytest.raises(DataNotFound, match="nothing"):
         open_store(str(tmp_path / "nothing")).write("x", b"x")
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def nobody_special():
+    """Calls of the system as a user without the rights of the administrator."""
+    was = os.geteuid()
+    if not was:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(was)
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user may enter, unlike those of other tests."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_folder_that_may_not_be_entered_is_named(open_folder):
+    closed = open_folder / "closed"
+    (closed / "cats").mkdir(parents=True)
+    (open_folder / "x.jpg").write_bytes(b"x")
+    closed.chmod(0)
+    with nobody_special():
+        for folder in (open_folder, closed, closed / "cats"):
+            with pytest.raises(AccessDenied, match=f"no access to the folder {max(folder, closed)}: Permission denied"):
+                list(open_store(str(folder)).list())
+        with pytest.raises(AccessDenied, match=f"no access to the folder {closed / 'cats'}"):
+            open_store(str(closed / "cats")).write("x", b"x")
+
+
+def test_a_folder_whose_name_is_too_long_is_not_there(tmp_path):
+    store = open_store(str(tmp_path / ("a" * 300)))
+    for use in (lambda: list(store.list()), lambda: store.write("x", b"x")):
+        with pytest.raises(DataNotFound, match=r"there is no folder .*: File name too long"):
+            use()
+
+
+def test_a_store_tells_of_single_objects(tmp_path):
+    for store in (open_store(str(tmp_path)), open_store(f"memory://{uuid.uuid4()}")):
+        store.write("a/b.jpg", b"123")
+        assert [store.describe("a/b.jpg")] == list(store.list())
+        for name in ("a", "a/c.jpg"):
+            with pytest.raises(ObjectNotFound):
+                store.describe(name)
 
 
 def test_links_in_a_folder_are_followed_but_never_in_a_circle(tmp_path):

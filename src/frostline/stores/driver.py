@@ -80,6 +80,15 @@ class DriverStore:
             raise ObjectNotFound(f"{name} gave {len(data)} of {length} bytes: it has changed")
         return data, _etag(found.meta["e_tag"])
 
+    def describe(self, object: str) -> Entry:
+        """See ``Described.describe``."""
+        name = check_name(object)
+        with self._driven(name) as client:
+            from obstore import head
+
+            found = head(client, self._prefix + name)
+        return Entry(name, found["size"], _etag(found["e_tag"]))
+
     def list(self) -> Iterator[Entry]:
         """See ``Listable.list``."""
         with self._driven("", _LIST_RETRIES) as client:

@@ -13,6 +13,7 @@ __all__ = (
     "Batched",
     "Buffer",
     "Dated",
+    "Described",
     "Entry",
     "Listable",
     "ObjectStore",
@@ -66,6 +67,17 @@ class Versioned(Readable, Protocol):
         """The bytes as ``read`` gives them, and the ``Entry.etag`` that the object has now; empty where it has none.
 
         Raises what ``read`` raises.
+        """
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A store that tells of one object what a listing tells of all."""
+
+    def describe(self, object: str) -> Entry:
+        """Its size and version, at the cost of one request.
+
+        Raises what ``Readable.read`` raises.
         """
 
 

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _PARTIAL = ".partial-"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_MOST_SHOWN = 300
 
 
 class FolderStore:
@@ -59,21 +61,23 @@ class FolderStore:
             finally:
                 os.close(handle)
 
+    def describe(self, object: str) -> Entry:
+        """See ``Described.describe``."""
+        with _translated(object):
+            status = (self._path / check_name(object)).stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ObjectNotFound(f"there is no object {object}")
+        return Entry(object, status.st_size, etag(status.st_mtime_ns, status.st_size))
+
     def list(self) -> Iterator[Entry]:
         """See ``Listable.list``."""
-        if not self._path.is_dir():
-            raise DataNotFound(f"there is no folder {self._path}")
-        with _translated(str(self._path)):
-            for name, status in _walk(self._path):
-                yield Entry(name, status.st_size, etag(status.st_mtime_ns, status.st_size))
+        for name, status in self._files():
+            yield Entry(name, status.st_size, etag(status.st_mtime_ns, status.st_size))
 
     def list_dated(self) -> Iterator[Dated]:
         """See ``Prunable.list_dated``."""
-        if not self._path.is_dir():
-            raise DataNotFound(f"there is no folder {self._path}")
-        with _translated(str(self._path)):
-            for name, status in _walk(self._path):
-                yield Dated(name, status.st_size, status.st_mtime)
+        for name, status in self._files():
+            yield Dated(name, status.st_size, status.st_mtime)
 
     def remove(self, object: str) -> None:
         """See ``Prunable.remove``."""
@@ -83,8 +87,8 @@ class FolderStore:
     def write(self, object: str, data: Buffer) -> None:
         """See ``Writable.write``."""
         path = self._path / check_name(object)
-        if not self._path.is_dir():
-            raise DataNotFound(f"there is no folder {self._path}")
+        with _folder_translated(self._path):
+            self._check_is_there()
         with _translated(object):
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path, data)
@@ -138,6 +142,15 @@ class FolderStore:
         """
         return self._path / check_name(object)
 
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+        with _folder_translated(self._path):
+            self._check_is_there()
+            yield from _walk(self._path)
+
+    def _check_is_there(self) -> None:
+        if not self._path.is_dir():
+            raise DataNotFound(f"there is no folder {self._path}")
+
 
 def etag(mtime_ns: int, size: int) -> str:
     """What stands for a file's version, since file systems have none of their own."""
@@ -162,6 +175,18 @@ def _translated(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise error_of_system(error, name) from error
+
+
+@contextmanager
+def _folder_translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # The system names the folder that failed, which may be one deep within.
+        name = str(error.filename or path)[-_MOST_SHOWN:]
+        if error.errno in _ABSENT:
+            raise DataNotFound(f"there is no folder {name}: {os.strerror(error.errno)}") from error
+        raise error_of_system(error, f"the folder {name}") from error
 
 
 def _read(handle: int, name: str, offset: int, length: int) -> tuple[bytes, str]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from frostline.errors import StoreThrottled, StoreUnavailable
-from frostline.stores.faces import Dated, Entry, ObjectStore, Prunable, Sectioned
+from frostline.stores.faces import Dated, Described, Entry, ObjectStore, Prunable, Sectioned
 from frostline.stores.pacing import FollowingRate
 from frostline.stores.wrapped import Wrapped
 
@@ -91,7 +91,12 @@ class Patient(Wrapped):
 
 
 class PatientSections(Patient):
-    """The same over a store whose folders are listed one by one, and whose old objects can be removed."""
+    """The same over a store whose folders are listed one by one, that tells of single objects and removes old ones."""
+
+    def describe(self, object: str) -> Entry:
+        """See ``Described.describe``."""
+        assert isinstance(self._store, Described), "made for a store that tells of single objects"
+        return self._call(partial(self._store.describe, object))
 
     def sections(self) -> tuple[list[Entry], tuple[str, ...]]:
         """See ``Sectioned.sections``."""

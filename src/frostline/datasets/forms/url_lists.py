@@ -1,7 +1,7 @@
 """Lists of URLs with labels, as CSV or Parquet: the samples lie wherever the URLs lead."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -14,25 +14,33 @@ from frostline.datasets.forms.metadata import column_name, joined
 from frostline.datasets.forms.parquet import is_parquet
 from frostline.datasets.forms.parquet_schema import is_scalar
 from frostline.datasets.forms.tables import SAID, finished, plain
+from frostline.datasets.forms.url_entries import entries_of
 from frostline.datasets.parquet_file import opened
-from frostline.datasets.urls import folder_of
 from frostline.errors import DataError, EmptyDataset, SettingError
 from frostline.stores.faces import Entry, ObjectStore
-from frostline.stores.objects import is_within, normalise_url, open_store
-from frostline.stores.urls import object_url
+from frostline.stores.objects import is_within, normalise_url, object_url
+from frostline.stores.urls import parse_url
 
 __all__ = ("URL_FIELDS", "UrlLists")
 
 URL_FIELDS = ("url", "uri", "image_url", "file_name", "path", "image")
 """Columns that say where a sample is, the first that is there."""
 
-_RULE = "frostline url lists 1"
+_RULE = "frostline url lists 2"
+_QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
+_WEB = {"http": _QUERY, "https": _QUERY}
+# Of these roots, a question mark begins options.
+_PLACED = ("s3", "gs", "az", "memory")
+_OF_PLACED = "no URL can name such an object of a bucket; rename it"
+# Of one byte, so that whoever reads it is told that it is not there; that sample is then left out, named and counted.
+_MISSING = Entry("", 1, "")
 
 
 class UrlLists:
     """Files with a column of URLs, or of names relative to the data's root, and one of labels.
 
-    Where the objects lie is listed once, for their sizes and etags. The digest is that of the lists and of the images
+    Objects that do not lie beside the lists are asked for their sizes and etags once; those that are not there stay
+    samples, which are left out, named and counted when they are read. The digest is that of the lists and of the images
     beside them, so that of those elsewhere a change is noticed when they are read. Lists
     that are Parquet files are only read where this form is named: other Parquet files hold the images themselves.
     """
@@ -58,12 +66,12 @@ class UrlLists:
             raise EmptyDataset(f"the lists at {store.url} name no samples")
         urls = table["object"].to_pylist()
         _check_once(urls, store.url)
-        found = _found(urls, entries if _all_within(urls, store.url) else None, store.url)
-        missing = [url for url in urls if url not in found]
-        if missing:
-            raise DataError(f"{missing[0]} is listed and not there, nor are {len(missing) - 1} others: mend the list")
-        table = table.append_column("length", pa.array([found[url].size for url in urls], pa.int64()))
-        table = table.append_column("etag", pa.array([found[url].etag for url in urls], pa.string()))
+        found = _found(urls, entries, store.url)
+        if not found:
+            raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
+        there = [found.get(url, _MISSING) for url in urls]
+        table = table.append_column("length", pa.array([entry.size for entry in there], pa.int64()))
+        table = table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
         labels, classes = classified(table[SAID].to_pylist())
         return Listed(table=finished(table, labels), classes=classes, digest=self.digest(entries), reading=URLS)
 
@@ -120,10 +128,14 @@ def _column(table: pa.Table, names: Sequence[str]) -> str | None:
 
 
 def _canonical(url: str, root: str, name: str) -> str:
+    shown = url.partition("?")[0][:100]
+    scheme, is_url, _ = url.partition("://")
+    if "?" in url and (scheme in _WEB if is_url else parse_url(root).scheme in _PLACED):
+        raise DataError(f"{name} lists {shown!a} with a question mark behind it: {_WEB.get(scheme, _OF_PLACED)}")
     try:
-        return normalise_url(url if "://" in url else object_url(root, url.removeprefix("./")))
+        return normalise_url(url if is_url or url.startswith("/") else object_url(root, url.removeprefix("./")))
     except SettingError as error:
-        raise DataError(f"{name} lists {url[:100]!r}: {error}") from error
+        raise DataError(f"{name} lists {shown!r}: {error}") from error
 
 
 def _check_once(urls: Sequence[str], root: str) -> None:
@@ -132,17 +144,8 @@ def _check_once(urls: Sequence[str], root: str) -> None:
         raise DataError(f"the lists at {root} name {url} {times} times: a sample stands there once")
 
 
-def _all_within(urls: Iterable[str], root: str) -> bool:
-    return all(is_within(url, root) for url in urls)
-
-
-def _found(urls: Iterable[str], entries: Sequence[Entry] | None, root: str) -> dict[str, Entry]:
-    """The entries of objects, by URL: from the listing that was made, or from one of every folder that they lie in."""
-    if entries is not None:
-        return {object_url(root, entry.object): entry for entry in entries}
-    folders = sorted({folder_of(url) for url in urls})
-    outer: list[str] = []
-    for folder in folders:
-        if not outer or not is_within(folder, outer[-1]):
-            outer.append(folder)
-    return {object_url(folder, entry.object): entry for folder in outer for entry in open_store(folder).list()}
+def _found(urls: Sequence[str], entries: Sequence[Entry], root: str) -> dict[str, Entry]:
+    """What each object is, by URL, from the listing that was made where it lies there; the others are asked for."""
+    beside = {url for url in urls if is_within(url, root)}
+    found = {object_url(root, entry.object): entry for entry in entries} if beside else {}
+    return {url: found[url] for url in beside if url in found} | entries_of([url for url in urls if url not in beside])
