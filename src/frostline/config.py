@@ -12,6 +12,7 @@ from frostline.errors import SettingError
 
 __all__ = ("BATCHING", "CHANGED", "LoaderSettings", "NodeSettings", "TenantSettings", "cache_folder", "environment")
 
+_KIB = 1 << 10
 _MIB = 1 << 20
 _GIB = 1 << 30
 
@@ -41,7 +42,7 @@ class TenantSettings:
         name: in statistics and sentences.
         token_sha256: SHA-256 of its token, in small hexadecimal digits; the token itself is kept nowhere.
         weight: its share of the device's seconds is in proportion to this.
-        requests: in work or waiting at once; one more is refused with 429.
+        requests: in work or waiting at once, uploads too; one more is refused with 429.
         work_bytes: of the memory for samples in work and answers not yet sent.
         device_s_per_s: device seconds a second in the long run; a request beyond is refused with 429.
         weight_bytes: of the files of the prefixes that it uploaded and that are resident.
@@ -83,7 +84,9 @@ class NodeSettings:
         compute_threads: threads of the engine inside one operation.
         device: where prefixes run, in torch's words.
         device_batch: samples in one run of the network, a multiple of 8.
-        max_requests: requests in work or waiting; one more is refused with 429.
+        max_requests: requests in work or waiting, uploads too; one more is refused with 429.
+        least_bytes_per_s: a body that takes a minute longer than it would at this rate is given up, and its place and
+            memory go to others. Lower it for links that are slower.
         batching: how rows that wait become device batches: ``fair`` fills runs up over requests and tenants and
             gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
         tenants: who may use the node; where there are none, everybody may, as one tenant.
@@ -107,6 +110,7 @@ class NodeSettings:
     device: str = "cpu"
     device_batch: int = 32
     max_requests: int = 64
+    least_bytes_per_s: int = 64 * _KIB
     batching: str = "fair"
     tenants: tuple[TenantSettings, ...] = ()
     trial_s: float = 600.0
@@ -127,6 +131,7 @@ class NodeSettings:
         _at_least("decode_threads", self.decode_threads, 1)
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
+        _at_least("least_bytes_per_s", self.least_bytes_per_s, 1)
         _at_least("trial_s", self.trial_s, 0)
         _at_least("shared_cache_bytes", self.shared_cache_bytes, 1)
         _at_least("shared_cache_wait_s", self.shared_cache_wait_s, 0)

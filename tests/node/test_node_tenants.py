@@ -1,6 +1,5 @@
 """Who may ask a node for what: tokens, quotas, places, roots and deadlines, over HTTP where it matters."""
 
-import hashlib
 import json
 import socket
 import threading
@@ -31,20 +30,9 @@ from support.nodes import (
     until,
     within_budget,
 )
+from support.tenants import header, tenant, token_of
 
 MEMORY = 96 << 20
-
-
-def tenant(name, **fields):
-    return TenantSettings(name=name, token_sha256=hashlib.sha256(token_of(name).encode()).hexdigest(), **fields)
-
-
-def token_of(name):
-    return f"the-token-of-{name}"
-
-
-def header(name):
-    return {"Authorization": f"Bearer {token_of(name)}"}
 
 
 def node_for(images, *tenants, **settings):

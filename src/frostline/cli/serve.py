@@ -41,6 +41,13 @@ __all__ = ("serve",)
     help="Rule that forms device batches: fair, or hapi or fixed to compare with.",
 )
 @click.option("--max-requests", default=64, show_default=True, help="In work or waiting; one more gets 429.")
+@click.option(
+    "--least-rate",
+    type=BYTES,
+    default="64KiB",
+    show_default=True,
+    help="Of bodies, a second; slower ones are given up after a minute more.",
+)
 @click.option("--cache", "cache_folder", metavar="DIR", help="Keep features here for later epochs, jobs and tenants.")
 @click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them.")
 @click.option("--shared-cache", metavar="URL", help="Keep features there too, for all nodes that are given the same.")
@@ -67,6 +74,7 @@ def serve(
     tenants: Path | None,
     batching: str,
     max_requests: int,
+    least_rate: int,
     cache_folder: str | None,
     cache_size: int,
     shared_cache: str | None,
@@ -94,6 +102,7 @@ def serve(
         node,
         batching=batching,
         max_requests=max_requests,
+        least_bytes_per_s=least_rate,
         tenants=known,
         cache_folder=cache_folder,
         cache_bytes=cache_size,

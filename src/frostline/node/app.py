@@ -3,16 +3,15 @@
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
-import anyio
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -21,6 +20,7 @@ from frostline.errors import BadRequest, FrostlineError
 from frostline.node.admission import Admission
 from frostline.node.answers import Answer
 from frostline.node.attended import attended
+from frostline.node.bodies import Bodies, body_length
 from frostline.node.metrics import metrics_text
 from frostline.node.replies import error_reply, json_reply
 from frostline.node.service import Node
@@ -34,8 +34,6 @@ __all__ = ("make_app",)
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
-# A sender that gives no byte for so long has gone.
-_SILENCE_S = 60.0
 
 T = TypeVar("T")
 
@@ -77,7 +75,10 @@ class _Service:
         self._node = node
         # One waits for a request's next batch, another may close it.
         self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
-        self.trainings = TrainingRoutes(node.trainings, self._threads, ask=self._asker, length=_length, chunks=_chunks)
+        self._bodies = Bodies(node.settings.least_bytes_per_s)
+        self.trainings = TrainingRoutes(
+            node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._bodies.chunks
+        )
         self._openapi = files("frostline.node").joinpath("openapi.json").read_bytes()
 
     async def health(self, request: Request) -> Response:
@@ -100,24 +101,24 @@ class _Service:
             return Response(status_code=200 if is_held else 404)
         if is_held:
             return json_reply({"digest": digest})
-        with self._node.upload(_length(request), account) as upload:
+        with self._node.upload(body_length(request), account) as upload:
             await self._receive(request, upload)
             await self._run(upload.finish, digest)
         return json_reply({"digest": digest}, status=201)
 
     async def features(self, request: Request) -> ASGIApp:
         account, deadline_s = self._asker(request), _deadline_s(request)
-        admission = self._node.admit(_length(request), account)
+        admission = self._node.admit(body_length(request), account)
         try:
-            answer = await self._run(self._answered, await _body(request), admission)
+            answer = await self._run(self._answered, await self._bodies.whole(request), admission)
         except BaseException:
             admission.close()
             raise
         return AnswerReply(answer, self._threads, deadline_s)
 
     async def profile(self, request: Request) -> Response:
-        with self._node.admit(_length(request), self._asker(request)) as admission:
-            wanted = await self._run(_parsed, await _body(request), ProfileRequest.from_json)
+        with self._node.admit(body_length(request), self._asker(request)) as admission:
+            wanted = await self._run(_parsed, await self._bodies.whole(request), ProfileRequest.from_json)
             admission.read()
             leash = self._node.leash()
             measure = partial(self._node.profile, wanted, admission, leash)
@@ -137,7 +138,7 @@ class _Service:
 
     async def _receive(self, request: Request, upload: Upload) -> None:
         await self._run(upload.begin)
-        async for chunk in _chunks(request):
+        async for chunk in self._bodies.chunks(request):
             upload.write(chunk)
 
     async def _run(self, call: Callable[..., T], *args: Any) -> T:
@@ -149,14 +150,6 @@ def _digest(request: Request) -> str:
     if not _DIGEST.fullmatch(digest):
         raise BadRequest("a prefix is named by its SHA-256 in 64 small hexadecimal digits")
     return digest
-
-
-def _length(request: Request) -> int:
-    """The announced length of the body; the server sees to it that no more comes."""
-    length = request.headers.get("content-length", "")
-    if not length.isascii() or not length.isdigit():
-        raise BadRequest("the length of the body must be announced with Content-Length")
-    return int(length)
 
 
 def _deadline_s(request: Request) -> float:
@@ -171,26 +164,6 @@ def _deadline_s(request: Request) -> float:
     if not 0 < deadline_s < math.inf:
         raise BadRequest("Frostline-Deadline must be a number of seconds above 0")
     return deadline_s
-
-
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    stream = request.stream()
-    while True:
-        try:
-            with anyio.fail_after(_SILENCE_S):
-                chunk = await anext(stream, None)
-        except (ClientDisconnect, TimeoutError) as error:
-            raise BadRequest("the body broke off before its end") from error
-        if chunk is None:
-            return
-        yield chunk
-
-
-async def _body(request: Request) -> bytearray:
-    body = bytearray()
-    async for chunk in _chunks(request):
-        body += chunk
-    return body
 
 
 def _parsed(body: bytearray, read: Callable[[object], T]) -> T:

@@ -128,22 +128,29 @@ class Pool:
         """All that there is."""
         return self._budget.total_bytes
 
-    def reserve(self, nbytes: int, is_abandoned: Callable[[], bool], claim: Claim = ANYBODY) -> Reservation:
+    def reserve(
+        self,
+        nbytes: int,
+        is_abandoned: Callable[[], bool],
+        claim: Claim = ANYBODY,
+        longest_s: float | None = None,
+    ) -> Reservation:
         """Wait for memory.
 
         Args:
             nbytes: how much.
             is_abandoned: looked at again after every change and ``wake``.
             claim: whose it will be.
+            longest_s: that is waited; None waits until it is there.
 
         Raises:
             OverBudget: The share can never hold it.
-            Abandoned: It is no longer wanted.
+            Abandoned: It is no longer wanted, or did not come in that time.
         """
         with self._changed:
             number = self._budget.ask(nbytes, claim)
-            self._changed.wait_for(lambda: self._budget.is_granted(number) or is_abandoned())
-            if is_abandoned():
+            has_ended = self._changed.wait_for(lambda: self._budget.is_granted(number) or is_abandoned(), longest_s)
+            if is_abandoned() or not has_ended:
                 self._budget.release(number)
                 self._changed.notify_all()
                 raise Abandoned
@@ -212,9 +219,9 @@ class Lane:
         """All that the tenant may hold at once."""
         return self._most
 
-    def reserve(self, nbytes: int, is_abandoned: Callable[[], bool]) -> Reservation:
+    def reserve(self, nbytes: int, is_abandoned: Callable[[], bool], longest_s: float | None = None) -> Reservation:
         """Wait for memory; see ``Pool.reserve``."""
-        return self._pool.reserve(nbytes, is_abandoned, self._claim())
+        return self._pool.reserve(nbytes, is_abandoned, self._claim(), longest_s)
 
     def take(self, nbytes: int) -> Reservation | None:
         """Memory that is there now, or None; see ``Pool.take``."""

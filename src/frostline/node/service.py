@@ -131,7 +131,7 @@ class Node:
             BadRequest: The artifact is not what the digest names.
             UnsafeArtifact: It is no prefix, or names what is not allowed.
             OverBudget: It can never fit.
-            Overloaded: It does not fit beside the prefixes in use now.
+            Overloaded: It does not fit beside the prefixes in use now, or too many requests are in work.
         """
         if self.holds_prefix(digest):
             return
@@ -141,9 +141,9 @@ class Node:
             upload.finish(digest)
 
     def upload(self, length: int, account: Account | None = None) -> Upload:
-        """Receive a prefix of that many bytes piece by piece."""
-        account = account or self._sharing.tenants.everybody
-        return Upload(self._prefixes, self._sharing.lane(account), length, account)
+        """Receive a prefix of that many bytes piece by piece; see ``Gate.enter`` for what may be raised."""
+        admission = self.admit(0, account)
+        return Upload(self._prefixes, self._sharing.lane(admission.account), length, admission)
 
     def admit(self, body_bytes: int = 0, account: Account | None = None) -> Admission:
         """Let a request in before its body is read; see ``Gate.enter`` for what may be raised."""

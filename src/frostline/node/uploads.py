@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Self
 
 from frostline.batching import readable_bytes
-from frostline.errors import BadRequest, OverBudget
+from frostline.errors import BadRequest, OverBudget, Overloaded
+from frostline.node.admission import Admission
 from frostline.node.leash import Leash
-from frostline.node.memory import Lane
+from frostline.node.memory import Abandoned, Lane
 from frostline.node.prefixes import Prefixes
-from frostline.node.tenants import Account
 
 __all__ = ("Upload",)
 
@@ -21,6 +21,9 @@ _GROWN = 9 / 8
 _PARSED = 30
 _MOST_PARSED = 64 << 20
 _LENGTH = 8
+# Memory for work is given out by turns, and whoever never waited for one would get none of a node with much to do.
+_TURN_S = 10.0
+_RETRY_AFTER_S = 1.0
 
 
 class Upload:
@@ -30,29 +33,35 @@ class Upload:
         prefixes: where it goes.
         memory: for the bytes while they are read, and for the graph while it is parsed.
         length: of the file in bytes, as announced.
-        account: who uploads it.
+        admission: of whoever uploads it, which ends with the upload.
     """
 
-    def __init__(self, prefixes: Prefixes, memory: Lane, length: int, account: Account) -> None:
-        self._account = account
+    def __init__(self, prefixes: Prefixes, memory: Lane, length: int, admission: Admission) -> None:
+        self._account = admission.account
         self._prefixes = prefixes
         self._memory = memory
         self._length = length
         self._buffer = BytesIO()
         self._leash = Leash((memory,))
         self._held = ExitStack()
+        self._held.enter_context(admission)
         # A graph takes up to a few hundred kilobytes.
         self._parsing = min(memory.total_bytes // 4, _MOST_PARSED)
 
-    def begin(self) -> None:
-        """Wait for memory.
+    def begin(self, longest_s: float = _TURN_S) -> None:
+        """Wait for its turn to have memory, for some seconds at most.
 
         Raises:
             OverBudget: It is too large for this node.
-            Abandoned: It was closed meanwhile.
+            Overloaded: Others need the memory.
         """
         nbytes = int(self._length * _GROWN) + self._parsing
-        self._held.enter_context(self._memory.reserve(nbytes, self._leash.is_cut))
+        try:
+            room = self._memory.reserve(nbytes, self._leash.is_cut, longest_s)
+        except Abandoned as error:
+            why = "the node has no memory for the prefix beside the work under way: ask again later"
+            raise Overloaded(why, retry_after_s=_RETRY_AFTER_S) from error
+        self._held.enter_context(room)
 
     def write(self, chunk: bytes) -> None:
         """Take the next piece.

@@ -1,0 +1,100 @@
+"""What one tenant does harms no other's: uploads that do not end, huge models, trials that take long."""
+
+import socket
+from contextlib import ExitStack, closing
+
+import anyio
+import pytest
+from starlette.requests import Request
+
+from frostline.client.connections import address_of
+from frostline.client.http import HttpTransport
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.errors import BadRequest, Overloaded
+from frostline.node import Node
+from frostline.node.bodies import Bodies
+from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
+from support.tenants import tenant, token_of
+
+MEMORY = 96 << 20
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 6)
+
+
+def node_for(images, *tenants, **settings):
+    return Node(NodeSettings(memory_bytes=MEMORY, tenants=tenants, **settings), (images.as_uri(),))
+
+
+def transport_of(name, url):
+    return closing(HttpTransport(url, LoaderSettings(deadline_s=30, token=token_of(name))))
+
+
+def unfinished_upload(url, name, number):
+    """A connection on which a prefix of which only one byte comes is sent."""
+    peer = socket.create_connection(address_of(url))
+    lines = (f"PUT /v1/prefixes/{number:064x} HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of(name)}")
+    peer.sendall("\r\n".join((*lines, "Content-Length: 100000", "", "x")).encode())
+    return peer
+
+
+def test_a_storm_of_uploads_that_do_not_end_is_sent_away_and_others_are_served(images):
+    node = node_for(images, tenant("ann", requests=1), tenant("bob"), max_requests=4)
+    with node, served(node) as url, ExitStack() as stack:
+        first = stack.enter_context(unfinished_upload(url, "ann", 0))
+        until(lambda: node.statistics().requests_in_work == 1)
+        storm = [stack.enter_context(unfinished_upload(url, "ann", number)) for number in range(1, 40)]
+        answers = [peer.recv(65_536) for peer in storm]
+        assert all(answer.startswith(b"HTTP/1.1 429") for answer in answers)
+        assert all(b"retry-after: " in answer.lower() for answer in answers)
+        assert node.statistics().tenants["ann"].totals.refused_quota == 39
+        with transport_of("bob", url) as bob:
+            assert len(joined(bob.features(request(images, 1)))[0]) == 6
+            network = small_network()
+            bob.put_prefix(*artifact_of(network))
+            last = request(images, network.cuts[-1].number, artifact_of(network)[0])
+            assert len(joined(bob.features(last))[0]) == 6
+        first.close()
+        until(lambda: is_idle(node))
+
+
+def test_without_a_quota_too_uploads_leave_a_place_to_every_other_tenant(images):
+    node = node_for(images, tenant("ann"), tenant("bob"), max_requests=4)
+    with node, served(node) as url, ExitStack() as stack:
+        for number in range(3):
+            stack.enter_context(unfinished_upload(url, "ann", number))
+        until(lambda: node.statistics().requests_in_work == 3)
+        refused = stack.enter_context(unfinished_upload(url, "ann", 3))
+        assert refused.recv(65_536).startswith(b"HTTP/1.1 429")
+        with transport_of("bob", url) as bob:
+            assert len(joined(bob.features(request(images, 1)))[0]) == 6
+
+
+def test_an_upload_for_which_there_is_no_memory_is_refused_and_gives_its_place_back(images):
+    with node_for(images, tenant("ann"), tenant("bob")) as node:
+        ann = node.identify(token_of("ann"))
+        length = MEMORY // 24  # the memory that a tenant has for work holds one such, and not two
+        with node.upload(length, ann) as first:
+            first.begin()
+            with node.upload(length, ann) as second, pytest.raises(Overloaded, match="memory") as refused:
+                second.begin(longest_s=0.01)
+            assert refused.value.retry_after_s > 0
+            assert node.statistics().memory["work"].waiting == 0
+            assert node.statistics().requests_in_work == 1
+        assert is_idle(node)
+
+
+@pytest.mark.parametrize(("silence_s", "pause_s", "said"), [(0.05, 0.001, "--least-rate"), (0.01, 60.0, "broke off")])
+def test_a_body_that_comes_byte_by_byte_is_given_up_and_names_the_knob(silence_s, pause_s, said):
+    async def receive():
+        await anyio.sleep(pause_s)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def read():
+        scope = {"type": "http", "headers": [(b"content-length", b"100")]}
+        return [chunk async for chunk in Bodies(1 << 20, silence_s).chunks(Request(scope, receive))]
+
+    with pytest.raises(BadRequest, match=said):
+        anyio.run(read)
