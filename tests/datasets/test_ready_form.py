@@ -15,6 +15,7 @@ import pytest
 import frostline as fl
 from frostline.cli import main
 from frostline.config import NodeSettings
+from frostline.datasets import ingest as module
 from frostline.datasets.ingest import ingest
 from frostline.datasets.ready import TABLE, part_name
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
@@ -312,6 +313,20 @@ def test_a_killed_ingest_goes_on_where_it_was(tmp_path):
     assert form.samples.ids.tolist() == straight.samples.ids.tolist()
     for path in sorted((tmp_path / "straight" / "pixels").iterdir()):
         assert (tmp_path / "ready" / "pixels" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_comes_back_otherwise_than_it_was_written_is_noticed(images, tmp_path, monkeypatch):
+    class Forgetful(FolderStore):
+        def write(self, object, data):
+            super().write(object, bytes(data)[:-1] + b"?" if object.startswith("pixels/") else data)
+
+    monkeypatch.setattr(module, "open_store", Forgetful)
+    monkeypatch.setattr(module, "_READ_BACK_BYTES", 1000)
+    with pytest.raises(DataError, match="came back"):
+        ready(fl.Dataset(images), tmp_path / "form", imagenet(32))
+    assert not (tmp_path / "form" / TABLE).exists()
+    monkeypatch.undo()
+    assert len(ready(fl.Dataset(images), tmp_path / "form", imagenet(32))) == len(fl.Dataset(images))
 
 
 def test_a_record_of_another_length_is_no_record():

@@ -32,6 +32,7 @@ __all__ = ("OBJECT_BYTES", "Ingested", "ingest")
 OBJECT_BYTES = 64 << 20
 """Large enough that a disk or a store reads it at its full speed, small enough that a kill costs seconds."""
 
+_READ_BACK_BYTES = 8 << 20
 # Images read and decoded at once: more than cores, so that a store some milliseconds away is hidden.
 _THREADS = 16
 
@@ -77,9 +78,10 @@ def ingest(
 ) -> Ingested:
     """Keep the pixels of a data set's images, as far as they are the same in every epoch.
 
-    Every object appears whole and is never written twice; what was made before a run was broken off is taken up,
-    and a form that is whole is left as it is. The data set can be used when the last file, its table, is there.
-    Memory is that of two objects, of the requests under way and of the images in work.
+    Every object appears whole, is read back and compared by its SHA-256, and is never written twice; what was made
+    before a run was broken off is taken up, and a form that is whole is left as it is. The data set can be used when
+    the last file, its table, is there. Memory is that of two objects, of the requests under way and of the images in
+    work.
 
     Args:
         source: images.
@@ -93,7 +95,8 @@ def ingest(
     Raises:
         SettingError: the source has masks or is a ready form itself, or the destination holds something else.
         TooManySkipped: more images were unreadable than allowed.
-        DataError: none of them can be read, or another process is making a form at the same place.
+        DataError: none of them can be read, an object came back otherwise than it was written, or another process is
+            making a form at the same place.
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
@@ -236,9 +239,18 @@ class _Maker:
     def _written(self, part: Part, contents: memoryview) -> None:
         name = object_name(part.number)
         self._store.write(name, contents)
+        if self._sha256(name, len(contents)) != part.sha256:
+            raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
         if isinstance(self._store, FolderStore):
             self._store.seal(name)
         self._store.write(part_name(part.number), part.to_file())
+
+    def _sha256(self, name: str, nbytes: int) -> str:
+        """Of an object as it is in its store."""
+        digest = hashlib.sha256()
+        for offset in range(0, nbytes, _READ_BACK_BYTES):
+            digest.update(self._store.read(name, offset, min(_READ_BACK_BYTES, nbytes - offset)))
+        return digest.hexdigest()
 
     def _record(
         self,
