@@ -257,8 +257,11 @@ def table(found):
         cells = []
         for count in counts:
             rows = [one for one in found if (one["reader"], one["concurrency"]) == (reader, count)]
-            rate = statistics.median(one["reads"] / one["seconds"] for one in rows) if rows else 0
-            cpu = [1e3 * one["cpu_s"] / one["reads"] for one in rows] or [0]
+            if not rows:
+                cells += ["-", "-"]
+                continue
+            rate = statistics.median(one["reads"] / one["seconds"] for one in rows)
+            cpu = [1e3 * one["cpu_s"] / one["reads"] for one in rows]
             cells += [f"{rate:.0f}", f"{statistics.median(cpu):.2f} ({min(cpu):.2f} to {max(cpu):.2f})"]
         lines.append(f"| {reader} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
