@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from torch import nn
@@ -18,12 +18,15 @@ from frostline.events import Event
 from frostline.loaders.assignment import Assignment
 from frostline.loaders.augment import Augment
 from frostline.loaders.beside import Trained, train_beside
+from frostline.loaders.blend import Blend, GivenWeights, order_of
 from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import JobStatistics, Ledger
-from frostline.loaders.loader import Loader, Source
+from frostline.loaders.loader import Epochs, Loader
 from frostline.loaders.pilot import Pilot
+from frostline.loaders.ranks import Ranks
+from frostline.loaders.rows import Source
 from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
 from frostline.models.portable import portable
 from frostline.planning import Plan, Situation
@@ -135,23 +138,36 @@ class Job:
         shuffle: bool = False,
         seed: int = 0,
         epoch: int = 0,
-        data: Dataset | None = None,
+        data: Dataset | Blend | None = None,
+        weights: GivenWeights | None = None,
+        draws: int | None = None,
         preprocess: Preprocess | None = None,
+        last: str = "keep",
         drop_last: bool = False,
+        ranks: Ranks | None = None,
         augment: Augment | None = None,
         targets: bool | None = None,
     ) -> Loader:
         """The batches of one epoch.
 
         Args:
-            batch_size: rows of every batch but perhaps the last.
+            batch_size: rows of every batch but perhaps the last, at each rank.
             shuffle: draw the order from the seed; else it is the manifest's.
             seed: of the order and of random preprocessing.
             epoch: each epoch has its own order.
-            data: a part of the job's data set, such as one side of ``Dataset.split``; all of it by default.
+            data: a part of the job's data set, such as one side of ``Dataset.split``, or a blend of parts; all of it
+                by default.
+            weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
+                class's samples then have together.
+            draws: how many of them are an epoch; as many as there are samples by default.
             preprocess: another one than the job's that gives the same shape, such as one without random steps for
                 the held-out samples.
-            drop_last: leave out a last batch with fewer rows.
+            last: what becomes of samples that fill no batch: ``keep``, ``drop``, ``pad`` or ``uneven``, as
+                ``ordering.Shard`` says.
+            drop_last: the same as ``last="drop"``.
+            ranks: that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
+                PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the
+                order, whatever ``slack`` is.
             augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
                 or a function of your own. What is kept are the features as they were before.
             targets: give the samples' masks as ``batch.targets``; by default where the data set has masks.
@@ -165,31 +181,42 @@ class Job:
                 "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
                 "of your own"
             )
+        if drop_last and last not in ("keep", "drop"):
+            raise SettingError(f"drop_last=True and last={last!r} say different things: give one of them")
+        blend, data = (data, data.joined()) if isinstance(data, Blend) else (None, data)
         data = self._own(data)
         fetcher = self._fetcher
         if preprocess is not None:
             fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
-        view = self._keeper.view(fetcher.preprocess, seed, epoch)
         has_targets = with_targets(data, targets)
-        source = Source(
-            fetch=fetch_of(fetcher, view, has_targets=has_targets),
-            dealer=MaskedDealer(self._pilot, mask_bytes(fetcher.preprocess)) if has_targets else self._pilot,
-            cache=self._keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
-            unreadable=self._ledger.unreadable,
-            settings=self._settings,
-            observe=self._observe,
-            has_targets=has_targets,
-        )
+        ranks = Ranks.current() if ranks is None else ranks
+        # With slack each rank would be somewhere else in a step.
+        settings = replace(self._settings, slack=0) if ranks.are_several else self._settings
         return Loader(
-            source,
+            lambda number: replace(self._source(fetcher, seed, number, has_targets=has_targets), settings=settings),
             data,
+            order=order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, draws=draws),
             batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            epoch=epoch,
-            drop_last=drop_last,
+            last="drop" if drop_last else last,
+            ranks=ranks,
             augment=augment,
         )
+
+    def epochs(self, batch_size: int, epochs: Sequence[int], **options: Any) -> Epochs:
+        """Several epochs, such as ``range(10)``: each a loader, asked for while the one before it ends.
+
+        What an epoch is asked for early waits in the window until all of the one before was handed out. Where features
+        are kept at the trainer the next epoch finds them, and is not asked for before.
+
+        Args:
+            batch_size: as of ``loader``.
+            epochs: their numbers.
+            options: as of ``loader``, but ``epoch``.
+
+        Raises:
+            SettingError: as ``loader``; or there is no epoch.
+        """
+        return Epochs(self.loader(batch_size, **options), epochs)
 
     def train(
         self,
@@ -244,6 +271,18 @@ class Job:
         )
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
         return train_beside(transport, assignment, self._observe)
+
+    def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
+        """Where the rows of an epoch come from."""
+        view = self._keeper.view(fetcher.preprocess, seed, epoch)
+        return Source(
+            fetch=fetch_of(fetcher, view, has_targets=has_targets),
+            dealer=MaskedDealer(self._pilot, mask_bytes(fetcher.preprocess)) if has_targets else self._pilot,
+            cache=self._keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
+            unreadable=self._ledger.unreadable,
+            settings=self._settings,
+            observe=self._observe,
+        )
 
     def _own(self, data: Dataset | None) -> Dataset:
         """A part of the job's data; all of it where none is named."""

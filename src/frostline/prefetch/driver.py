@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Self
 
-from frostline.core import FeatureBatch, Route, Samples
+from frostline.core import FeatureBatch
 from frostline.errors import StoreUnavailable, Unavailable
 from frostline.events import Event, Observer, RequestFinished, RequestHedged, SampleSkipped, Waiting
 from frostline.prefetch.stretches import Ask, Delivery
@@ -17,7 +17,7 @@ __all__ = ("Fetch", "Prefetcher")
 # Observers of a loop that waits for long may want to know before rows arrive.
 _WAIT_S = 1.0
 
-Fetch = Callable[[Samples, Route], Iterator[FeatureBatch]]
+Fetch = Callable[[Ask], Iterator[FeatureBatch]]
 
 
 class Prefetcher:
@@ -175,7 +175,7 @@ class Prefetcher:
         self._ask()
 
     def _receive(self, ask: Ask) -> int:
-        answer = self._fetch(ask.samples, ask.route)
+        answer = self._fetch(ask)
         with self._lock:
             self._answers[ask.number] = answer
         payload_bytes = 0

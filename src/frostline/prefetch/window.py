@@ -65,7 +65,8 @@ class Window:
     is taken; the other attempt is given up when nothing of the stretch is missing.
 
     Args:
-        stretches: what the epoch must ask for, in order; drawn from as room allows.
+        stretches: what the epoch must ask for, in order; drawn from as room allows. An iterator that has no more now
+            may have some later.
         settings: ``slack``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
     """
@@ -203,6 +204,8 @@ class Window:
         """The next rows that may be handed out, None where they have not arrived. Their bytes leave the window."""
         first = self._first_place()
         for number, one in enumerate(self._open):
+            if one.stretch.epoch != self._open[0].stretch.epoch:  # the fence
+                break
             if one.ready and (number == 0 or one.place(one.ready[0].stop - 1) - first <= self._slack):
                 return self._hand_out(one)
             if one.place(0) - first > self._slack:
@@ -250,8 +253,10 @@ class Window:
         return flight.since + late_after_s if is_alone and late_after_s is not None else None
 
     def _new(self) -> Opened | None:
-        stretch = self._next
-        if stretch is None or self._waiting:
+        if self._waiting:
+            return None
+        stretch = self._next = self._next or next(self._source, None)
+        if stretch is None:
             return None
         held = self._expected_bytes + self._ready_bytes
         if held and held + stretch.expected_bytes > self._most_bytes:
@@ -272,6 +277,7 @@ class Window:
             samples=one.begin(self._asks),
             route=one.stretch.route,
             is_hedge=under_way > 0,
+            epoch=one.stretch.epoch,
         )
 
     def _end(self, number: int) -> "_Flight | None":
