@@ -290,3 +290,20 @@ def test_a_blend_of_other_data_or_by_weights_is_refused(job, folder, tmp_path):
         job.loader(4, data=fl.Blend(parts=[], ratios=[]))
     with pytest.raises(SettingError, match="a blend has ratios"):
         job.loader(4, data=blend_of(folder), weights=[1.0] * 30)
+
+
+def test_what_a_loader_handed_out_is_replayed_with_the_same_features(folder):
+    with plain_job(folder, LoaderSettings(samples_per_request=4, cache_bytes=0, slack=None)) as job:
+        loader = job.loader(4, shuffle=True, epoch=3, record=True)
+        first = list(loader)
+        again = job.loader(4, shuffle=True, epoch=3, replay=loader.recorded())
+        pairs = zip(first, again, strict=True)
+        assert all(
+            torch.equal(one.ids, other.ids) and torch.equal(one.features, other.features) for one, other in pairs
+        )
+        with pytest.raises(OrderMismatch, match="epoch 3"):
+            job.loader(4, shuffle=True, epoch=2, replay=loader.recorded())
+        with pytest.raises(OrderMismatch, match="other samples"):
+            job.loader(4, shuffle=True, epoch=3, replay=loader.recorded(), data=fl.Dataset(folder).split(0.5)[0])
+        with pytest.raises(SettingError, match="record=True"):
+            again.recorded()

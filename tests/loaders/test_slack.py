@@ -12,7 +12,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.loaders.loader import Epochs, Loader
 from frostline.loaders.rows import Source
-from frostline.ordering import Order
+from frostline.ordering import Order, RecordedOrder, Replay
 from support.mixing import one_way
 
 COUNT, PER_REQUEST = 120, 8
@@ -54,7 +54,7 @@ class Store:
             self._answered.notify_all()
 
 
-def loader(data, store, cache, *, batch_size=10, **settings):
+def loader(data, store, cache, *, batch_size=10, replay=None, **settings):
     source = Source(
         fetch=store.fetch,
         dealer=one_way(PER_REQUEST, 4),
@@ -64,7 +64,8 @@ def loader(data, store, cache, *, batch_size=10, **settings):
         observe=lambda event: None,
     )
     order = Order(size=len(data.samples), seed=5, epoch=0)
-    return Loader(lambda epoch: source, data, order=order, batch_size=batch_size)
+    order = order if replay is None else Replay(recorded=replay, order=order)
+    return Loader(lambda epoch: source, data, order=order, batch_size=batch_size, record=True)
 
 
 def kept(data, rows):
@@ -117,6 +118,21 @@ def test_over_epochs_through_one_window_every_sample_comes_once_in_each(slack, c
         if slack == 0:
             order = Order(size=count, seed=5, epoch=epoch.epoch).indices(0, count)
             assert ids.tolist() == data.samples.ids[order].tolist()
+
+
+@given(
+    slack=st.sampled_from([0, 20, None]),
+    waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
+)
+def test_what_was_handed_out_is_recorded_and_comes_so_again_whatever_is_late_then(slack, waits, lost):
+    data = Data(COUNT)
+    lost = {int(data.samples.ids[one]) for one in lost}
+    first = loader(data, Store(data, waits, lost), None, slack=slack)
+    came = [batch.ids.tolist() for batch in first]
+    recorded = RecordedOrder.from_bytes(first.recorded().to_bytes())
+    again = loader(data, Store(data, waits[::-1]), None, slack=0, replay=recorded)
+    assert [batch.ids.tolist() for batch in again] == came
 
 
 @pytest.mark.parametrize("slack", [8, 40])

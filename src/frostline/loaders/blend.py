@@ -7,10 +7,19 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.datasets import Dataset
-from frostline.errors import SettingError
-from frostline.ordering import EpochOrder, Mixture, Order, Weighted, Weights, weights_by_class
+from frostline.errors import OrderMismatch, SettingError
+from frostline.ordering import (
+    EpochOrder,
+    Mixture,
+    Order,
+    RecordedOrder,
+    Replay,
+    Weighted,
+    Weights,
+    weights_by_class,
+)
 
-__all__ = ("Blend", "GivenWeights", "order_of")
+__all__ = ("Blend", "GivenWeights", "order_of", "replayed")
 
 GivenWeights = Mapping[str, float] | Sequence[float] | npt.NDArray[np.floating]
 """By the names of classes, or one for each sample."""
@@ -50,6 +59,17 @@ def order_of(
         return Order(size=len(data), seed=seed, epoch=epoch, shuffle=shuffle)
     size = len(data) if draws is None else draws
     return Weighted(weights=_weights(data, weights), size=size, seed=seed, epoch=epoch)
+
+
+def replayed(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Replay:
+    """What happened, once more.
+
+    Raises:
+        OrderMismatch: it was recorded of other samples, or in another order.
+    """
+    if recorded.state.manifest != data.digest:
+        raise OrderMismatch(f"this order was recorded of other samples than these of {data.url}")
+    return Replay(recorded=recorded, order=order)
 
 
 def _weights(data: Dataset, given: GivenWeights) -> Weights:

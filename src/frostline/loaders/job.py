@@ -18,7 +18,7 @@ from frostline.events import Event
 from frostline.loaders.assignment import Assignment
 from frostline.loaders.augment import Augment
 from frostline.loaders.beside import Trained, train_beside
-from frostline.loaders.blend import Blend, GivenWeights, order_of
+from frostline.loaders.blend import Blend, GivenWeights, order_of, replayed
 from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
@@ -29,6 +29,7 @@ from frostline.loaders.ranks import Ranks
 from frostline.loaders.rows import Source
 from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
 from frostline.models.portable import portable
+from frostline.ordering import RecordedOrder
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
 from frostline.wire.recipes import Recipe
@@ -147,6 +148,8 @@ class Job:
         ranks: Ranks | None = None,
         augment: Augment | None = None,
         targets: bool | None = None,
+        record: bool = False,
+        replay: RecordedOrder | None = None,
     ) -> Loader:
         """The batches of one epoch.
 
@@ -171,8 +174,12 @@ class Job:
             augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
                 or a function of your own. What is kept are the features as they were before.
             targets: give the samples' masks as ``batch.targets``; by default where the data set has masks.
+            record: keep in which order samples are handed out, which differs from the epoch's where
+                ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it.
+            replay: hand the samples out as they were then. All else must be as it was.
 
         Raises:
+            OrderMismatch: what is to be replayed was recorded of other samples, or in another order.
             SettingError: a figure that makes no sense, or data from another place than the job's, or without masks
                 where they are asked for; or the job's policy trains on the node.
         """
@@ -190,16 +197,19 @@ class Job:
             fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
         has_targets = with_targets(data, targets)
         ranks = Ranks.current() if ranks is None else ranks
-        # With slack each rank would be somewhere else in a step.
-        settings = replace(self._settings, slack=0) if ranks.are_several else self._settings
+        order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, draws=draws)
+        # With slack each rank would be somewhere else in a step, and a replay would be another order.
+        is_strict = ranks.are_several or replay is not None
+        settings = replace(self._settings, slack=0) if is_strict else self._settings
         return Loader(
             lambda number: replace(self._source(fetcher, seed, number, has_targets=has_targets), settings=settings),
             data,
-            order=order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, draws=draws),
+            order=order if replay is None else replayed(data, order, replay),
             batch_size=batch_size,
             last="drop" if drop_last else last,
             ranks=ranks,
             augment=augment,
+            record=record,
         )
 
     def epochs(self, batch_size: int, epochs: Sequence[int], **options: Any) -> Epochs:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from frostline.core import SampleTable, View
@@ -16,7 +17,7 @@ from frostline.loaders.augment import Augment
 from frostline.loaders.batch import Batch
 from frostline.loaders.ranks import ALONE, Ranks
 from frostline.loaders.rows import EpochRows, Source
-from frostline.ordering import EpochOrder, Order, OrderState, Shard
+from frostline.ordering import EpochOrder, Order, OrderState, RecordedOrder, Shard
 from frostline.prefetch.assemble import BatchAssembler, Columns
 from frostline.prefetch.stretches import Delivery
 
@@ -51,6 +52,7 @@ class Loader:
         last: what becomes of samples that fill no batch; see ``ordering.Shard``.
         ranks: that share the epoch.
         augment: changes each batch, by seed and epoch; None leaves it as it is.
+        record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded``.
 
     Raises:
         SettingError: a figure that makes no sense.
@@ -66,6 +68,7 @@ class Loader:
         last: str = "keep",
         ranks: Ranks = ALONE,
         augment: Augment | None = None,
+        record: bool = False,
     ) -> None:
         self._sources = sources
         self._source = sources(order.epoch)
@@ -75,6 +78,8 @@ class Loader:
         self._last = last
         self._ranks = ranks
         self._augment = augment
+        self._record = record
+        self._happened: list[npt.NDArray[np.int64]] = []
         self._start = self._position = 0
         self._followed: Callable[[], tuple[EpochRows, Iterator[Delivery]]] | None = None
         self._shard(0)
@@ -120,6 +125,7 @@ class Loader:
             last=self._last,
             ranks=self._ranks,
             augment=self._augment,
+            record=self._record,
         )
 
     def rows(self) -> EpochRows:
@@ -158,6 +164,17 @@ class Loader:
             )
         self._start = self._position = found.position
 
+    def recorded(self) -> RecordedOrder:
+        """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
+
+        Raises:
+            SettingError: it was not recorded, or several ranks shared the epoch, which keep its order.
+        """
+        if not self._record or self._ranks.are_several:
+            raise SettingError("only what one rank hands out is recorded, where its loader is made with record=True")
+        positions = np.concatenate([np.zeros(0, np.int64), *self._happened])
+        return RecordedOrder(state=self._state(self._position), positions=positions)
+
     def _shard(self, start: int) -> Shard:
         """This rank's part from a position on. One rank alone drops what it could not fill, which it learns last."""
         return Shard(
@@ -184,19 +201,22 @@ class Loader:
     def _pass(self, epoch: EpochRows, arrivals: Iterator[Delivery]) -> Iterator[Batch]:
         observe, number = self._source.observe, self._order.epoch
         observe(EpochStarted(epoch=number, samples=len(epoch)))
+        self._happened, start = [], self._position
         started = waiting = time.perf_counter()
         taken, from_cache, stall_s = 0, 0, 0.0
         view = View(seed=self._order.seed, epoch=number)
         try:
             drop_last = self._last == "drop" and not self._ranks.are_several
             assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last)
-            for columns, position in epoch.batches(assembler, arrivals):
+            for columns, places, position in epoch.batches(assembler, arrivals):
                 waited = time.perf_counter() - waiting
                 rows, cached = len(columns[0]), assembler.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
                 batch = _batch(columns, has_targets=self._source.has_targets)
                 self._position = position
+                if self._record:
+                    self._happened.append(start + places)
                 yield batch if self._augment is None else self._augment(batch, view)
                 waiting = time.perf_counter()
             self._position = len(self._order)

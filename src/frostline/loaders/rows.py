@@ -131,19 +131,20 @@ class EpochRows:
     def __len__(self) -> int:
         return len(self._shard)
 
-    def batches(self, assembler: BatchAssembler, arrivals: Iterator[Delivery]) -> Iterator[tuple[Columns, int]]:
-        """Ids, labels and tensors of each batch, and how far the epoch is when it was handed out.
+    def batches(self, assembler: BatchAssembler, arrivals: Iterator[Delivery]) -> Iterator[tuple[Columns, _Ints, int]]:
+        """Ids, labels and tensors of each batch, its places, and how far the epoch is when it was handed out.
 
         Args:
             assembler: of the batches; empty.
             arrivals: what was asked for by ``stretches``, in order: ``arrivals``, or from a window that asks for more.
         """
-        for ids, labels, places, *tensors in self._filled(assembler, arrivals):
+        for ids, labels, column, *tensors in self._filled(assembler, arrivals):
             self._given += 1
+            places = column.astype(np.int64, copy=False)
             position = self._shard.start + int(places[-1]) + 1
             if self._shard.world_size > 1:
                 position = self._shard.after(self._given)
-            yield (ids, labels, *tensors), position
+            yield (ids, labels, *tensors), places, position
 
     def waits_for(self, before: "EpochRows") -> bool:
         """Its features are found where those of the epoch before are kept, if it is asked for after that."""
