@@ -59,7 +59,8 @@ class TenantSettings:
         requests: in work or waiting at once, uploads too; one more is refused with 429.
         work_bytes: of the memory for samples in work and answers not yet sent.
         device_s_per_s: device seconds a second in the long run; a request beyond is refused with 429.
-        weight_bytes: of the files of the prefixes that it uploaded and that are resident.
+        weight_bytes: of the resident prefixes that it uploaded, and of the resident engines that were made for it.
+            None is half of the memory for weights where there are several tenants.
         roots: URLs under which it may read; None is all that the node serves.
         sees_all: it is told the statistics of the other tenants too.
     """

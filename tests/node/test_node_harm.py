@@ -10,13 +10,15 @@ from starlette.requests import Request
 from frostline.client.connections import address_of
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import BadRequest, Overloaded
+from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
 from frostline.node.bodies import Bodies
+from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
 from support.tenants import tenant, token_of
 
 MEMORY = 96 << 20
+ENGINE = "torch-channels-last"
 
 
 @pytest.fixture
@@ -98,3 +100,51 @@ def test_a_body_that_comes_byte_by_byte_is_given_up_and_names_the_knob(silence_s
 
     with pytest.raises(BadRequest, match=said):
         anyio.run(read)
+
+
+def upload(node, artifact, account):
+    digest, body = artifact
+    with node.upload(len(body), account) as upload:
+        upload.begin()
+        upload.write(body)
+        upload.finish(digest)
+
+
+def test_a_tenant_that_streams_with_all_that_it_may_have_leaves_memory_for_the_weights_of_others(images):
+    # Eighteen megabytes for weights, and each takes seven.
+    first, second = (artifact_of(small_network(width=width, side=16)) for width in (440, 441))
+    with node_for(images, tenant("ann"), tenant("bob"), device_batch=8) as node:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        upload(node, first, ann)
+        answer = node.features(request(images, 2, first[0], side=16), node.admit(0, ann))
+        with pytest.raises(Overloaded, match="ann"):
+            upload(node, second, ann)
+        upload(node, second, bob)
+        theirs = node.features(request(images, 2, second[0], side=16), node.admit(0, bob))
+        assert len(joined(theirs)[0]) == 6
+        answer.close()
+        assert is_idle(node)
+
+
+def test_an_engine_counts_against_the_tenant_that_asked_for_it_and_is_refused_beyond_its_quota(
+    images, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    network = small_network()
+    digest, body = artifact_of(network)
+    known = tenant("ann", weight_bytes=len(body)), tenant("bob"), tenant("cat", weight_bytes=1)
+    asked = request(images, network.cuts[-1].number, digest, engine=ENGINE)
+    settings = NodeSettings(memory_bytes=256 << 20, tenants=known, device_batch=8, engines=(ENGINE,))
+    with Node(settings, (images.as_uri(),)) as node:
+        ann, bob, cat = (node.identify(token_of(name)) for name in ("ann", "bob", "cat"))
+        upload(node, (digest, body), ann)
+        node.profile(ProfileRequest(features=asked), node.admit(0, bob))
+        with pytest.raises(EngineNotReady, match="weight_bytes"):
+            node.profile(ProfileRequest(features=asked), node.admit(0, cat))
+        with pytest.raises(OverBudget, match="cat"):
+            node.features(asked, node.admit(0, cat))
+        assert len(joined(node.features(asked, node.admit(0, bob)))[0]) == 6
+        taken = {name: one.weight_bytes for name, one in node.statistics().tenants.items()}
+        assert taken["ann"] == len(body)
+        assert taken["bob"] > 0
+        assert taken["cat"] == 0

@@ -1,8 +1,7 @@
 """The prefixes that a node holds, and engines made for them: shared by all requests, dropped when others need room."""
 
-import math
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded,
 from frostline.models.artifact import Prefix, digest_of, read_prefix
 from frostline.node.memory import Pool, Reservation
 from frostline.node.statistics import Counters
+from frostline.node.tenants import Account
 from frostline.node.trials import Trials
 from frostline.profiles import Trial
 
@@ -80,6 +80,7 @@ class Prefixes:
         self._lock = threading.Lock()
         self._making = threading.Lock()
         self._held: OrderedDict[_Key, _Held] = OrderedDict()  # least recently used first
+        self._coming: Counter[str] = Counter()  # bytes of what is being made, by tenant
 
     def __len__(self) -> int:
         with self._lock:
@@ -90,18 +91,24 @@ class Prefixes:
             return _prefix_key(digest) in self._held
 
     def owned_bytes(self, owner: str) -> int:
-        """What a tenant uploaded and is held."""
+        """What is held of what a tenant uploaded, and of the engines that were made for it."""
         with self._lock:
-            return sum(one.nbytes for one in self._held.values() if one.owner == owner)
+            return self._owned_bytes(owner)
 
-    def put(self, digest: str, body: bytes, owner: str = "", most_bytes: float = math.inf) -> None:
+    def room_bytes(self, digest: str, asker: Account) -> float:
+        """What engines of a prefix may take that are made for a tenant; its own copy of the prefix counts too."""
+        with self._lock:
+            held = self._held.get(_prefix_key(digest))
+        taken = 0 if held is None or held.owner != asker.name else held.nbytes
+        return asker.most_weight_bytes(self._memory.total_bytes) - taken
+
+    def put(self, digest: str, body: bytes, asker: Account) -> None:
         """Take a prefix in; one that is held already is left as it is.
 
         Args:
             digest: its name.
             body: the file.
-            owner: the tenant that uploads it.
-            most_bytes: of files that the tenant may have here; its own longest unused ones make room.
+            asker: who uploads it; where that is more than it may have here, its own longest unused ones make room.
 
         Raises:
             BadRequest: The body is not what the digest names.
@@ -113,47 +120,51 @@ class Prefixes:
             return
         if digest_of(body) != digest:
             raise BadRequest("the prefix is not the one that its digest names: it changed on its way")
-        self._keep_quota(len(body), owner, most_bytes)
-        with ExitStack() as memory:
+        with self._charged(len(body), asker), ExitStack() as memory:
             resident = self._resident(body, memory)
-            held = _Held(resident=resident, memory=memory, owner=owner, nbytes=len(body))
+            held = _Held(resident=resident, memory=memory, owner=asker.name, nbytes=len(body))
             if not self._keep(_prefix_key(digest), held):  # another upload was faster
                 return
         self._counters.add(uploads=1)
 
     @contextmanager
-    def used(self, digest: str, engine: str = REFERENCE, cut: int = 0) -> Iterator[Resident]:
+    def used(
+        self, digest: str, engine: str = REFERENCE, cut: int = 0, asker: Account | None = None
+    ) -> Iterator[Resident]:
         """A prefix that stays while the context lasts, with the engine that is to run it.
 
         Args:
             digest: of the prefix.
             engine: its name.
             cut: up to which the engine runs; of no account for the reference.
+            asker: whose quota an engine counts against where it has to be made; not needed for the reference.
 
         Raises:
             UnknownPrefix: It is not held.
             EngineNotReady: The engine was not tried on it up to that cut.
             Overloaded: The engine does not fit beside what is in use now.
+            OverBudget: It is more than the tenant may have here.
         """
         with ExitStack() as stack:
             held = stack.enter_context(self._using(_prefix_key(digest)))
             if held is None:
                 raise UnknownPrefix(f"this node does not hold the prefix {digest[:12]}: upload it and ask again")
             if engine != REFERENCE:
-                held = self._with_engine(held, (digest, engine, held.cut(cut).number), stack)
+                assert asker is not None, "somebody asks for an engine"
+                held = self._with_engine(held, (digest, engine, held.cut(cut).number), asker, stack)
             yield held
 
-    def _with_engine(self, reference: Resident, key: _Key, stack: ExitStack) -> Resident:
+    def _with_engine(self, reference: Resident, key: _Key, asker: Account, stack: ExitStack) -> Resident:
         """The engine, which is made where it is not held; ``stack`` lets go of it."""
         held = stack.enter_context(self._using(key))
         while held is None:
             with self._making:
                 if key not in self._held:
-                    self._make(reference, key)
+                    self._make(reference, key, asker)
             held = stack.enter_context(self._using(key))  # None where others took its place at once
         return Resident(prefix=reference.prefix, reference=reference.reference, engine=held.engine, rows=held.rows)
 
-    def _make(self, reference: Resident, key: _Key) -> None:
+    def _make(self, reference: Resident, key: _Key, asker: Account) -> None:
         digest, engine, cut = key
         trial = self._trials.ready(digest, engine, cut)
         if trial is None:
@@ -161,14 +172,13 @@ class Prefixes:
                 f"{engine} is not ready for cut {cut} of the prefix {digest[:12]}: ask for a profile that names both, "
                 "and ask again"
             )
-        with ExitStack() as memory:
+        with self._charged(trial.weight_bytes, asker), ExitStack() as memory:
             room = memory.enter_context(self._room(trial.load_bytes))
             made = _Measured(engine=self._trials.made(digest, reference.prefix, trial), trial=trial)
             room.shrink(trial.weight_bytes)
             rows = min(trial.rows, self._most_rows)
             resident = Resident(prefix=reference.prefix, reference=reference.reference, engine=made, rows=rows)
-            owner = self._held[_prefix_key(digest)].owner  # which is in use, and so is held
-            self._keep(key, _Held(resident=resident, memory=memory, owner=owner, nbytes=trial.weight_bytes))
+            self._keep(key, _Held(resident=resident, memory=memory, owner=asker.name, nbytes=trial.weight_bytes))
 
     @contextmanager
     def _using(self, key: _Key) -> "Iterator[Resident | None]":
@@ -210,14 +220,34 @@ class Prefixes:
             if not self._evict():
                 raise Overloaded("the prefixes in use leave no room for this one", retry_after_s=_RETRY_AFTER_S)
 
-    def _keep_quota(self, nbytes: int, owner: str, most_bytes: float) -> None:
-        if nbytes > most_bytes:
-            most = readable_bytes(most_bytes)
-            raise OverBudget(f"the prefix has {readable_bytes(nbytes)}, and tenant {owner} may have {most} here")
-        while self.owned_bytes(owner) + nbytes > most_bytes:
-            if not self._evict(owner):
-                why = f"the prefixes in use take what tenant {owner} may have here"
+    @contextmanager
+    def _charged(self, nbytes: int, asker: Account) -> Iterator[None]:
+        """Count so much against a tenant's quota while it is made; its own longest unused ones make room."""
+        most = asker.most_weight_bytes(self._memory.total_bytes)
+        if nbytes > most:
+            raise OverBudget(
+                f"this takes {readable_bytes(nbytes)} of weights, and tenant {asker.name} may have "
+                f"{readable_bytes(most)} here: give it more weight_bytes, or start the node with more --memory"
+            )
+        while not self._charge(nbytes, asker.name, most):
+            if not self._evict(asker.name):
+                why = f"the prefixes in use take what tenant {asker.name} may have here"
                 raise Overloaded(why, retry_after_s=_RETRY_AFTER_S)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._coming[asker.name] -= nbytes
+
+    def _charge(self, nbytes: int, owner: str, most: float) -> bool:
+        with self._lock:
+            is_within = self._owned_bytes(owner) + self._coming[owner] + nbytes <= most
+            if is_within:
+                self._coming[owner] += nbytes
+        return is_within
+
+    def _owned_bytes(self, owner: str) -> int:
+        return sum(one.nbytes for one in self._held.values() if one.owner == owner)
 
     def _evict(self, owner: str | None = None) -> bool:
         """Drop the one that was not used for longest, of an owner where one is named; False where there is none."""
@@ -240,7 +270,7 @@ class _Held:
     Attributes:
         resident: itself.
         memory: gives back what it takes.
-        owner: the tenant that uploaded the prefix, whose quota it counts against.
+        owner: the tenant that uploaded it or that it was made for, whose quota it counts against.
         nbytes: of the prefix's file, or that the engine keeps.
         users: requests that use it now; it stays while there are any.
     """

@@ -25,6 +25,7 @@ from frostline.node.kinds import Decoded, Encoded
 from frostline.node.leash import Leash
 from frostline.node.memory import cells_bytes
 from frostline.node.packing import Packing
+from frostline.node.patrons import Patron
 from frostline.node.pipeline import Kind, batches
 from frostline.node.prefixes import Prefixes, Resident
 from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, fill, load, under_engine
@@ -228,7 +229,7 @@ class Node:
         lane = self._sharing.lane(account)
         if request.cut == 0:
             return Encoded(request.samples, reader, lane, _ENCODED_ROWS)
-        resident = self._resident(request, preprocess, held, request.engine) if request.cut > 1 else None
+        resident = self._resident(request, preprocess, account, held, request.engine) if request.cut > 1 else None
         run = PrefixRun(resident, request.cut, self._sharing.device, leash, account) if resident else None
         packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
         most = self._settings.device_batch if resident is None else resident.rows
@@ -262,12 +263,17 @@ class Node:
         return SampleReader(store, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def _resident(
-        self, request: FeatureRequest, preprocess: Preprocess, held: ExitStack, engine: str = REFERENCE
+        self,
+        request: FeatureRequest,
+        preprocess: Preprocess,
+        account: Account,
+        held: ExitStack,
+        engine: str = REFERENCE,
     ) -> Resident | None:
         """The request's prefix with an engine, which stay until ``held`` is closed."""
         if request.prefix is None:
             return None
-        resident = held.enter_context(self._prefixes.used(request.prefix, engine, request.cut))
+        resident = held.enter_context(self._prefixes.used(request.prefix, engine, request.cut, account))
         if preprocess.shape != tuple(resident.prefix.input_shape):
             raise BadRequest(
                 f"preprocess gives samples of shape {list(preprocess.shape)}, "
@@ -279,7 +285,7 @@ class Node:
         request, counters = wanted.features, Counters()
         preprocess = checked_preprocess(request)
         reader = self._reader(self._store(request, preprocess, account), request, preprocess, counters, leash)
-        resident = self._resident(request, preprocess, held)
+        resident = self._resident(request, preprocess, account, held)
         run = PrefixRun(resident, len(resident.prefix.cuts), self._sharing.device, leash, account) if resident else None
         rows = self._profiled_rows(request, run)
         shape = (padded(rows), *preprocess.shape)
@@ -306,10 +312,15 @@ class Node:
         room.shrink(tried_bytes)  # trials may take minutes, elsewhere
         pixels = np.zeros(tried, np.float32)
         fill(reader, pixels, readers, leash)
-        choice = self._trials.wanted(wanted, resident.prefix, pixels, partial(self._sharing.tried, account))
+        choice = self._trials.wanted(wanted, resident.prefix, pixels, self._patron(request, account))
         if choice.engine != REFERENCE:
             costs = under_engine(costs, network, resident.prefix.cuts, loaded.decode_s, choice)
         return self._profile_of(loaded, costs, codecs, choice)
+
+    def _patron(self, request: FeatureRequest, account: Account) -> Patron:
+        assert request.prefix is not None, "the prefix was found by its name"
+        room_bytes = self._prefixes.room_bytes(request.prefix, account)
+        return Patron(spent=partial(self._sharing.tried, account), room_bytes=room_bytes)
 
     def _tried(self, wanted: ProfileRequest, shape: tuple[int, ...], room_bytes: int) -> tuple[int, ...]:
         """The shape of all samples together on which engines are tried; of none where no engine is."""

@@ -113,7 +113,7 @@ class Sharing:
 
         Args:
             asker: what it may not see is left out; None sees all.
-            weight_bytes: what a tenant's prefixes take.
+            weight_bytes: what a tenant's prefixes and engines take.
         """
         accounts = self.tenants.accounts
         seen = [one for one in accounts if asker is None or asker.settings.sees_all or one is asker]

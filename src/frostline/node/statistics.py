@@ -81,7 +81,7 @@ class TenantStatistics:
         weight: its share of the device is in proportion to it.
         requests_in_work: admitted and not yet answered whole.
         work_bytes: of the memory for work that it holds.
-        weight_bytes: of the prefixes that it uploaded and that are held.
+        weight_bytes: of the prefixes that it uploaded and of the engines that were made for it, while they are held.
         totals: what was done for it; of runs with rows of several, ``compute_s`` is its part by rows.
     """
 

@@ -1,6 +1,7 @@
 """Who asks, what is counted for them, and whether they may ask for more now."""
 
 import hashlib
+import math
 import threading
 import time
 import tomllib
@@ -22,6 +23,9 @@ _RETRY_AFTER_S = 1.0
 # Where there are several tenants, none holds more than this part of the memory for work, so that one whose answers
 # nobody reads leaves room for the others.
 _MOST_WORK = 0.5
+# Nor more than this part of the memory for weights: what is in use is never dropped, so that one whose network fills
+# it would shut the others out for as long as it streams.
+_MOST_WEIGHTS = 0.5
 
 
 class Account:
@@ -67,6 +71,12 @@ class Account:
         if most is None:
             most = room_bytes if self._is_alone else int(_MOST_WORK * room_bytes)
         return Claim(tenant=self.name, device_s=device_s, most_bytes=most)
+
+    def most_weight_bytes(self, room_bytes: int) -> float:
+        """What its prefixes and engines may take of so much memory for weights."""
+        if self._settings.weight_bytes is not None:
+            return self._settings.weight_bytes
+        return math.inf if self._is_alone else _MOST_WEIGHTS * room_bytes
 
     def used(self, device_s: float) -> None:
         """Its work took so much of the device."""

@@ -1,7 +1,8 @@
 """Finds the engine for a prefix: has those tried that a job may use, once on each hardware, and keeps the trials."""
 
+import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from frostline.engines.faces import Engine
 from frostline.engines.identity import identity, offer_name
 from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.artifact import Prefix
+from frostline.node.patrons import NOBODY, Patron
 from frostline.node.trial_shelf import TrialShelf
 from frostline.node.workshop import Children, Terms, Workshop
 from frostline.profiles import Trial
@@ -32,10 +34,6 @@ _FEWEST = 8
 # Threads that share a core add little or take from each other: where there are so many, half of them are tried too.
 _MANY_THREADS = 4
 _MOST_FAILED = 1000
-
-
-def _nobody_pays(_: float) -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,7 @@ class Trials:
         request: ProfileRequest,
         prefix: Prefix,
         pixels: npt.NDArray[np.float32],
-        spent: Callable[[float], None] = _nobody_pays,
+        patron: Patron = NOBODY,
     ) -> Choice:
         """The engine for the job that asks for a profile; one that it names is made ready first.
 
@@ -95,7 +93,7 @@ class Trials:
             request: of the job.
             prefix: to be run.
             pixels: real samples.
-            spent: told of the seconds of each trial that is run.
+            patron: for whom it is.
 
         Raises:
             BadRequest: There is no such cut.
@@ -107,12 +105,12 @@ class Trials:
         if features.engine != REFERENCE:
             if not 1 <= features.cut <= len(prefix.cuts):
                 raise BadRequest(f"cut must be from 1 to {len(prefix.cuts)} for this prefix, not {features.cut}")
-            trial = self.prepare(features.prefix, prefix, pixels, features.engine, features.cut, spent)
+            trial = self.prepare(features.prefix, prefix, pixels, features.engine, features.cut, patron)
             if trial.why_not is not None:
                 raise EngineNotReady(f"{features.engine} cannot be used at cut {features.cut}: {trial.why_not}")
         if len(pixels) < _FEWEST:
             return Choice(engine=REFERENCE, trials=())
-        return self.choose(features.prefix, prefix, pixels, request.accuracy, spent)
+        return self.choose(features.prefix, prefix, pixels, request.accuracy, patron)
 
     def are_wanted(self, request: ProfileRequest) -> bool:
         """Whether a job that asks for a profile has any engine looked at beside the reference."""
@@ -124,7 +122,7 @@ class Trials:
         prefix: Prefix,
         pixels: npt.NDArray[np.float32],
         accuracy: str | float,
-        spent: Callable[[float], None] = _nobody_pays,
+        patron: Patron = NOBODY,
     ) -> Choice:
         """The engine for a job: the fastest that is exact enough, tried up to the cuts that a plan may want.
 
@@ -133,7 +131,7 @@ class Trials:
             prefix: to be run.
             pixels: real samples.
             accuracy: that the job allows.
-            spent: told of the seconds of each trial that is run.
+            patron: for whom it is.
 
         Raises:
             Unavailable: The node is stopping.
@@ -142,7 +140,7 @@ class Trials:
         if len(prefix.cuts) == 1 or not self._tries(accuracy):
             return Choice(engine=REFERENCE, trials=())
         cuts = _cuts(prefix)
-        with self._workshop(digest, prefix, pixels, spent) as workshop:
+        with self._workshop(digest, prefix, pixels, patron) as workshop:
             last = [_empty(offer, cuts[-1:], pixels) for offer in offers]
             trials = [one for empty in last for one in self._tried(digest, empty, workshop)]
             while True:
@@ -159,7 +157,7 @@ class Trials:
         pixels: npt.NDArray[np.float32],
         engine: str,
         cut: int,
-        spent: Callable[[float], None] = _nobody_pays,
+        patron: Patron = NOBODY,
     ) -> Trial:
         """Have an engine ready for one cut; the trial says why it cannot be, where it cannot.
 
@@ -176,7 +174,7 @@ class Trials:
         (here,) = _empty(offer, [cut], pixels)
         if engine != here.engine and self._known(digest, wanted) is None:
             return replace(wanted, why_not=f"was calibrated on other samples: on these it would be {here.engine}")
-        with self._workshop(digest, prefix, pixels, spent) as workshop:
+        with self._workshop(digest, prefix, pixels, patron) as workshop:
             return self._tried(digest, [wanted], workshop)[0]
 
     def ready(self, digest: str, engine: str, cut: int) -> Trial | None:
@@ -207,7 +205,7 @@ class Trials:
 
     @contextmanager
     def _workshop(
-        self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32], spent: Callable[[float], None]
+        self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32], patron: Patron
     ) -> Iterator[Workshop]:
         with Workshop(
             prefix,
@@ -216,7 +214,7 @@ class Trials:
             converted=self._shelf.place(digest),
             children=self._children,
             longest_s=self._longest_s,
-            spent=spent,
+            patron=patron,
         ) as workshop:
             yield workshop
 
@@ -239,7 +237,7 @@ class Trials:
         if None in found:
             with self._turn:
                 found = self._found_out(digest, empty, workshop)
-        return [self._judged(one) for one in found if one is not None]
+        return [self._judged(one, workshop.patron) for one in found if one is not None]
 
     def _found_out(self, digest: str, empty: Sequence[Trial], workshop: Workshop) -> list[Trial | None]:
         known = {one.cut: self._known(digest, one) for one in empty}  # somebody may have been faster
@@ -269,17 +267,22 @@ class Trials:
                 self._failed.clear()
             self._failed[digest, one.engine, one.cut] = one
 
-    def _judged(self, one: Trial) -> Trial:
+    def _judged(self, one: Trial, patron: Patron) -> Trial:
         """As if it had not run, where the node has no room for it; the reference's memory is not the trial's to say."""
-        why_not = self._unfit(one) if one.engine != REFERENCE else None
+        why_not = self._unfit(one, patron.room_bytes) if one.engine != REFERENCE else None
         return one if why_not is None else replace(one, seconds=0.0, why_not=why_not)
 
-    def _unfit(self, one: Trial) -> str | None:
+    def _unfit(self, one: Trial, room_bytes: float = math.inf) -> str | None:
         run_bytes, room = one.fixed_bytes + _ROWS * one.bytes_per_sample, self._room
         if one.load_bytes > room.weights_bytes:
             needs = f"{in_bytes(one.load_bytes)} to be made ready, and the node has {in_bytes(room.weights_bytes)}"
         elif run_bytes > room.run_bytes:
             needs = f"{in_bytes(run_bytes)} for {_ROWS} samples, and the node has {in_bytes(room.run_bytes)}"
+        elif one.weight_bytes > room_bytes:
+            return (
+                f"takes {in_bytes(one.weight_bytes)}, and its tenant may have {in_bytes(max(0.0, room_bytes))} beside "
+                "the prefix: give it more weight_bytes"
+            )
         else:
             return None
         return f"needs {needs} for that: start it with more --memory"

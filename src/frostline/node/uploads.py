@@ -1,6 +1,5 @@
 """Receives a prefix piece by piece, within memory that was set aside for it first."""
 
-import math
 from contextlib import ExitStack
 from io import BytesIO
 from types import TracebackType
@@ -84,9 +83,7 @@ class Upload:
         """
         if self._buffer.tell() != self._length:
             raise BadRequest(f"the prefix ended after {self._buffer.tell()} of {self._length} bytes")
-        most_bytes = self._account.settings.weight_bytes
-        most = math.inf if most_bytes is None else most_bytes
-        self._prefixes.put(digest, self._buffer.getvalue(), self._account.name, most)
+        self._prefixes.put(digest, self._buffer.getvalue(), self._account)
 
     def close(self) -> None:
         """Give everything back; a thread that waits in ``begin`` is freed."""

@@ -23,6 +23,7 @@ from frostline.core.amounts import in_bytes, in_seconds
 from frostline.engines.allocator import ENVIRONMENT
 from frostline.errors import Unavailable
 from frostline.models.artifact import Prefix, save_prefix
+from frostline.node.patrons import NOBODY, Patron
 from frostline.profiles import Trial
 
 __all__ = ("Children", "Terms", "Workshop")
@@ -111,7 +112,11 @@ class Workshop:
         converted: the folder that keeps converted files of this prefix.
         children: runs the processes.
         longest_s: for all trials together, from the first on.
+        patron: for whom.
         clock: monotonic seconds.
+
+    Attributes:
+        patron: for whom.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class Workshop:
         converted: Path,
         children: Children,
         longest_s: float,
-        spent: Callable[[float], None],
+        patron: Patron = NOBODY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prefix = prefix
@@ -132,7 +137,7 @@ class Workshop:
         self._converted = converted
         self._children = children
         self._longest_s = longest_s
-        self._spent = spent
+        self.patron = patron
         self._clock = clock
         self._until: float | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -198,7 +203,7 @@ class Workshop:
         try:
             status = self._children.run(argument, environment, words, left_s)
         finally:
-            self._spent(self._clock() - began_s)
+            self.patron.spent(self._clock() - began_s)
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
         found = {one.cut: one for one in (Trial(**json.loads(line)) for line in lines)}
         if status is None:
