@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from frostline import preprocess
     from frostline.config import LoaderSettings, NodeSettings, TenantSettings
     from frostline.datasets import Dataset
-    from frostline.loaders import Batch, FeatureMixup, FeatureNoise, Job, Loader, offload
+    from frostline.loaders import Batch, Blend, Epochs, FeatureMixup, FeatureNoise, Job, Loader, Ranks, offload
     from frostline.models import Head, freeze
     from frostline.wire.recipes import Recipe
 
 __all__ = (
     "Batch",
+    "Blend",
     "Dataset",
+    "Epochs",
     "FeatureMixup",
     "FeatureNoise",
     "Head",
@@ -23,6 +25,7 @@ __all__ = (
     "Loader",
     "LoaderSettings",
     "NodeSettings",
+    "Ranks",
     "Recipe",
     "TenantSettings",
     "__version__",
@@ -34,7 +37,9 @@ __all__ = (
 # Importing torch takes seconds and a node or a listing may never need it: each name is imported when it is used.
 _ROOMS = {
     "Batch": "frostline.loaders",
+    "Blend": "frostline.loaders",
     "Dataset": "frostline.datasets",
+    "Epochs": "frostline.loaders",
     "FeatureMixup": "frostline.loaders",
     "FeatureNoise": "frostline.loaders",
     "Head": "frostline.models",
@@ -42,6 +47,7 @@ _ROOMS = {
     "Loader": "frostline.loaders",
     "LoaderSettings": "frostline.config",
     "NodeSettings": "frostline.config",
+    "Ranks": "frostline.loaders",
     "Recipe": "frostline.wire.recipes",
     "TenantSettings": "frostline.config",
     "freeze": "frostline.models",

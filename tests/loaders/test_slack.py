@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from frostline.cache import FeatureCache, Scope, TieredCache
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
-from frostline.loaders.loader import Loader, Source
-from frostline.ordering import Order
+from frostline.loaders.loader import Epochs, Loader
+from frostline.loaders.rows import Source
+from frostline.ordering import Order, RecordedOrder, Replay
 from support.mixing import one_way
 
 COUNT, PER_REQUEST = 120, 8
@@ -19,6 +20,8 @@ SCOPE = Scope(data="memory://", prefix="", cut=1, preprocess="", engine="none", 
 
 
 class Data:
+    digest = ""
+
     def __init__(self, count):
         ids = np.arange(count, dtype=np.int64) * 3 + 1000
         zeros = np.zeros(count, np.int64)
@@ -51,7 +54,7 @@ class Store:
             self._answered.notify_all()
 
 
-def loader(data, store, cache, *, batch_size=10, **settings):
+def loader(data, store, cache, *, batch_size=10, replay=None, **settings):
     source = Source(
         fetch=store.fetch,
         dealer=one_way(PER_REQUEST, 4),
@@ -60,7 +63,9 @@ def loader(data, store, cache, *, batch_size=10, **settings):
         settings=LoaderSettings(samples_per_request=PER_REQUEST, requests_in_flight=4, **settings),
         observe=lambda event: None,
     )
-    return Loader(source, data, batch_size=batch_size, shuffle=True, seed=5, epoch=0, drop_last=False)
+    order = Order(size=len(data.samples), seed=5, epoch=0)
+    order = order if replay is None else Replay(recorded=replay, order=order)
+    return Loader(lambda epoch: source, data, order=order, batch_size=batch_size, record=True)
 
 
 def kept(data, rows):
@@ -93,6 +98,41 @@ def test_every_sample_comes_once_with_its_own_row_whatever_is_late(slack, held, 
     expected = [int(one) for one in order if int(one) not in lost]
     if slack == 0:
         assert ids.tolist() == expected
+
+
+@given(
+    slack=st.sampled_from([0, 3, 20, None]),
+    count=st.sampled_from([7, 30, COUNT]),
+    held=st.sampled_from([0, 0.3, 1]),
+    waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+)
+def test_over_epochs_through_one_window_every_sample_comes_once_in_each(slack, count, held, waits):
+    data = Data(count)
+    rows = np.flatnonzero(np.random.default_rng(count).random(count) < held)
+    cache = kept(data, rows) if held else None
+    for epoch in Epochs(loader(data, Store(data, waits), cache, slack=slack), range(3)):
+        batches = list(epoch)
+        ids = np.concatenate([batch.ids.numpy() for batch in batches])
+        assert sorted(ids.tolist()) == data.samples.ids.tolist()
+        assert all((batch.features[:, 0] == batch.ids).all() for batch in batches)
+        if slack == 0:
+            order = Order(size=count, seed=5, epoch=epoch.epoch).indices(0, count)
+            assert ids.tolist() == data.samples.ids[order].tolist()
+
+
+@given(
+    slack=st.sampled_from([0, 20, None]),
+    waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
+)
+def test_what_was_handed_out_is_recorded_and_comes_so_again_whatever_is_late_then(slack, waits, lost):
+    data = Data(COUNT)
+    lost = {int(data.samples.ids[one]) for one in lost}
+    first = loader(data, Store(data, waits, lost), None, slack=slack)
+    came = [batch.ids.tolist() for batch in first]
+    recorded = RecordedOrder.from_bytes(first.recorded().to_bytes())
+    again = loader(data, Store(data, waits[::-1]), None, slack=0, replay=recorded)
+    assert [batch.ids.tolist() for batch in again] == came
 
 
 @pytest.mark.parametrize("slack", [8, 40])

@@ -1,5 +1,6 @@
 """A cache that nodes share: what one node computed, another one reads; whatever happens there, answers stay right."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from support.nodes import (
     same,
     samples_of,
     small_network,
+    until,
     within_budget,
 )
 
@@ -96,6 +98,28 @@ def test_over_s3_a_node_without_a_disk_computes_nothing_either(images, network, 
     assert values["frostline_node_shared_cache_hits_total"] == values["frostline_node_cache_hits_total"] == COUNT
     assert values["frostline_node_shared_cache_bytes"] >= 0
     assert same(first, second)
+
+
+def test_what_makes_room_for_another_nodes_features_is_computed_again(tmp_path, images, network, shared):
+    other_network = small_network(width=16)
+    with node_at(shared, images) as node:
+        expected, _ = asked(node, images, network)
+    objects = tmp_path / "shared"
+    bound_bytes = 2 * sum(path.stat().st_size for path in objects.rglob("*.rows1"))
+    with node_at(shared, images) as node:
+        _, did = asked(node, images, network)
+        assert did["cache_hits"] == COUNT
+        until(lambda: list(objects.rglob("used")))  # noted that they are in use
+        for path in objects.rglob("*"):
+            os.utime(path, (1000, 1000))
+        with node_at(shared, images, shared_cache_bytes=bound_bytes) as other:
+            asked(other, images, other_network)
+        assert other.statistics().shared_cache.cleared
+        assert sum(path.stat().st_size for path in objects.rglob("*.rows1")) <= bound_bytes
+        answer, did = asked(node, images, network)
+        assert did["cache_misses"] == COUNT
+        assert node.statistics().shared_cache.failed == 0
+    assert same(answer, expected)
 
 
 def test_what_was_tampered_with_is_computed_again(tmp_path, images, network, shared):

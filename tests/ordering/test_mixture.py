@@ -1,5 +1,6 @@
 """Mixtures: shares to the sample in every beginning, each data set's samples all before any comes again."""
 
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -115,6 +116,20 @@ def test_mixtures_are_named_by_all_that_decides_what_comes():
     others = [name(), name((6, 5)), name(ratios=(2, 1)), name(ends="all"), name(ends=7), name(shuffle=False)]
     assert len(set(others)) == 6
     assert name() == name(ratios=(0.5, 1.0))
+
+
+def test_mixtures_of_a_hundred_million_samples_take_constant_memory():
+    mixture = Mixture.of([90_000_000, 10_000_000, 1_000], [0.9, 0.0999, 0.0001], seed=1, epoch=5, ends="all")
+    tracemalloc.start()
+    try:
+        starts = np.linspace(0, len(mixture) - 4096, 20, dtype=np.int64).tolist()
+        rows = np.concatenate([mixture.at(np.arange(start, start + 4096)) for start in starts])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(mixture) >= 100_000_000
+    assert len(np.unique(rows)) > 20 * 4095
+    assert peak < 4_000_000
 
 
 @pytest.mark.parametrize(

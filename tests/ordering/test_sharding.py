@@ -37,6 +37,7 @@ def steps_of(rank_shards):
     for step in range(shard.steps):
         worker = step % len(rank_shards)
         rows = shard.rows_in(step)
+        assert rank_shards[worker].row_of(step // len(rank_shards)) == done[worker]
         found.append(rank_shards[worker].positions(done[worker], done[worker] + rows).tolist())
         done[worker] += rows
     assert done == [len(one) for one in rank_shards]

@@ -39,8 +39,8 @@ def prefetcher(fetch, *, count=64, events=None, **settings):
 
 
 def features(transport):
-    return lambda samples, route: transport.features(
-        FeatureRequest(data="memory://", samples=samples, prefix="0" * 64, cut=route.cut, preprocess={})
+    return lambda ask: transport.features(
+        FeatureRequest(data="memory://", samples=ask.samples, prefix="0" * 64, cut=ask.route.cut, preprocess={})
     )
 
 
@@ -130,11 +130,11 @@ def test_an_interrupt_gets_through_while_the_consumer_waits():
     transport = ScriptedTransport(otherwise=Act(gate="never"))
     never = SimpleQueue()
 
-    def fetch(samples, route):
+    def fetch(ask):
         with pytest.raises(Empty):
             never.get(timeout=0.2)  # by now the consumer waits
         signal.pthread_kill(main, signal.SIGINT)
-        return features(transport)(samples, route)
+        return features(transport)(ask)
 
     with prefetcher(fetch, requests_in_flight=1) as deliveries, pytest.raises(KeyboardInterrupt):
         next(deliveries)
@@ -165,10 +165,10 @@ def test_with_slack_what_arrived_does_not_wait_for_what_is_missing():
 def test_a_generator_that_cannot_be_closed_from_outside_is_waited_for():
     release, running = threading.Event(), threading.Event()
 
-    def fetch(samples, route):
+    def fetch(ask):
         running.set()
         release.wait()
-        yield FeatureBatch(ids=samples.ids)
+        yield FeatureBatch(ids=ask.samples.ids)
 
     with prefetcher(fetch, requests_in_flight=1) as deliveries:
         assert running.wait(10)
@@ -199,8 +199,8 @@ def test_finished_requests_are_told_to_the_observer():
 def test_encoded_samples_travel_at_cut_0():
     transport = ScriptedTransport()
 
-    def fetch(samples, route):
-        return transport.features(FeatureRequest(data="m", samples=samples, prefix=None, cut=0, preprocess={}))
+    def fetch(ask):
+        return transport.features(FeatureRequest(data="m", samples=ask.samples, prefix=None, cut=0, preprocess={}))
 
     with prefetcher(fetch) as deliveries:
         encoded = [bytes(one) for delivery in deliveries for one in delivery.batch.encoded]

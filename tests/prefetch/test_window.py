@@ -1,5 +1,7 @@
 """The window: each sample exactly once, in order, within its bytes, whatever fails."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,6 +63,43 @@ def run_to_the_end(held, now=0.0):
             now = held.next_wakeup()
             assert now is not None, "the window neither asks, nor hands out, nor waits for a time"
     return positions
+
+
+@pytest.mark.parametrize("slack", [5, None])
+def test_nothing_of_an_epoch_comes_before_the_last_of_the_one_before_whatever_the_slack(slack):
+    settings = LoaderSettings(samples_per_request=4, requests_in_flight=8, slack=slack, ramp=False)
+    places = np.arange(16)
+    asked = stretches(table(16), places, places, one_way(4, ROW_BYTES))
+    held = Window((replace(one, epoch=int(one.positions[0]) // 8) for one in asked), settings)
+    first, *others = held.asks(0.0)
+    assert [ask.epoch for ask in (first, *others)] == [0, 0, 1, 1]
+    for ask in others:
+        held.arrived(ask, answer(ask.samples.ids))
+        held.finished(ask, 0.0)
+    assert [delivery.positions.tolist() for delivery in take_all(held)] in ([[4, 5, 6, 7]], [])
+    held.arrived(first, answer(first.samples.ids))
+    taken = [place for delivery in take_all(held) for place in delivery.positions.tolist()]
+    assert set(taken) >= {0, 1, 2, 3, *range(8, 16)}
+
+
+def test_an_iterator_that_has_no_more_now_may_have_some_later():
+    places = np.arange(8)
+    everything = list(stretches(table(8), places, places, one_way(4, ROW_BYTES)))
+    left = [everything[:1], everything[1:]]
+
+    class Drawn:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if not left[0]:
+                raise StopIteration
+            return left[0].pop(0)
+
+    held = Window(Drawn(), LoaderSettings(samples_per_request=4))
+    assert run_to_the_end(held) == [0, 1, 2, 3]
+    del left[0]
+    assert [ask.samples.ids.tolist() for ask in held.asks(0.0)] == [(places[4:] * 7 + 3).tolist()]
 
 
 class Disorder(RuleBasedStateMachine):

@@ -7,12 +7,13 @@ import pickle
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.errors import AccessDenied, ObjectNotFound, SettingError, StoreError, StoreThrottled
+from frostline.errors import AccessDenied, ObjectNotFound, SettingError, StoreError, StoreThrottled, StoreUnavailable
 from frostline.stores.clouds import azure_settings, cloud_store, google_settings, s3_settings
 from frostline.stores.objects import open_store
 from frostline.stores.profiles import profile_of
 from frostline.stores.urls import parse_url
 from support.bucket_peer import bucket_peer
+from support.web import web_server
 
 TEN = b"0123456789"
 
@@ -174,6 +175,43 @@ def test_a_web_server_without_ranges_is_named():
         peer.objects["x"] = TEN
         with pytest.raises(StoreError, match="whole objects only"):
             open_store(f"{peer.url}/photos").read("x", 0, 3)
+
+
+@pytest.fixture(params=["web", "s3"])
+def held(request, monkeypatch):
+    """A server, and the store that reads its only object."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    with web_server() as server:
+        server.objects["photos/x"] = TEN * 1000
+        place = f"{server.url}/photos" if request.param == "web" else f"s3://photos?endpoint={server.url}"
+        yield server, lambda: open_store(place)
+
+
+def test_a_store_that_says_nothing_is_given_up_by_a_limit_that_the_sentence_names(held, monkeypatch):
+    server, opened = held
+    server.is_silent = True
+    monkeypatch.setenv("FROSTLINE_STORE_TIMEOUT_S", "0.2")
+    monkeypatch.setenv("FROSTLINE_STORE_PATIENCE_S", "0.3")
+    store = opened()
+    for use in (lambda: store.read("x", 0, 1), lambda: store.describe("x")):
+        with pytest.raises(StoreUnavailable, match=r"nothing came .*photos/x.* within FROSTLINE_STORE_TIMEOUT_S"):
+            use()
+    assert 2 <= len(server.seen) <= 4
+
+
+def test_what_comes_slowly_and_steadily_is_read_to_its_end(held, monkeypatch):
+    server, opened = held
+    server.pieces, server.pause_s = 12, 0.25
+    monkeypatch.setenv("FROSTLINE_STORE_TIMEOUT_S", "2")
+    assert bytes(opened().read("x", 0, 10_000)) == TEN * 1000
+
+
+@pytest.mark.parametrize(("name", "text"), [("TIMEOUT_S", "60s"), ("TIMEOUT_S", "0"), ("PATIENCE_S", "nan")])
+def test_limits_that_are_no_seconds_are_refused(name, text, monkeypatch):
+    monkeypatch.setenv(f"FROSTLINE_STORE_{name}", text)
+    with pytest.raises(SettingError, match=f"FROSTLINE_STORE_{name} is a number of seconds"):
+        open_store("https://photos.example/a").read("x", 0, 1)
 
 
 def test_no_secret_gets_into_a_manifest_a_log_or_a_repr(s3, monkeypatch, caplog, tmp_path):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from time import monotonic
@@ -241,18 +240,50 @@ def test_patience_ends():
     assert 5 <= time.now_s <= 60
 
 
-def test_another_failure_is_tried_again_twice():
+class Away(Wrapped):
+    """Gives no answer from one time until another."""
+
+    def __init__(self, store, time, since_s, until_s):
+        super().__init__(store)
+        self._time, self._since_s, self._until_s = time, since_s, until_s
+        self.failures = 0
+
+    def _call(self, call):
+        self._time.now_s += 1e-3
+        if self._since_s <= self._time.now_s < self._until_s:
+            self.failures += 1
+            raise StoreUnavailable("no answer")
+        return call()
+
+
+def test_a_store_that_never_answered_is_tried_three_times():
     time = Time()
-    calls = Counter()
+    away = Away(memory(), time, 0, 1e9)
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        Patient(away, now=time.now, wait=time.wait).read("x", 0, 1)
+    assert away.failures == 3
 
-    def fail():
-        calls["made"] += 1
-        return StoreUnavailable("no answer")
 
-    store = Patient(Faulty(memory(), share=1.0, seed=0, error=fail), now=time.now, wait=time.wait)
+def test_a_store_that_went_away_is_waited_for():
+    time = Time()
+    away = Away(memory(), time, 10, 40)
+    store = Patient(away, now=time.now, wait=time.wait)
+    store.write("x", b"x")
+    time.wait(10)
+    assert bytes(store.read("x", 0, 1)) == b"x"
+    assert 40 <= time.now_s <= 46
+    assert away.failures <= 15
+
+
+def test_the_wait_for_a_store_that_went_away_ends():
+    time = Time()
+    store = Patient(Away(memory(), time, 10, 1e9), patience_s=20, now=time.now, wait=time.wait)
+    with pytest.raises(ObjectNotFound):
+        store.read("x", 0, 1)  # which is an answer too
+    time.wait(10)
     with pytest.raises(StoreUnavailable, match="no answer"):
         store.read("x", 0, 1)
-    assert calls["made"] == 3
+    assert 30 <= time.now_s <= 36
 
 
 def test_a_patient_store_travels_without_what_it_learned(tmp_path):

@@ -107,6 +107,11 @@ class TieredCache:
         scope = self.memory.scope
         return RowLayout(shapes=scope.shapes, dtypes=scope.dtypes).nbytes
 
+    @property
+    def has_room(self) -> bool:
+        """What is put now is likely to be kept: nothing was turned away yet, or there is a disk."""
+        return self._disk is not None or not self.memory.statistics().turned_away
+
     def find(self, ids: _Ids) -> Held:
         """Where each of them lies; one on disk may be gone, or found damaged, when it is read."""
         rows = self.memory.find(ids)

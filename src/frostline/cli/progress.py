@@ -19,7 +19,6 @@ from frostline.events import (
     RequestRetried,
     SampleSkipped,
     StepFinished,
-    Tuned,
 )
 
 __all__ = ("ProgressBar",)
@@ -75,9 +74,7 @@ class ProgressBar:
                     f"epoch {event.epoch + 1}: held-out accuracy {event.accuracy:.1%}, loss {event.loss:.3f} "
                     f"({self._figures()})"
                 )
-            case Tuned() if event.is_trial or event.requests == event.requests_before:
-                pass  # what is tried, and bytes alone, would fill the screen
-            case NodeRestarted() | Replanned() | RequestRetried() | SampleSkipped() | Tuned():
+            case NodeRestarted() | Replanned() | RequestRetried() | SampleSkipped():
                 self._say(_in_words(event))
             case _:
                 pass
@@ -101,7 +98,7 @@ class ProgressBar:
         self._console.print(sentence, markup=False, highlight=False)
 
 
-def _in_words(event: NodeRestarted | Replanned | RequestRetried | SampleSkipped | Tuned) -> str:
+def _in_words(event: NodeRestarted | Replanned | RequestRetried | SampleSkipped) -> str:
     match event:
         case NodeRestarted():
             return f"the node had died; it was started again at {event.url}"
@@ -111,5 +108,3 @@ def _in_words(event: NodeRestarted | Replanned | RequestRetried | SampleSkipped 
             return f"asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
         case SampleSkipped():
             return f"skipped {event.object}: {event.reason}"
-        case Tuned():
-            return f"{event.requests} requests under way at most: {event.reason}"

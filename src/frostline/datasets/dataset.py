@@ -18,7 +18,7 @@ from frostline.datasets.forms.known import form_named
 from frostline.datasets.listing import nobody
 from frostline.datasets.manifest import Manifest, load_manifest
 from frostline.datasets.named_splits import NamedSplits
-from frostline.datasets.parts import as_chosen, numbered, rows_of_ids, within
+from frostline.datasets.parts import JoinedRows, as_chosen, numbered, rows_of_ids, within
 from frostline.datasets.selecting import groups_of, select_rows, values_of
 from frostline.datasets.statistics import DatasetStatistics, formats_of, quantiles_of
 from frostline.datasets.urls import place_of
@@ -208,6 +208,18 @@ class Dataset:
         """The samples at the given rows, in the given order, as a data set of its own."""
         rows = np.asarray(rows, np.int64)
         return self._with(Places(rows if self._rows is None else self._rows.at(rows)))
+
+    def joined(self, *others: "Dataset") -> "Dataset":
+        """These samples, and after them those of other parts of the same data; one that is in several comes as often.
+
+        Raises:
+            SettingError: one is a part of other data.
+        """
+        parts = (self, *others)
+        if any((one.url, one.listing) != (self.url, self.listing) for one in others):
+            raise SettingError(f"only parts of {self.url} as it is listed now can be joined with it")
+        size = len(self._manifest_of_all.samples)
+        return self._with(JoinedRows([as_chosen(None, size) if one.rows is None else one.rows for one in parts]))
 
     @property
     def columns(self) -> tuple[str, ...]:

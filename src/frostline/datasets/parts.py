@@ -1,12 +1,15 @@
 """Decides which rows of a whole table a part of a part has; ``None`` stands for all rows."""
 
+import hashlib
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from frostline.datasets.columns import Rows
 from frostline.ordering import Chosen, Places
 
-__all__ = ("as_chosen", "kept_of", "numbered", "rows_of_ids", "within")
+__all__ = ("JoinedRows", "as_chosen", "kept_of", "numbered", "rows_of_ids", "within")
 
 
 def as_chosen(rows: Rows | None, size: int) -> Chosen:
@@ -53,3 +56,38 @@ def within(rows: Rows | None, chosen: Chosen) -> Rows:
     for some in chosen.pieces():
         mask[some] = True
     return kept_of(rows, mask)
+
+
+class JoinedRows:
+    """The rows of several parts of a table, one part after the other; a row may come more than once. Immutable.
+
+    Args:
+        parts: at least one.
+    """
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self._parts = tuple(parts)
+        self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def fingerprint(self) -> bytes:
+        """32 bytes that name exactly these rows in this order."""
+        each = (hashlib.sha256(part.fingerprint).digest() for part in self._parts)
+        return hashlib.sha256(b"joined\0" + b"".join(each)).digest()
+
+    def at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows at these positions."""
+        which = np.searchsorted(self._ends, positions, side="right")
+        found = np.empty(len(positions), np.int64)
+        for place, part in enumerate(self._parts):
+            some = which == place
+            found[some] = part.at(positions[some] - (self._ends[place] - len(part)))
+        return found
+
+    def pieces(self) -> Iterator[npt.NDArray[np.int64]]:
+        """All rows in order, some of them at a time."""
+        for part in self._parts:
+            yield from part.pieces()

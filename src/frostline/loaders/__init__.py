@@ -2,9 +2,22 @@
 
 from frostline.loaders.augment import FeatureMixup, FeatureNoise
 from frostline.loaders.batch import Batch
+from frostline.loaders.blend import Blend
 from frostline.loaders.job import Job
 from frostline.loaders.ledger import JobStatistics
-from frostline.loaders.loader import Loader
+from frostline.loaders.loader import Epochs, Loader
 from frostline.loaders.offload import offload
+from frostline.loaders.ranks import Ranks
 
-__all__ = ("Batch", "FeatureMixup", "FeatureNoise", "Job", "JobStatistics", "Loader", "offload")
+__all__ = (
+    "Batch",
+    "Blend",
+    "Epochs",
+    "FeatureMixup",
+    "FeatureNoise",
+    "Job",
+    "JobStatistics",
+    "Loader",
+    "Ranks",
+    "offload",
+)

@@ -14,7 +14,10 @@ from frostline.preprocess import Preprocess
 from frostline.wire.codecs import unpack
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Fetcher", "Shipment", "joined")
+__all__ = ("FetchRows", "Fetcher", "Shipment", "joined")
+
+FetchRows = Callable[[Samples, Route], Iterator[FeatureBatch]]
+"""Makes one request for samples on a way, no one twice, and yields their rows at the frost line."""
 
 # Samples on which an engine is tried that the node has not ready.
 _TRIED = 96

@@ -1,11 +1,10 @@
 """A job: one network's frozen part on a node, its head here, and loaders over the features between them."""
 
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from torch import nn
@@ -19,18 +18,20 @@ from frostline.events import Event
 from frostline.loaders.assignment import Assignment
 from frostline.loaders.augment import Augment
 from frostline.loaders.beside import Trained, train_beside
+from frostline.loaders.blend import Blend, GivenWeights, order_of, replayed
 from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import JobStatistics, Ledger
-from frostline.loaders.loader import Loader, Source
+from frostline.loaders.loader import Epochs, Loader
 from frostline.loaders.pilot import Pilot
+from frostline.loaders.ranks import Ranks
+from frostline.loaders.rows import Source
 from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
 from frostline.models.portable import portable
+from frostline.ordering import RecordedOrder
 from frostline.planning import Plan, Situation
-from frostline.prefetch import Tuner
 from frostline.preprocess import Preprocess
-from frostline.tuning import rule_of
 from frostline.wire.recipes import Recipe
 
 __all__ = ("Job",)
@@ -74,7 +75,6 @@ class Job:
         self._near = near
         self._trains_in_store = trains_in_store
         self._close = close
-        self._tuner = Tuner(rule_of(settings), time.monotonic())
 
     def __enter__(self) -> Self:
         return self
@@ -139,28 +139,47 @@ class Job:
         shuffle: bool = False,
         seed: int = 0,
         epoch: int = 0,
-        data: Dataset | None = None,
+        data: Dataset | Blend | None = None,
+        weights: GivenWeights | None = None,
+        draws: int | None = None,
         preprocess: Preprocess | None = None,
+        last: str = "keep",
         drop_last: bool = False,
+        ranks: Ranks | None = None,
         augment: Augment | None = None,
         targets: bool | None = None,
+        record: bool = False,
+        replay: RecordedOrder | None = None,
     ) -> Loader:
         """The batches of one epoch.
 
         Args:
-            batch_size: rows of every batch but perhaps the last.
+            batch_size: rows of every batch but perhaps the last, at each rank.
             shuffle: draw the order from the seed; else it is the manifest's.
             seed: of the order and of random preprocessing.
             epoch: each epoch has its own order.
-            data: a part of the job's data set, such as one side of ``Dataset.split``; all of it by default.
+            data: a part of the job's data set, such as one side of ``Dataset.split``, or a blend of parts; all of it
+                by default.
+            weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
+                class's samples then have together.
+            draws: how many of them are an epoch; as many as there are samples by default.
             preprocess: another one than the job's that gives the same shape, such as one without random steps for
                 the held-out samples.
-            drop_last: leave out a last batch with fewer rows.
+            last: what becomes of samples that fill no batch: ``keep``, ``drop``, ``pad`` or ``uneven``, as
+                ``ordering.Shard`` says.
+            drop_last: the same as ``last="drop"``.
+            ranks: that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
+                PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the
+                order, whatever ``slack`` is.
             augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
                 or a function of your own. What is kept are the features as they were before.
             targets: give the samples' masks as ``batch.targets``; by default where the data set has masks.
+            record: keep in which order samples are handed out, which differs from the epoch's where
+                ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it.
+            replay: hand the samples out as they were then. All else must be as it was.
 
         Raises:
+            OrderMismatch: what is to be replayed was recorded of other samples, or in another order.
             SettingError: a figure that makes no sense, or data from another place than the job's, or without masks
                 where they are asked for; or the job's policy trains on the node.
         """
@@ -169,32 +188,45 @@ class Job:
                 "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
                 "of your own"
             )
+        if drop_last and last not in ("keep", "drop"):
+            raise SettingError(f"drop_last=True and last={last!r} say different things: give one of them")
+        blend, data = (data, data.joined()) if isinstance(data, Blend) else (None, data)
         data = self._own(data)
         fetcher = self._fetcher
         if preprocess is not None:
             fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
-        view = self._keeper.view(fetcher.preprocess, seed, epoch)
         has_targets = with_targets(data, targets)
-        source = Source(
-            fetch=fetch_of(fetcher, view, has_targets=has_targets),
-            dealer=MaskedDealer(self._pilot, mask_bytes(fetcher.preprocess)) if has_targets else self._pilot,
-            cache=self._keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
-            unreadable=self._ledger.unreadable,
-            settings=self._settings,
-            observe=self._observe,
-            has_targets=has_targets,
-            tuner=self._tuner,
-        )
+        ranks = Ranks.current() if ranks is None else ranks
+        order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, draws=draws)
+        # With slack each rank would be somewhere else in a step, and a replay would be another order.
+        is_strict = ranks.are_several or replay is not None
+        settings = replace(self._settings, slack=0) if is_strict else self._settings
         return Loader(
-            source,
+            lambda number: replace(self._source(fetcher, seed, number, has_targets=has_targets), settings=settings),
             data,
+            order=order if replay is None else replayed(data, order, replay),
             batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            epoch=epoch,
-            drop_last=drop_last,
+            last="drop" if drop_last else last,
+            ranks=ranks,
             augment=augment,
+            record=record,
         )
+
+    def epochs(self, batch_size: int, epochs: Sequence[int], **options: Any) -> Epochs:
+        """Several epochs, such as ``range(10)``: each a loader, asked for while the one before it ends.
+
+        What an epoch is asked for early waits in the window until all of the one before was handed out. Where features
+        are kept at the trainer the next epoch finds them, and is not asked for before.
+
+        Args:
+            batch_size: as of ``loader``.
+            epochs: their numbers.
+            options: as of ``loader``, but ``epoch``.
+
+        Raises:
+            SettingError: as ``loader``; or there is no epoch.
+        """
+        return Epochs(self.loader(batch_size, **options), epochs)
 
     def train(
         self,
@@ -249,6 +281,18 @@ class Job:
         )
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
         return train_beside(transport, assignment, self._observe)
+
+    def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
+        """Where the rows of an epoch come from."""
+        view = self._keeper.view(fetcher.preprocess, seed, epoch)
+        return Source(
+            fetch=fetch_of(fetcher, view, has_targets=has_targets),
+            dealer=MaskedDealer(self._pilot, mask_bytes(fetcher.preprocess)) if has_targets else self._pilot,
+            cache=self._keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
+            unreadable=self._ledger.unreadable,
+            settings=self._settings,
+            observe=self._observe,
+        )
 
     def _own(self, data: Dataset | None) -> Dataset:
         """A part of the job's data; all of it where none is named."""

@@ -1,64 +1,27 @@
-"""One epoch for a training loop: prefetched rows and cached rows, merged in order into batches."""
+"""Batches for a training loop: of one epoch, or of several that are prefetched across."""
 
-import itertools
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from frostline.cache import Held, TieredCache
-from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch, SampleTable, View
-from frostline.errors import SettingError
-from frostline.events import BatchTaken, EpochFinished, EpochStarted, Observer
+from frostline.core import SampleTable, View
+from frostline.errors import OrderMismatch, SettingError
+from frostline.events import BatchTaken, EpochFinished, EpochStarted
+from frostline.loaders.ahead import Ahead
 from frostline.loaders.augment import Augment
 from frostline.loaders.batch import Batch
-from frostline.ordering import Order
-from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
-from frostline.prefetch.driver import Fetch, Prefetcher
-from frostline.prefetch.stretches import Dealer, Delivery, Stretch, stretches
-from frostline.prefetch.tuner import Tuner
-from frostline.prefetch.window import Window
+from frostline.loaders.ranks import ALONE, Ranks
+from frostline.loaders.rows import EpochRows, Source
+from frostline.ordering import EpochOrder, Order, OrderState, RecordedOrder, Shard
+from frostline.prefetch.assemble import BatchAssembler, Columns
+from frostline.prefetch.stretches import Delivery
 
-__all__ = ("Listed", "Loader", "Source")
-
-# Rows are read from the disk so many at a time, in bytes and in rows, before they are copied into their batches.
-_READ_BYTES = 16 << 20
-_READ_ROWS = 1024
-# Places of an epoch whose rows are worked out at a time, so that an epoch of a hundred million begins at once.
-_SEGMENT = 1 << 15
-
-_Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
-    """Where a loader's rows come from; made by a job.
-
-    Attributes:
-        fetch: makes one request and yields rows at the frost line.
-        dealer: says which way the next request takes.
-        cache: keeps features between epochs; None where they differ from epoch to epoch.
-        unreadable: ids that are known to be unreadable; they are not asked for again.
-        settings: of the window.
-        observe: told what happens.
-        has_targets: the last tensor of every row is its sample's mask.
-        tuner: of the windows' bounds; None leaves them as they are set.
-    """
-
-    fetch: Fetch
-    dealer: Dealer
-    cache: TieredCache | None
-    unreadable: Callable[[], npt.NDArray[np.int64]]
-    settings: LoaderSettings
-    observe: Observer
-    has_targets: bool = False
-    tuner: Tuner | None = None
+__all__ = ("Epochs", "Listed", "Loader")
 
 
 class Listed(Protocol):
@@ -68,21 +31,28 @@ class Listed(Protocol):
     def samples(self) -> SampleTable:
         """Its samples, in the manifest's order."""
 
+    @property
+    def digest(self) -> str:
+        """Names exactly these samples."""
+
 
 class Loader:
     """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
 
     Leaving a pass early cancels what it had asked for. It is for one thread at a time.
 
+    One rank alone fills every batch but the last: where a sample cannot be read, the next one takes its place. Of
+    several ranks each takes the same positions whatever can be read, so that all keep step; a batch is then shorter.
+
     Args:
-        source: where the rows come from.
+        sources: says where the rows of an epoch come from.
         data: the samples.
+        order: of the epoch.
         batch_size: rows of every batch but perhaps the last.
-        shuffle: whether the order is drawn from the seed; else it is the manifest's.
-        seed: of the order, and of random preprocessing.
-        epoch: the same for all ranks; each epoch has its own order.
-        drop_last: leave out a last batch with fewer rows.
+        last: what becomes of samples that fill no batch; see ``ordering.Shard``.
+        ranks: that share the epoch.
         augment: changes each batch, by seed and epoch; None leaves it as it is.
+        record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded``.
 
     Raises:
         SettingError: a figure that makes no sense.
@@ -90,211 +60,247 @@ class Loader:
 
     def __init__(
         self,
-        source: Source,
+        sources: Callable[[int], Source],
         data: Listed,
         *,
+        order: EpochOrder,
         batch_size: int,
-        shuffle: bool,
-        seed: int,
-        epoch: int,
-        drop_last: bool,
+        last: str = "keep",
+        ranks: Ranks = ALONE,
         augment: Augment | None = None,
+        record: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise SettingError(f"batch_size must be at least 1, not {batch_size}")
-        self._source = source
-        self._samples = data.samples
-        self._order = Order(size=len(self._samples), seed=seed, epoch=epoch, shuffle=shuffle)
-        self._epoch = epoch
+        self._sources = sources
+        self._source = sources(order.epoch)
+        self._data = data
+        self._order = order
         self._batch_size = batch_size
-        self._drop_last = drop_last
+        self._last = last
+        self._ranks = ranks
         self._augment = augment
-        self._view = View(seed=seed, epoch=epoch)
+        self._record = record
+        self._happened: list[npt.NDArray[np.int64]] = []
+        self._start = self._position = 0
+        self._followed: Callable[[], tuple[EpochRows, Iterator[Delivery]]] | None = None
+        self._shard(0)
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return self._order.epoch
 
     def __len__(self) -> int:
-        """Batches in the epoch, if no further sample turns out to be unreadable."""
-        lost = self._source.unreadable()
-        readable = len(self._samples) - (int(np.isin(self._samples.ids, lost).sum()) if len(lost) else 0)
-        return readable // self._batch_size if self._drop_last else -(-readable // self._batch_size)
+        """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
+        if self._ranks.are_several or not isinstance(self._order, Order):
+            return self._shard(0).steps
+        lost, samples = self._source.unreadable(), self._data.samples
+        readable = len(samples) - (int(np.isin(samples.ids, lost).sum()) if len(lost) else 0)
+        return readable // self._batch_size if self._last == "drop" else -(-readable // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        observe = self._source.observe
-        observe(EpochStarted(epoch=self._epoch, samples=len(self._samples)))
-        epoch = _Epoch(self._source, self._samples, self._order)
+        """A pass over the epoch, from where ``load_state_dict`` put it; the next pass is whole again.
+
+        Raises:
+            OrderMismatch: the ranks would not read the same epoch.
+            Unavailable: a rank did not say what it is about to read.
+        """
+        self._position = self._start
+        self._ranks.agree(self._state(self._start))
+        followed, self._followed = self._followed, None
+        if followed is None:
+            rows = self.rows()
+            arrivals = rows.arrivals()
+        else:
+            rows, arrivals = followed()
+        self._start = 0
+        return self._pass(rows, arrivals)
+
+    def in_epoch(self, epoch: int) -> "Loader":
+        """The same kind of loader of another epoch."""
+        return Loader(
+            self._sources,
+            self._data,
+            order=self._order.in_epoch(epoch),
+            batch_size=self._batch_size,
+            last=self._last,
+            ranks=self._ranks,
+            augment=self._augment,
+            record=self._record,
+        )
+
+    def rows(self) -> EpochRows:
+        """The rows of the next pass."""
+        return EpochRows(self._source, self._data.samples, self._order, self._shard(self._start))
+
+    def follow(self, rows: Callable[[], tuple[EpochRows, Iterator[Delivery]]]) -> None:
+        """Let somebody else ask for the rows of the next pass."""
+        self._followed = rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this loader is, by what it handed out, the same at all ranks that are equally far: plain JSON.
+
+        Raises:
+            SettingError: samples may be handed out before others, so that what was is no beginning of the order.
+        """
+        if self._source.settings.slack != 0:
+            raise SettingError(
+                "with slack the samples that were handed out are no beginning of the order: a run that is to go on "
+                "from its state needs LoaderSettings(slack=0)"
+            )
+        return self._state(self._position).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on from there, whatever the number of ranks and the batch size were.
+
+        Raises:
+            OrderMismatch: the state is of other samples, another seed, order or epoch, or of a newer Frostline.
+        """
+        found = OrderState.from_json(state)
+        found.require(self._state(0))
+        if found.epoch != self._order.epoch:
+            raise OrderMismatch(
+                f"this state stands in epoch {found.epoch}, and this loader is of epoch {self._order.epoch}: make it "
+                f"with epoch={found.epoch}"
+            )
+        self._start = self._position = found.position
+
+    def recorded(self) -> RecordedOrder:
+        """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
+
+        Raises:
+            SettingError: it was not recorded, or several ranks shared the epoch, which keep its order.
+        """
+        if not self._record or self._ranks.are_several:
+            raise SettingError("only what one rank hands out is recorded, where its loader is made with record=True")
+        positions = np.concatenate([np.zeros(0, np.int64), *self._happened])
+        return RecordedOrder(state=self._state(self._position), positions=positions)
+
+    def _shard(self, start: int) -> Shard:
+        """This rank's part from a position on. One rank alone drops what it could not fill, which it learns last."""
+        return Shard(
+            size=len(self._order),
+            batch_size=self._batch_size,
+            start=start,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            last="keep" if self._last == "drop" and not self._ranks.are_several else self._last,
+        )
+
+    def _state(self, position: int) -> OrderState:
+        return OrderState(
+            manifest=self._data.digest,
+            order=self._order.name,
+            seed=self._order.seed,
+            epoch=self._order.epoch,
+            position=position,
+            samples=len(self._order),
+            batch_size=self._batch_size * self._ranks.world_size,
+            last=self._last,
+        )
+
+    def _pass(self, epoch: EpochRows, arrivals: Iterator[Delivery]) -> Iterator[Batch]:
+        observe, number = self._source.observe, self._order.epoch
+        observe(EpochStarted(epoch=number, samples=len(epoch)))
+        self._happened, start = [], self._position
         started = waiting = time.perf_counter()
         taken, from_cache, stall_s = 0, 0, 0.0
+        view = View(seed=self._order.seed, epoch=number)
         try:
-            assembler = BatchAssembler(batch_size=self._batch_size, drop_last=self._drop_last)
-            for columns in epoch.batches(assembler):
+            drop_last = self._last == "drop" and not self._ranks.are_several
+            assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last)
+            for columns, places, position in epoch.batches(assembler, arrivals):
                 waited = time.perf_counter() - waiting
                 rows, cached = len(columns[0]), assembler.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
-                observe(BatchTaken(epoch=self._epoch, samples=rows, from_cache=cached, stall_s=waited))
+                observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
                 batch = _batch(columns, has_targets=self._source.has_targets)
-                yield batch if self._augment is None else self._augment(batch, self._view)
+                self._position = position
+                if self._record:
+                    self._happened.append(start + places)
+                yield batch if self._augment is None else self._augment(batch, view)
                 waiting = time.perf_counter()
+            self._position = len(self._order)
         finally:
             seconds = time.perf_counter() - started
-            observe(
-                EpochFinished(epoch=self._epoch, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s)
-            )
+            observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Segment:
-    """Some places of an epoch that follow each other.
+class Epochs:
+    """Several epochs one after the other: each is a ``Loader``, asked for while the one before it ends.
 
-    Attributes:
-        start: the first place.
-        rows: ``int64[n]``, the row of the table at each place.
-        ids: ``int64[n]``, of the samples there.
-        held: where the cache held their features when the segment was looked at.
+    Leaving an epoch early, or this iteration, cancels what was asked for. It is for one thread at a time.
+
+    Args:
+        loader: of any epoch.
+        numbers: of the epochs, in the order in which they come.
+
+    Raises:
+        SettingError: there is no epoch.
     """
 
-    start: int
-    rows: _Ints
-    ids: _Ints
-    held: Held
+    def __init__(self, loader: Loader, numbers: Sequence[int]) -> None:
+        if not numbers:
+            raise SettingError("epochs names the epochs to come, such as range(10), and there is none in it")
+        self._numbers = numbers
+        self._now = loader.in_epoch(numbers[0])
+        self._loaded: OrderState | None = None
 
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.rows)
+    def __len__(self) -> int:
+        """How many epochs."""
+        return len(self._numbers)
 
-    def part(self, start: int, stop: int) -> "_Segment":
-        if (start, stop) == (self.start, self.stop):
-            return self
-        some = slice(start - self.start, stop - self.start)
-        held = Held(rows=self.held.rows[some], is_on_disk=self.held.is_on_disk[some])
-        return _Segment(start=start, rows=self.rows[some], ids=self.ids[some], held=held)
+    def __iter__(self) -> Iterator[Loader]:
+        """The epochs, from where ``load_state_dict`` put them; the next iteration has all again."""
+        state, self._loaded = self._loaded, None
+        if state is None:
+            return self._run(0, self._now.in_epoch(self._numbers[0]))
+        place = self._numbers.index(state.epoch)
+        self._now = first = self._now.in_epoch(state.epoch)
+        first.load_state_dict(state.to_json())
+        if state.is_over:
+            place += 1
+            first = first if place == len(self._numbers) else first.in_epoch(self._numbers[place])
+        return self._run(place, first)
 
-    def runs(self, start: int, stop: int, read_rows: int) -> "Iterator[_Segment]":
-        """The places from ``start`` up to ``stop`` that lie in it; at most so many at a time where some are read."""
-        whole = self.part(max(start, self.start), min(stop, self.stop))
-        if not whole.held.is_on_disk.any():
-            yield whole
-            return
-        for first in range(whole.start, whole.stop, read_rows):
-            yield whole.part(first, min(first + read_rows, whole.stop))
+    def state_dict(self) -> dict[str, Any]:
+        """How far the epoch is that is under way; see ``Loader.state_dict``."""
+        return self._now.state_dict() if self._loaded is None else self._loaded.to_json()
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on from there, with that epoch; with the one after it where it was over.
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Piece:
-    """Rows of a run that come from one source, by their places in the run."""
+        Raises:
+            OrderMismatch: as ``Loader.load_state_dict``, or the epoch is none of these.
+        """
+        found = OrderState.from_json(state)
+        if found.epoch not in self._numbers:
+            raise OrderMismatch(
+                f"this state stands in epoch {found.epoch}, which is none of those to come: name it in epochs"
+            )
+        self._now.in_epoch(found.epoch).load_state_dict(state)
+        self._loaded = found
 
-    places: _Ints
-    tensors: tuple[Column, ...]
-    is_kept: bool = False
+    def _run(self, start: int, first: Loader) -> Iterator[Loader]:
+        loaders = {start: first}
 
+        def loader_at(place: int) -> Loader | None:
+            if place not in loaders and place < len(self._numbers):
+                loaders[place] = first.in_epoch(self._numbers[place])
+            return loaders.get(place)
 
-class _Epoch:
-    """One pass over one order. Segments are made as the window asks for them, and dropped when they were handed out."""
+        def rows_at(place: int) -> EpochRows | None:
+            found = loader_at(place)
+            return None if found is None else found.rows()
 
-    def __init__(self, source: Source, samples: SampleTable, order: Order) -> None:
-        self._source = source
-        self._samples = samples
-        self._order = order
-        self._segments: deque[_Segment] = deque()
-        row_bytes = 0 if source.cache is None else source.cache.row_bytes
-        self._read_rows = max(1, min(_READ_ROWS, _READ_BYTES // max(1, row_bytes)))
-
-    def batches(self, assembler: BatchAssembler) -> Iterator[Columns]:
-        done = 0  # what was cached at places below has been handed out
-        for delivery in self._deliveries(self._stretches()):
-            for run in self._runs(*delivery.span(before=done)):
-                yield from assembler.merge(*self._parts(run, _delivered(run, delivery)))
-            for run in self._runs(done, delivery.reach):
-                yield from assembler.merge(*self._parts(run, _delivered(run, delivery), self._cached(run)))
-            done = max(done, delivery.reach)
-            self._keep(delivery.batch)
-            while self._segments[0].stop <= delivery.stop and len(self._segments) > 1:
-                self._segments.popleft()
-        for run in self._runs(done, len(self._order)):
-            yield from assembler.merge(*self._parts(run, self._cached(run)))
-        last = assembler.finish()
-        if last is not None:
-            yield last
-
-    def _stretches(self) -> Iterator[Stretch]:
-        """What the epoch must ask for: neither what is cached nor what is known to be unreadable."""
-        for start in range(0, len(self._order), _SEGMENT):
-            rows = self._order.indices(start, min(start + _SEGMENT, len(self._order)))
-            ids = self._samples.ids_at(rows)
-            cache = self._source.cache
-            held = Held.nowhere(len(ids)) if cache is None else cache.find(ids)
-            segment = _Segment(start=start, rows=rows, ids=ids, held=held)
-            self._segments.append(segment)
-            yield from self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk))
-
-    def _asked(self, segment: _Segment, places: _Ints) -> Iterator[Stretch]:
-        source = self._source
-        readable = places[~np.isin(segment.ids[places], source.unreadable())]
-        return stretches(self._samples, segment.rows[readable], segment.start + readable, source.dealer)
-
-    def _deliveries(self, asked: Iterator[Stretch]) -> Iterator[Delivery]:
-        source = self._source
-        window = Window(asked, source.settings)
-        if window.is_done:
-            return
-        with Prefetcher(
-            window,
-            source.fetch,
-            threads=source.settings.last_requests,
-            clock=time.monotonic,
-            observe=source.observe,
-            tuner=source.tuner,
-        ) as prefetcher:
-            yield from prefetcher
-
-    def _runs(self, start: int, stop: int) -> Iterator[_Segment]:
-        """The places from ``start`` up to ``stop``, in runs that lie in one segment each."""
-        for one in [one for one in self._segments if one.start < stop and start < one.stop]:
-            yield from one.runs(start, stop, self._read_rows)
-
-    def _parts(self, run: _Segment, *sources: Iterable[_Piece]) -> list[Part]:
-        """The rows of a run, wherever they come from."""
-        pieces = [piece for piece in itertools.chain(*sources) if len(piece.places)]
-        if len(pieces) == 1:
-            return [self._part(run, pieces[0], None)]
-        present = np.sort(np.concatenate([piece.places for piece in pieces])) if pieces else run.rows[:0]
-        return [self._part(run, piece, np.searchsorted(present, piece.places)) for piece in pieces]
-
-    def _cached(self, run: _Segment) -> Iterator[_Piece]:
-        cache, held = self._source.cache, run.held
-        if cache is None:
-            return
-        places = np.flatnonzero(held.rows >= 0)
-        rows = held.rows if len(places) == len(held.rows) else held.rows[places]
-        tables = tuple(Gathered(table=table, rows=rows) for table in cache.memory.tables)
-        yield _Piece(places=places, tensors=tables, is_kept=True)
-        if held.is_on_disk.any():
-            yield from self._read(cache, run, np.flatnonzero(held.is_on_disk))
-
-    def _read(self, cache: TieredCache, run: _Segment, places: _Ints) -> Iterator[_Piece]:
-        """Rows that the disk held when it was looked at; what is gone since is asked for now."""
-        found, tensors = cache.read(run.ids[places])
-        yield _Piece(places=places[found], tensors=tensors, is_kept=True)
-        for delivery in self._deliveries(self._asked(run, places[~found])):
-            yield _Piece(places=delivery.positions - run.start, tensors=delivery.batch.tensors)
-            self._keep(delivery.batch)
-
-    def _part(self, run: _Segment, piece: _Piece, places: _Ints | None) -> Part:
-        """A piece with the ids and labels of its rows."""
-        ids, rows = run.ids, run.rows
-        if len(piece.places) < len(ids):
-            ids, rows = ids[piece.places], rows[piece.places]
-        columns = (ids, self._samples.labels_at(rows), *piece.tensors)
-        return Part(places=places, columns=columns, is_kept=piece.is_kept)
-
-    def _keep(self, batch: FeatureBatch) -> None:
-        if self._source.cache is not None and len(batch):
-            self._source.cache.put(batch.ids, batch.tensors)
-
-
-def _delivered(run: _Segment, delivery: Delivery) -> Iterator[_Piece]:
-    """The rows of a delivery that lie in a run."""
-    first, stop = np.searchsorted(delivery.positions, (run.start, run.stop))
-    tensors = tuple(one[first:stop] for one in delivery.batch.tensors)
-    yield _Piece(places=delivery.positions[first:stop] - run.start, tensors=tensors)
+        with Ahead(rows_at) as ahead:
+            for place in range(start, len(self._numbers)):
+                loader = loader_at(place)
+                loader_at(place + 1)  # made here, and only found by the window's threads
+                assert loader is not None
+                loader.follow(partial(ahead.rows, place))
+                self._now = loader
+                yield loader
+                loaders.pop(place)
 
 
 def _batch(columns: Columns, *, has_targets: bool) -> Batch:

@@ -11,8 +11,10 @@ from frostline.loaders.assignment import Assignment
 from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
-from frostline.loaders.loader import Loader, Source
+from frostline.loaders.loader import Loader
+from frostline.loaders.rows import Source
 from frostline.loaders.trainer_side import TrainerSide
+from frostline.ordering import Order
 from frostline.prefetch import Deal
 from frostline.preprocess import Preprocess
 
@@ -81,13 +83,10 @@ class Remote:
             observe=self._ledger,
         )
         return Loader(
-            source,
+            lambda _: source,
             _Listed(samples),
+            order=Order(size=len(samples), seed=recipe.seed, epoch=epoch, shuffle=shuffle),
             batch_size=recipe.batch_size,
-            shuffle=shuffle,
-            seed=recipe.seed,
-            epoch=epoch,
-            drop_last=False,
         )
 
     def _fetcher(self, preprocess: Preprocess) -> Fetcher:
@@ -124,3 +123,4 @@ class _Straight:
 @dataclass(frozen=True, slots=True)
 class _Listed:
     samples: Samples
+    digest: str = ""

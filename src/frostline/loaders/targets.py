@@ -10,8 +10,8 @@ import numpy.typing as npt
 from frostline.core import FeatureBatch, Route, Samples, Skipped, View
 from frostline.datasets import Dataset
 from frostline.errors import SampleError, SettingError
-from frostline.loaders.fetch import Fetcher
-from frostline.prefetch import Deal, Dealer, Fetch
+from frostline.loaders.fetch import Fetcher, FetchRows
+from frostline.prefetch import Deal, Dealer
 from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE, mask_into
 
@@ -31,7 +31,7 @@ def with_targets(data: Dataset, targets: bool | None) -> bool:
     return data.has_targets if targets is None else targets
 
 
-def fetch_of(fetcher: Fetcher, view: View | None, *, has_targets: bool) -> Fetch:
+def fetch_of(fetcher: Fetcher, view: View | None, *, has_targets: bool) -> FetchRows:
     """What makes a loader's requests for one view."""
     if has_targets:
         return lambda samples, route: Masked(fetcher, samples, route, view)

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import sys
 import threading
 from collections.abc import Callable
 
@@ -18,6 +19,8 @@ _KEEP_ALIVE_S = 300
 # Answers under way may end before the node stops.
 _GRACE_S = 5
 _BACKLOG = 2048
+# A thread that has a batch to send waits no longer for one that computes in Python (`feature_cache.py --parts links`).
+_TURN_S = 0.0005
 _LAST_PORT = 65_535
 
 
@@ -75,9 +78,12 @@ class Server:
     def run(self, on_ready: Callable[[], None]) -> None:
         """Serve until ``stop``, SIGINT or SIGTERM; a signal takes its usual effect once answers have ended.
 
+        Threads of this process take shorter turns from now on.
+
         Args:
             on_ready: called when requests are taken.
         """
+        sys.setswitchinterval(_TURN_S)
         self._server.on_ready = on_ready
         try:
             self._server.run(sockets=[self._listening])

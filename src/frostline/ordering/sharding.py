@@ -107,6 +107,11 @@ class Shard:
             return -(-width // self.world_size)
         return max(0, -((self.rank - width) // self.world_size))
 
+    def row_of(self, number: int) -> int:
+        """The worker's row with which its ``number``-th step begins."""
+        plain = min(number, self._plain)
+        return plain * self.batch_size + sum(self.rows_in(self.step_of(one)) for one in range(plain, number))
+
     def positions(self, start: int, stop: int) -> _Rows:
         """Positions of the epoch, for the worker's own rows from ``start`` up to, not including, ``stop``.
 

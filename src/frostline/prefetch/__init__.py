@@ -4,7 +4,6 @@ from frostline.prefetch.assemble import BatchAssembler, Gathered, Part
 from frostline.prefetch.driver import Fetch, Prefetcher
 from frostline.prefetch.mixing import Mixer
 from frostline.prefetch.stretches import Ask, Deal, Dealer, Delivery, Stretch, stretches
-from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window, WindowStatistics
 
 __all__ = (
@@ -19,7 +18,6 @@ __all__ = (
     "Part",
     "Prefetcher",
     "Stretch",
-    "Tuner",
     "Window",
     "WindowStatistics",
     "stretches",

@@ -21,12 +21,15 @@ class Stretch:
         samples: the samples at those places.
         expected_bytes: payload that the answer should have. The window's bound is as good as this figure.
         route: the way that they take.
+        epoch: that they belong to, where a window asks for several: nothing of one is handed out before the last of
+            the one before it.
     """
 
     positions: npt.NDArray[np.int64]
     samples: Samples
     expected_bytes: int
     route: Route
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         if len(self.positions) == 0 or len(self.positions) != len(self.samples):
@@ -46,6 +49,7 @@ class Ask:
         samples: what to ask for, in order; the stretch without what arrived in earlier attempts.
         route: the way that they take; the same in every attempt.
         is_hedge: whether an earlier attempt is under way and late.
+        epoch: of the stretch.
     """
 
     number: int
@@ -53,6 +57,7 @@ class Ask:
     samples: Samples
     route: Route
     is_hedge: bool
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,6 +15,7 @@ from frostline.errors import SettingError
 from frostline.stores.driver import DriverStore
 from frostline.stores.patient import PatientSections
 from frostline.stores.urls import Root
+from frostline.stores.waits import PREFIX, Waits
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, HTTPStore, RetryConfig, S3Store
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ("azure_settings", "cloud_store", "google_settings", "s3_settings")
 
-# Not as the driver's client options: those put aside what AWS_ALLOW_HTTP and its like say.
-_TIMES = {"connect_timeout": "5s", "timeout": "60s"}
+_CONNECT_S = 5.0
 _PLAIN = {"allow_http": "true"}
 _CONNECTION_STRING = {"AccountName": "account_name", "AccountKey": "account_key", "BlobEndpoint": "endpoint"}
 
@@ -32,7 +32,7 @@ def cloud_store(
     url: str,
     root: Root,
     *,
-    patience_s: float = 60.0,
+    patience_s: float | None = None,
     now: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> PatientSections:
@@ -41,12 +41,13 @@ def cloud_store(
     Args:
         url: canonical.
         root: the same taken apart.
-        patience_s: how long a call may be refused for the store's rate before its caller is told.
+        patience_s: how long a call may be refused before its caller is told; None for what the environment says.
         now: what time it is.
         wait: lets time pass.
     """
     is_read_only = root.scheme in ("http", "https")
     driver = DriverStore(url, partial(_client, root), root.path, is_read_only=is_read_only)
+    patience_s = Waits.of(environment(PREFIX)).patience_s if patience_s is None else patience_s
     return PatientSections(driver, patience_s=patience_s, now=now, wait=wait)
 
 
@@ -104,6 +105,14 @@ def _tries(retries: int) -> "RetryConfig":
     return {"max_retries": retries, "retry_timeout": timedelta(seconds=20)}
 
 
+def _times() -> dict[str, str]:
+    # Not as the driver's client options: those put aside what AWS_ALLOW_HTTP and its like say. The limit for a whole
+    # answer is one that nothing reaches, as there is none: what counts is that bytes keep coming.
+    timeout_s = Waits.of(environment(PREFIX)).timeout_s
+    connect_ms, read_ms = (f"{round(1000 * seconds)}ms" for seconds in (min(_CONNECT_S, timeout_s), timeout_s))
+    return {"connect_timeout": connect_ms, "read_timeout": read_ms, "timeout": "365days"}
+
+
 def _client(root: Root, retries: int) -> "Client":
     match root.scheme:
         case "s3":
@@ -122,7 +131,7 @@ def _s3(root: Root, retries: int) -> "S3Store":
     from frostline.stores.profiles import profile_of, signed
 
     options, said = dict(root.options), environment("AWS_")
-    config: dict[str, Any] = {**_TIMES, **s3_settings(options, said)}
+    config: dict[str, Any] = {**_times(), **s3_settings(options, said)}
     profile = None if "anonymous" in options else profile_of(options, said)
     if profile is None:
         return S3Store(root.place, retry_config=_tries(retries), config=config)  # type: ignore[arg-type]
@@ -133,14 +142,14 @@ def _s3(root: Root, retries: int) -> "S3Store":
 def _google(root: Root, retries: int) -> "GCSStore":
     from obstore.store import GCSStore
 
-    settings: Any = {**_TIMES, **google_settings(dict(root.options), environment("STORAGE_"))}
+    settings: Any = {**_times(), **google_settings(dict(root.options), environment("STORAGE_"))}
     return GCSStore(root.place, retry_config=_tries(retries), config=settings)
 
 
 def _azure(root: Root, retries: int) -> "AzureStore":
     from obstore.store import AzureStore
 
-    settings: Any = {**_TIMES, **azure_settings(dict(root.options), environment("AZURE_"))}
+    settings: Any = {**_times(), **azure_settings(dict(root.options), environment("AZURE_"))}
     return AzureStore(root.place, retry_config=_tries(retries), config=settings)
 
 
@@ -149,6 +158,5 @@ def _web(root: Root, retries: int) -> "HTTPStore":
 
     # The prefix is the store's own matter, as everywhere.
     address = f"{root.scheme}://{root.place}"
-    times = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
-    plain: Any = {"allow_http": root.scheme == "http", **times}
+    plain: Any = {"allow_http": root.scheme == "http", **_times()}
     return HTTPStore(address, retry_config=_tries(retries), client_options=plain)

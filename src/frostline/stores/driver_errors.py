@@ -15,6 +15,7 @@ from frostline.errors import (
     StoreUnavailable,
 )
 from frostline.stores.urls import object_url, parse_url
+from frostline.stores.waits import TIMEOUT
 
 __all__ = ("error_of_driver",)
 
@@ -72,6 +73,8 @@ def _by_text(text: str, url: str, name: str) -> FrostlineError:
         return AccessDenied(f"no credentials for {url}: set {_CREDENTIALS.get(scheme, 'those of the store')}")
     if "Invalid range:" in text or "Wanted range starting at" in text:
         return _cut_short(what)
+    if "kind: Timeout" in text:
+        return StoreUnavailable(f"nothing came from the store for {what} within {TIMEOUT} (30 s unless set)")
     if "builder error" in text:
         return SettingError(_plain_http(scheme))
     found = _STATUS.search(text)
@@ -93,6 +96,8 @@ def _by_status(status: int, said: str, url: str, name: str) -> FrostlineError:
             return _refused(what, f" ({said})")
         case 405 | 501 if scheme in ("http", "https") and not name:
             return StoreError(f"the server of {url} lists nothing: that takes WebDAV, or a list of URLs as data set")
+        case 405 | 501:
+            return StoreError(f"the store does not do this with {what} ({said}): see what its server allows")
         case 416:
             return _cut_short(what)
         case 507:

@@ -1,4 +1,4 @@
-"""Asks a store that refuses again, at a rate just under what it allows."""
+"""Asks a store that refuses again, at a rate just under what it allows, and waits for one that went away."""
 
 import builtins
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from frostline.errors import StoreThrottled, StoreUnavailable
+from frostline.errors import StoreError, StoreThrottled, StoreUnavailable
 from frostline.stores.faces import Dated, Described, Entry, ObjectStore, Prunable, Sectioned
 from frostline.stores.pacing import FollowingRate
 from frostline.stores.wrapped import Wrapped
@@ -17,17 +17,19 @@ __all__ = ("Patient", "PatientSections")
 T = TypeVar("T")
 _TRIES = 3
 _FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
 
 
 class Patient(Wrapped):
     """A store that is asked again when it refuses for its rate, and no faster than it allows (``FollowingRate``).
 
-    Until it refuses nothing waits. A call that fails otherwise, and may go well the next time, is tried again twice at
-    once. Safe for threads; travels by pickle, without what it learned.
+    Until it refuses nothing waits. A call that fails otherwise, and may go well the next time, is tried again as long,
+    with longer pauses each time, where the store has ever answered: it may be starting again. One that never has is
+    tried three times, since its address may be wrong. Safe for threads; travels by pickle, without what it learned.
 
     Args:
         store: that may refuse.
-        patience_s: how long a call is refused before its caller is told.
+        patience_s: how long a call is refused, or fails, before its caller is told.
         now: what time it is.
         wait: lets time pass.
     """
@@ -47,6 +49,7 @@ class Patient(Wrapped):
         self._gate = threading.Lock()
         self._lock = threading.Lock()
         self._rate = FollowingRate()
+        self._has_answered = False
 
     def __reduce__(self) -> tuple[Callable[..., "Patient"], tuple[ObjectStore]]:
         return partial(type(self), patience_s=self._patience_s), (self._store,)
@@ -63,17 +66,21 @@ class Patient(Wrapped):
             try:
                 answer = call()
             except StoreThrottled as error:
-                now_s = self._now()
+                now_s, self._has_answered = self._now(), True
                 with self._lock:
                     self._rate = self._rate.refused(now_s, sent_at_s=sent_at_s, wait_s=error.retry_after_s)
                 if now_s >= give_up_s:
                     raise
             except StoreUnavailable:
                 failures += 1
-                if failures == _TRIES:
+                if (failures >= _TRIES and not self._has_answered) or self._now() >= give_up_s:
                     raise
-                self._wait(_FIRST_PAUSE_S * 2**failures)
+                self._wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures))
+            except StoreError:
+                self._has_answered = True
+                raise
             else:
+                self._has_answered = True
                 with self._lock:
                     self._rate = self._rate.succeeded(self._now())
                 return answer

@@ -1,0 +1,119 @@
+"""In which order a job's samples come: listed, shuffled, drawn by weights, or parts of the data by turns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.datasets import Dataset
+from frostline.errors import OrderMismatch, SettingError
+from frostline.ordering import (
+    EpochOrder,
+    Mixture,
+    Order,
+    RecordedOrder,
+    Replay,
+    Weighted,
+    Weights,
+    weights_by_class,
+)
+
+__all__ = ("Blend", "GivenWeights", "order_of", "replayed")
+
+GivenWeights = Mapping[str, float] | Sequence[float] | npt.NDArray[np.floating]
+"""By the names of classes, or one for each sample."""
+
+
+def order_of(
+    data: Dataset,
+    blend: "Blend | None" = None,
+    *,
+    shuffle: bool,
+    seed: int,
+    epoch: int,
+    weights: GivenWeights | None = None,
+    draws: int | None = None,
+) -> EpochOrder:
+    """The order of one epoch; see ``Job.loader``.
+
+    Args:
+        data: the samples; those of all parts where they are blended.
+        blend: of the parts; None where they are not.
+        shuffle: draw the order from the seed.
+        seed: of the order.
+        epoch: its number.
+        weights: draw by these instead.
+        draws: how many.
+
+    Raises:
+        SettingError: the figures make no sense, or do not go together.
+    """
+    if weights is None and draws is not None:
+        raise SettingError("draws is how many samples are drawn by weights: give weights too")
+    if blend is not None:
+        if weights is not None:
+            raise SettingError("a blend has ratios: draw by weights from one data set, or blend parts of it")
+        return blend.order(shuffle=shuffle, seed=seed, epoch=epoch)
+    if weights is None:
+        return Order(size=len(data), seed=seed, epoch=epoch, shuffle=shuffle)
+    size = len(data) if draws is None else draws
+    return Weighted(weights=_weights(data, weights), size=size, seed=seed, epoch=epoch)
+
+
+def replayed(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Replay:
+    """What happened, once more.
+
+    Raises:
+        OrderMismatch: it was recorded of other samples, or in another order.
+    """
+    if recorded.state.manifest != data.digest:
+        raise OrderMismatch(f"this order was recorded of other samples than these of {data.url}")
+    return Replay(recorded=recorded, order=order)
+
+
+def _weights(data: Dataset, given: GivenWeights) -> Weights:
+    if isinstance(given, Mapping):
+        unknown = sorted(set(given) - set(data.classes))
+        if unknown:
+            raise SettingError(f"there is no class {unknown[0]!r}: the data has {', '.join(data.classes)}")
+        labels = {data.classes.index(name): weight for name, weight in given.items()}
+        return Weights(weights_by_class(data.samples.labels, labels))
+    if len(given) != len(data):
+        raise SettingError(f"{len(given)} weights were given for {len(data)} samples")
+    return Weights(given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blend:
+    """Parts of one data set that take turns by ratio; see ``ordering.Mixture``.
+
+    Attributes:
+        parts: of the job's data set, such as selections of it; a sample may be in several.
+        ratios: how often each one's turn comes, beside the others.
+        ends: an epoch ends when the ``first`` part would have to begin again, or when ``all`` have been seen whole,
+            the smaller ones several times; or after so many samples.
+    """
+
+    parts: Sequence[Dataset]
+    ratios: Sequence[float]
+    ends: str | int = "first"
+
+    def joined(self) -> Dataset:
+        """The samples of all parts, one after the other.
+
+        Raises:
+            SettingError: there is no part, or they are not of one data set.
+        """
+        if not self.parts:
+            raise SettingError("a blend has at least one part")
+        return self.parts[0].joined(*self.parts[1:])
+
+    def order(self, *, shuffle: bool, seed: int, epoch: int) -> Mixture:
+        """In which these samples come.
+
+        Raises:
+            SettingError: a figure that makes no sense, or a part without samples.
+        """
+        sizes = [len(part) for part in self.parts]
+        return Mixture.of(sizes, self.ratios, seed=seed, epoch=epoch, ends=self.ends, shuffle=shuffle)

@@ -1,0 +1,141 @@
+"""Which rank of how many this process is, and how the ranks tell each other what they are about to read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+import torch.distributed as dist
+
+from frostline.errors import SettingError, Unavailable
+from frostline.ordering import Gather, OrderState, Terms, check_terms
+from frostline.ordering.handshake import RECORD_BYTES
+
+__all__ = ("ALONE", "KeyValueStore", "Ranks")
+
+
+class KeyValueStore(Protocol):
+    """What a handshake needs of a store that all ranks reach, such as ``TCPStore`` and ``FileStore`` of torch."""
+
+    def set(self, key: str, value: Any, /) -> None:
+        """Keep a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value, once it is there; an error after the store's own deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The processes that share an epoch. The environment is not asked: a launcher's variables reach nobody.
+
+    Attributes:
+        rank: of this process.
+        world_size: how many there are.
+        gather: gives this rank's record to the others and returns all, by rank; None where they cannot speak to each
+            other, so that nobody notices when they read different things.
+
+    Raises:
+        SettingError: there is no such rank.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    gather: Gather | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise SettingError(
+                f"rank must lie from 0 to below world_size, and {self.rank} of {self.world_size} does not"
+            )
+
+    @classmethod
+    def current(cls) -> Self:
+        """Those of ``torch.distributed`` where it is initialised; else this process is alone."""
+        return cls.of_torch() if dist.is_available() and dist.is_initialized() else cls()
+
+    @classmethod
+    def of_torch(cls, group: "dist.ProcessGroup | None" = None) -> Self:
+        """Those of a process group, of the default one if none is given. They wait for each other as long as it does.
+
+        Raises:
+            SettingError: this process is not in it.
+        """
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise SettingError("this process is not in the process group that should share the epoch")
+        return cls(rank=rank, world_size=dist.get_world_size(group), gather=_TorchGather(group))
+
+    @classmethod
+    def by_store(cls, store: KeyValueStore, rank: int, world_size: int) -> Self:
+        """Processes without a process group that reach one store, such as those of JAX or TensorFlow.
+
+        Args:
+            store: for these ranks alone (``torch.distributed.PrefixStore`` makes one of a larger one), empty at first.
+            rank: of this process.
+            world_size: how many there are.
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        return cls(rank=rank, world_size=world_size, gather=_StoreGather(store, rank, world_size))
+
+    @property
+    def are_several(self) -> bool:
+        """This process is not alone."""
+        return self.world_size > 1
+
+    def agree(self, state: OrderState) -> None:
+        """Make sure that all ranks are about to read from there; each must call it as often as the others.
+
+        Raises:
+            OrderMismatch: they are not; the sentence says what differs, and at which ranks.
+            Unavailable: a rank did not say it.
+        """
+        if self.are_several and self.gather is not None:
+            check_terms(self.gather(Terms(state=state, rank=self.rank, world_size=self.world_size).to_bytes()))
+
+
+ALONE = Ranks()
+"""One process that shares with nobody."""
+
+
+class _TorchGather:
+    """Gathers bytes as tensors, which are never unpickled."""
+
+    def __init__(self, group: "dist.ProcessGroup | None") -> None:
+        self._group = group
+
+    def __call__(self, record: bytes) -> Sequence[bytes]:
+        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
+        own = torch.frombuffer(bytearray(record), dtype=torch.uint8).to(device)
+        found = [torch.empty(RECORD_BYTES, dtype=torch.uint8, device=device) for _ in range(self._size)]
+        try:
+            dist.all_gather(found, own, self._group)
+        except RuntimeError as error:  # what every backend raises
+            raise Unavailable(f"the ranks could not tell each other what they are about to read: {error}") from error
+        return [one.cpu().numpy().tobytes() for one in found]
+
+    @property
+    def _size(self) -> int:
+        return dist.get_world_size(self._group)
+
+
+class _StoreGather:
+    """Gathers bytes over a store: each handshake has keys of its own, and each rank waits for all of them."""
+
+    def __init__(self, store: KeyValueStore, rank: int, world_size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._number = 0
+
+    def __call__(self, record: bytes) -> Sequence[bytes]:
+        self._number += 1
+        self._store.set(f"frostline/{self._number}/{self._rank}", record)
+        return [self._get(rank) for rank in range(self._world_size)]
+
+    def _get(self, rank: int) -> bytes:
+        try:
+            return bytes(self._store.get(f"frostline/{self._number}/{rank}"))
+        except RuntimeError as error:  # what every store of torch raises
+            raise Unavailable(f"rank {rank} did not say what it is about to read: {error}; does it run?") from error

@@ -1,0 +1,283 @@
+"""The rows of one epoch for one process: prefetched rows and cached rows, merged in order into batches."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.cache import Held, TieredCache
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, SampleTable
+from frostline.errors import DataError
+from frostline.events import Observer
+from frostline.loaders.fetch import FetchRows
+from frostline.loaders.repeats import fetch_each
+from frostline.ordering import EpochOrder, Shard
+from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
+from frostline.prefetch.driver import Prefetcher
+from frostline.prefetch.stretches import Ask, Dealer, Delivery, Stretch, stretches
+from frostline.prefetch.window import Window
+
+__all__ = ("EpochRows", "Source")
+
+# Rows are read from the disk so many at a time, in bytes and in rows, before they are copied into their batches.
+_READ_BYTES = 16 << 20
+_READ_ROWS = 1024
+# Places of an epoch whose rows are worked out at a time, so that an epoch of a hundred million begins at once.
+_SEGMENT = 1 << 15
+
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Source:
+    """Where a loader's rows come from; made by a job.
+
+    Attributes:
+        fetch: makes one request and yields rows at the frost line.
+        dealer: says which way the next request takes.
+        cache: keeps features between epochs; None where they differ from epoch to epoch.
+        unreadable: ids that are known to be unreadable; they are not asked for again.
+        settings: of the window.
+        observe: told what happens.
+        has_targets: the last tensor of every row is its sample's mask.
+    """
+
+    fetch: FetchRows
+    dealer: Dealer
+    cache: TieredCache | None
+    unreadable: Callable[[], npt.NDArray[np.int64]]
+    settings: LoaderSettings
+    observe: Observer
+    has_targets: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Segment:
+    """Some places of an epoch that follow each other.
+
+    Attributes:
+        start: the first place.
+        rows: ``int64[n]``, the row of the table at each place.
+        ids: ``int64[n]``, of the samples there.
+        held: where the cache held their features when the segment was looked at.
+    """
+
+    start: int
+    rows: _Ints
+    ids: _Ints
+    held: Held
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.rows)
+
+    def part(self, start: int, stop: int) -> "_Segment":
+        if (start, stop) == (self.start, self.stop):
+            return self
+        some = slice(start - self.start, stop - self.start)
+        held = Held(rows=self.held.rows[some], is_on_disk=self.held.is_on_disk[some])
+        return _Segment(start=start, rows=self.rows[some], ids=self.ids[some], held=held)
+
+    def runs(self, start: int, stop: int, read_rows: int) -> "Iterator[_Segment]":
+        """The places from ``start`` up to ``stop`` that lie in it; at most so many at a time where some are read."""
+        whole = self.part(max(start, self.start), min(stop, self.stop))
+        if not whole.held.is_on_disk.any():
+            yield whole
+            return
+        for first in range(whole.start, whole.stop, read_rows):
+            yield whole.part(first, min(first + read_rows, whole.stop))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Piece:
+    """Rows of a run that come from one source, by their places in the run."""
+
+    places: _Ints
+    tensors: tuple[Column, ...]
+    is_kept: bool = False
+
+
+class EpochRows:
+    """One pass over one order. Segments are made as the window asks for them, and dropped when they were handed out.
+
+    Args:
+        source: where the rows come from.
+        samples: the table that the order is one of.
+        order: of the epoch.
+        shard: this process's part of it.
+
+    Attributes:
+        source: as given.
+        asked: all places below this that must be asked for have been drawn from ``stretches``.
+    """
+
+    def __init__(self, source: Source, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
+        self.source = source
+        self._samples = samples
+        self._order = order
+        self._shard = shard
+        self.asked = 0
+        self._step = 0
+        self._given = 0
+        self._segments: deque[_Segment] = deque()
+        row_bytes = 0 if source.cache is None else source.cache.row_bytes
+        self._read_rows = max(1, min(_READ_ROWS, _READ_BYTES // max(1, row_bytes)))
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def batches(self, assembler: BatchAssembler, arrivals: Iterator[Delivery]) -> Iterator[tuple[Columns, _Ints, int]]:
+        """Ids, labels and tensors of each batch, its places, and how far the epoch is when it was handed out.
+
+        Args:
+            assembler: of the batches; empty.
+            arrivals: what was asked for by ``stretches``, in order: ``arrivals``, or from a window that asks for more.
+        """
+        for ids, labels, column, *tensors in self._filled(assembler, arrivals):
+            self._given += 1
+            places = column.astype(np.int64, copy=False)
+            position = self._shard.start + int(places[-1]) + 1
+            if self._shard.world_size > 1:
+                position = self._shard.after(self._given)
+            yield (ids, labels, *tensors), places, position
+
+    def waits_for(self, before: "EpochRows") -> bool:
+        """Its features are found where those of the epoch before are kept, if it is asked for after that."""
+        cache = self.source.cache
+        return cache is not None and cache is before.source.cache and cache.has_room
+
+    def fetch(self, ask: Ask) -> Iterator[FeatureBatch]:
+        """Make a request for some of its rows."""
+        return fetch_each(self.source.fetch, ask.samples, ask.route)
+
+    def arrivals(self) -> Iterator[Delivery]:
+        """What the epoch must ask for, asked for by a window of its own."""
+        return self._deliveries(self.stretches())
+
+    def stretches(self) -> Iterator[Stretch]:
+        """What the epoch must ask for: neither what is cached nor what is known to be unreadable."""
+        for start in range(0, len(self._shard), _SEGMENT):
+            stop = min(start + _SEGMENT, len(self._shard))
+            rows = self._order.at(self._shard.positions(start, stop))
+            ids = self._samples.ids_at(rows)
+            cache = self.source.cache
+            held = Held.nowhere(len(ids)) if cache is None else cache.find(ids)
+            segment = _Segment(start=start, rows=rows, ids=ids, held=held)
+            self._segments.append(segment)
+            for stretch in self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk)):
+                self.asked = int(stretch.positions[-1]) + 1
+                yield stretch
+
+    def _filled(self, assembler: BatchAssembler, arrivals: Iterator[Delivery]) -> Iterator[Columns]:
+        done = 0  # what was cached at places below has been handed out
+        for delivery in arrivals:
+            for run in self._runs(*delivery.span(before=done)):
+                yield from assembler.merge(*self._parts(run, _delivered(run, delivery)))
+            yield from self._merged(assembler, done, delivery.reach, delivery)
+            done = max(done, delivery.reach)
+            self._keep(delivery.batch)
+            while self._segments[0].stop <= delivery.stop and len(self._segments) > 1:
+                self._segments.popleft()
+        yield from self._merged(assembler, done, len(self), None)
+        yield from _last(assembler)
+
+    def _merged(self, assembler: BatchAssembler, start: int, stop: int, delivery: Delivery | None) -> Iterator[Columns]:
+        """Add the places from ``start`` up to ``stop``; of several ranks, each ends its batch where its step ends."""
+        while start < stop:
+            edge = self._shard.row_of(self._step + 1) if self._shard.world_size > 1 else stop
+            end = min(edge, stop)
+            for run in self._runs(start, end):
+                yield from assembler.merge(*self._parts(run, _delivered(run, delivery), self._cached(run)))
+            if end == edge and self._shard.world_size > 1:
+                yield from _last(assembler)
+                self._step += 1
+                self._require_batch()
+            start = end
+
+    def _require_batch(self) -> None:
+        if self._given < self._step:
+            raise DataError(
+                f"none of the samples that rank {self._shard.rank} takes in step {self._step - 1} can be read, and "
+                "all ranks must take the step: mend the data, leave these samples out, or raise batch_size"
+            )
+
+    def _asked(self, segment: _Segment, places: _Ints) -> Iterator[Stretch]:
+        source = self.source
+        readable = places[~np.isin(segment.ids[places], source.unreadable())]
+        return stretches(self._samples, segment.rows[readable], segment.start + readable, source.dealer)
+
+    def _deliveries(self, asked: Iterator[Stretch]) -> Iterator[Delivery]:
+        source = self.source
+        window = Window(asked, source.settings)
+        if window.is_done:
+            return
+        threads = source.settings.requests_in_flight
+        with Prefetcher(
+            window, self.fetch, threads=threads, clock=time.monotonic, observe=source.observe
+        ) as prefetcher:
+            yield from prefetcher
+
+    def _runs(self, start: int, stop: int) -> Iterator[_Segment]:
+        """The places from ``start`` up to ``stop``, in runs that lie in one segment each."""
+        # A tuple at once, because the window's threads add segments meanwhile.
+        for one in [one for one in tuple(self._segments) if one.start < stop and start < one.stop]:
+            yield from one.runs(start, stop, self._read_rows)
+
+    def _parts(self, run: _Segment, *sources: Iterable[_Piece]) -> list[Part]:
+        """The rows of a run, wherever they come from."""
+        pieces = [piece for piece in itertools.chain(*sources) if len(piece.places)]
+        if len(pieces) == 1:
+            return [self._part(run, pieces[0], None)]
+        present = np.sort(np.concatenate([piece.places for piece in pieces])) if pieces else run.rows[:0]
+        return [self._part(run, piece, np.searchsorted(present, piece.places)) for piece in pieces]
+
+    def _cached(self, run: _Segment) -> Iterator[_Piece]:
+        cache, held = self.source.cache, run.held
+        if cache is None:
+            return
+        places = np.flatnonzero(held.rows >= 0)
+        rows = held.rows if len(places) == len(held.rows) else held.rows[places]
+        tables = tuple(Gathered(table=table, rows=rows) for table in cache.memory.tables)
+        yield _Piece(places=places, tensors=tables, is_kept=True)
+        if held.is_on_disk.any():
+            yield from self._read(cache, run, np.flatnonzero(held.is_on_disk))
+
+    def _read(self, cache: TieredCache, run: _Segment, places: _Ints) -> Iterator[_Piece]:
+        """Rows that the disk held when it was looked at; what is gone since is asked for now."""
+        found, tensors = cache.read(run.ids[places])
+        yield _Piece(places=places[found], tensors=tensors, is_kept=True)
+        for delivery in self._deliveries(self._asked(run, places[~found])):
+            yield _Piece(places=delivery.positions - run.start, tensors=delivery.batch.tensors)
+            self._keep(delivery.batch)
+
+    def _part(self, run: _Segment, piece: _Piece, places: _Ints | None) -> Part:
+        """A piece with the ids, labels and places of its rows."""
+        ids, rows = run.ids, run.rows
+        if len(piece.places) < len(ids):
+            ids, rows = ids[piece.places], rows[piece.places]
+        columns = (ids, self._samples.labels_at(rows), run.start + piece.places, *piece.tensors)
+        return Part(places=places, columns=columns, is_kept=piece.is_kept)
+
+    def _keep(self, batch: FeatureBatch) -> None:
+        if self.source.cache is not None and len(batch):
+            self.source.cache.put(batch.ids, batch.tensors)
+
+
+def _delivered(run: _Segment, delivery: Delivery | None) -> Iterator[_Piece]:
+    """The rows of a delivery that lie in a run."""
+    if delivery is None:
+        return
+    first, stop = np.searchsorted(delivery.positions, (run.start, run.stop))
+    tensors = tuple(one[first:stop] for one in delivery.batch.tensors)
+    yield _Piece(places=delivery.positions[first:stop] - run.start, tensors=tensors)
+
+
+def _last(assembler: BatchAssembler) -> Iterator[Columns]:
+    rest = assembler.finish()
+    if rest is not None:
+        yield rest
