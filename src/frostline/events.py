@@ -13,6 +13,8 @@ __all__ = (
     "EpochTrained",
     "Evaluated",
     "Event",
+    "NodeFull",
+    "NodeLeftOut",
     "NodeRestarted",
     "Observer",
     "PhaseStarted",
@@ -164,6 +166,24 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFull:
+    """A node takes nothing more just now, and a job that begins asks it again after ``delay_s`` seconds."""
+
+    attempt: int
+    delay_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeftOut:
+    """One of several nodes gets no more of the work that an engine does, since it cannot run that engine."""
+
+    url: str
+    engine: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRestarted:
     """The job's own node had died and was started again at the same address."""
 
@@ -177,6 +197,8 @@ Event = (
     | EpochStarted
     | EpochTrained
     | Evaluated
+    | NodeFull
+    | NodeLeftOut
     | NodeRestarted
     | PhaseStarted
     | Replanned

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
+from frostline.core import REFERENCE
 from frostline.errors import SettingError
 from frostline.events import Counted
 from frostline.node.process import start_node
@@ -75,6 +76,7 @@ def test_parts_join_to_the_same_table(folder, node, whole, tmp_path):
     table = pq.read_table(tmp_path / "f.parquet")
     assert table.equals(whole)
     assert (done.samples, done.taken_up) == (36, 0)
+    assert (done.to_json()["engine"], done.to_json()["engine_error"]) == (REFERENCE, 0.0)
     assert done.shape == features(whole).shape[1:]
     assert [path.name for path in tmp_path.iterdir()] == ["f.parquet"]
 

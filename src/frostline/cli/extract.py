@@ -51,5 +51,7 @@ def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
         f"{done.samples} samples of {done.shape} {done.dtype} written to {out} in {in_seconds(done.seconds)}; "
         f"{in_bytes(done.wire_bytes)} crossed, {len(done.skipped)} skipped"
         + (f", {done.taken_up} taken up from before" if done.taken_up else "")
-        + (f"; relative error up to {done.codec_error:.2g}" if done.codec_error else "")
+        + f"; computed by {done.engine}"
+        + (f", relative error up to {done.engine_error:.2g}" if done.engine_error else "")
+        + (f"; relative error on the way up to {done.codec_error:.2g}" if done.codec_error else "")
     )

@@ -13,6 +13,8 @@ from frostline.events import (
     EpochStarted,
     Evaluated,
     Event,
+    NodeFull,
+    NodeLeftOut,
     NodeRestarted,
     PhaseStarted,
     Replanned,
@@ -74,7 +76,7 @@ class ProgressBar:
                     f"epoch {event.epoch + 1}: held-out accuracy {event.accuracy:.1%}, loss {event.loss:.3f} "
                     f"({self._figures()})"
                 )
-            case NodeRestarted() | Replanned() | RequestRetried() | SampleSkipped():
+            case NodeFull() | NodeLeftOut() | NodeRestarted() | Replanned() | RequestRetried() | SampleSkipped():
                 self._say(_in_words(event))
             case _:
                 pass
@@ -98,8 +100,12 @@ class ProgressBar:
         self._console.print(sentence, markup=False, highlight=False)
 
 
-def _in_words(event: NodeRestarted | Replanned | RequestRetried | SampleSkipped) -> str:
+def _in_words(event: NodeFull | NodeLeftOut | NodeRestarted | Replanned | RequestRetried | SampleSkipped) -> str:
     match event:
+        case NodeFull():
+            return f"the node is full, asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
+        case NodeLeftOut():
+            return f"{event.url} is left out of what {event.engine} computes: {event.reason}"
         case NodeRestarted():
             return f"the node had died; it was started again at {event.url}"
         case Replanned():

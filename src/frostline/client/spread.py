@@ -157,7 +157,7 @@ class SpreadTransport:
             try:
                 found.append(call(self._nodes[number]))
             except Unavailable as error:
-                failure = error
+                failure = _better_known(failure, error)
                 self.failed(number, error)
         if failure is not None and not found:
             raise failure
@@ -169,10 +169,16 @@ class SpreadTransport:
             try:
                 return call(self._nodes[number])
             except Unavailable as error:
-                failure = error
+                failure = _better_known(failure, error)
                 self.failed(number, error)
         assert failure is not None
         raise failure
+
+
+def _better_known(before: Unavailable | None, error: Unavailable) -> Unavailable:
+    """Which failure to tell: that of the node that is back first, where one is only full."""
+    known = [one for one in (before, error) if isinstance(one, Overloaded)]
+    return min(known, key=lambda one: one.retry_after_s, default=error)
 
 
 class SpreadAnswer:

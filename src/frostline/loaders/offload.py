@@ -20,6 +20,7 @@ from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, read_as
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event, Observer, PhaseStarted
+from frostline.loaders.asking import Asking
 from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.job import Job
 from frostline.loaders.keeping import Keeper
@@ -107,12 +108,14 @@ def offload(
         if model is not None:
             observe(PhaseStarted(name="tracing the network"))
             network = cut_network(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
-        shipment = _ship(network, transport, observe)
+        asking = Asking(retry_for_s=settings.retry_for_s, observe=observe)
+        shipment = _ship(network, transport, asking, observe)
         cuts = pixel_cuts(preprocess.shape) if network is None else network.cuts
         scene = Scene(
             data=data,
             preprocess=preprocess,
             transport=transport,
+            asking=asking,
             cuts=cuts,
             prefix=None if network is None else network.prefix,
             shipment=shipment,
@@ -192,13 +195,13 @@ def _transport(
     return transport
 
 
-def _ship(network: CutNetwork | None, transport: Transport, observe: Observer) -> Shipment | None:
+def _ship(network: CutNetwork | None, transport: Transport, asking: Asking, observe: Observer) -> Shipment | None:
     if network is None or network.prefix is None:
         return None
     observe(PhaseStarted(name="shipping the frozen layers"))
     artifact = write_prefix(network.prefix)
     shipment = Shipment(digest=digest_of(artifact), artifact=artifact)
-    transport.put_prefix(shipment.digest, shipment.artifact)
+    asking(lambda: transport.put_prefix(shipment.digest, shipment.artifact))
     return shipment
 
 

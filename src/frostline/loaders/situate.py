@@ -14,6 +14,7 @@ from frostline.core import EXACT, REFERENCE, Cut, Samples, View
 from frostline.datasets import Dataset
 from frostline.engines.hardware import hardware_name, host_digest
 from frostline.errors import OverBudget
+from frostline.loaders.asking import Asking
 from frostline.loaders.fetch import Shipment
 from frostline.loaders.kept_profiles import KeptProfiles
 from frostline.loaders.measure import TrainerProfiler, measure_link
@@ -46,6 +47,7 @@ class Scene:
         data: the samples.
         preprocess: from encoded bytes to the network's input.
         transport: to the node.
+        asking: waits where it is full.
         cuts: of the network, by number.
         prefix: its frozen part; None where there is none to ship.
         shipment: the same as it travels.
@@ -58,6 +60,7 @@ class Scene:
     data: Dataset
     preprocess: Preprocess
     transport: Transport
+    asking: Asking
     cuts: Sequence[Cut]
     prefix: Prefix | None
     shipment: Shipment | None
@@ -90,10 +93,10 @@ def situate(scene: Scene) -> Situation:
         Unavailable: The node does not answer.
     """
     data, transport = scene.data, scene.transport
-    health = transport.health()
+    health = scene.asking(transport.health)
     mean_bytes = data.samples.encoded_bytes / len(data)
     crossing = _some(scene, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _FEWEST), _MOST)))
-    crossed = measure_link(transport, _request(scene, crossing, cut=0))
+    crossed = scene.asking(lambda: measure_link(transport, _request(scene, crossing, cut=0)))
     same_host = health.host == host_digest() and bool(set(health.cores) & os.sched_getaffinity(0))
     few = crossing.take(np.arange(min(_DECODED, len(crossing))))
     encoded = replace(crossed.encoded, ids=crossed.encoded.ids[:_DECODED], encoded=crossed.encoded.encoded[:_DECODED])
@@ -148,7 +151,7 @@ def _is_alike(health: Health, device: str) -> bool:
 def _profile_node(scene: Scene) -> tuple[Profile | None, str | None]:
     """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
     try:
-        return scene.transport.profile(tried(scene), scene.codecs, scene.accuracy), None
+        return scene.asking(lambda: scene.transport.profile(tried(scene), scene.codecs, scene.accuracy)), None
     except OverBudget as error:
         return None, str(error)
 

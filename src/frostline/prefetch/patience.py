@@ -13,10 +13,10 @@ _LONGEST_DELAY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing:
-    """Samples that were asked for in vain.
+    """What was asked for in vain.
 
     Attributes:
-        samples: how many of them are missing.
+        samples: how many are missing; 0 where something else was asked for.
         failures: attempts that failed in a row, the last one counted.
         since: when the first of these failed, in seconds.
     """
@@ -32,7 +32,7 @@ def delay_s(failing: Failing, reason: Unavailable | StoreUnavailable, now: float
     It doubles with each failure in a row, and is at least what an ``Overloaded`` node asked for.
 
     Raises:
-        NodeUnreachable: the samples have been failing for ``retry_for_s``, or would be before the node wants to be
+        NodeUnreachable: it has been failing for ``retry_for_s``, or would be before the node wants to be
             asked again.
         StoreUnavailable: the same, where it is the store that does not answer.
     """
@@ -49,8 +49,9 @@ def _surrender(
     failing: Failing, reason: Unavailable | StoreUnavailable, now: float, retry_for_s: float
 ) -> NodeUnreachable | StoreUnavailable:
     store = isinstance(reason, StoreUnavailable)
+    did_not = f"did not give {failing.samples} samples in" if failing.samples else "was full at"
     sentence = (
-        f"the {'store' if store else 'node'} did not give {failing.samples} samples in {failing.failures} attempts "
+        f"the {'store' if store else 'node'} {did_not} {failing.failures} attempts "
         f"over {now - failing.since:.0f} s: {reason}; bring it back, or raise retry_for_s (now {retry_for_s:g} s)"
     )
     return StoreUnavailable(sentence) if store else NodeUnreachable(sentence)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from frostline.core import Skipped
+from frostline.core import REFERENCE, Skipped
 from frostline.core.texts import taken
 from frostline.datasets import Dataset
 from frostline.errors import DataError, ModelError
@@ -41,6 +41,9 @@ class Extracted:
         dtype: of the features.
         seconds: from the first request to the file's last byte.
         wire_bytes: store side to trainer, bodies and headers.
+        engine: that ran the frozen part at the nodes.
+        engine_error: its largest relative error against the reference, on the samples that it was tried on; 0 for the
+            reference itself. ``codec_error`` comes on top of it.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         skipped: samples that could not be read; they have no row.
     """
@@ -52,6 +55,8 @@ class Extracted:
     dtype: str
     seconds: float
     wire_bytes: int
+    engine: str
+    engine_error: float
     codec_error: float
     skipped: tuple[Skipped, ...]
 
@@ -98,6 +103,8 @@ def extract(settings: ExtractSettings, observe: Observer) -> Extracted:
             dtype=contents.dtype,
             seconds=time.perf_counter() - started,
             wire_bytes=statistics.wire_bytes,
+            engine=work.engine,
+            engine_error=work.engine_error,
             codec_error=statistics.codec_error,
             skipped=tuple(one for number in sorted(done) for one in done[number].skipped),
         )
@@ -116,6 +123,7 @@ class _Work:
             raise ModelError("extraction writes one tensor a sample, and several cross this frost line")
         self.shape, self.dtype = line.shapes[0], line.dtypes[0]
         self._setup = setup
+        self._store = None if setup.job.situation is None else setup.job.situation.store
         self._ranges = Ranges(
             rows=len(setup.data), rows_per_part=max(1, settings.part_bytes // max(1, line.bytes_per_sample))
         )
@@ -123,10 +131,21 @@ class _Work:
             "data": setup.data.digest,
             "features": setup.job.features_digest,
             "accuracy": settings.job.accuracy,
+            "engine": self.engine,
             "shape": list(self.shape),
             "dtype": self.dtype,
         }
         self.parts = Parts(settings.out, identity, setup.data.samples.ids, self._ranges)
+
+    @property
+    def engine(self) -> str:
+        """That runs the frozen part at the nodes; the same from the first request to the last."""
+        return REFERENCE if self._store is None else self._store.engine
+
+    @property
+    def engine_error(self) -> float:
+        """Its error against the reference."""
+        return 0.0 if self._store is None else self._store.engine_error
 
     def make(self, found: Mapping[int, Part], observe: Observer) -> dict[int, Part]:
         """Make the parts that are missing, one after another, from one pass over their rows."""

@@ -1,0 +1,90 @@
+"""A node that is full while a job begins: the job waits for as long as the node asks, says so, and gives up in time."""
+
+import pytest
+import torch
+
+import frostline as fl
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.errors import NodeUnreachable, Overloaded
+from frostline.events import NodeFull, PhaseStarted
+from frostline.loaders.asking import Asking
+from frostline.loaders.measure import measure_link
+from frostline.node import Node
+from frostline.testing.transports import Act, ScriptedTransport
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+from support.nodes import make_images, request, served
+
+
+class Time:
+    """Seconds that pass only where somebody waits."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+def asking(events, time, retry_for_s=60.0):
+    return Asking(retry_for_s=retry_for_s, observe=events.append, clock=lambda: time.now, wait=time.wait)
+
+
+def full(retry_after_s):
+    return Act(error=Overloaded("64 requests are in work", retry_after_s=retry_after_s))
+
+
+def test_a_node_that_is_full_is_asked_again_when_it_said(tmp_path):
+    events, time = [], Time()
+    node = ScriptedTransport([full(3.0), full(0.0)])
+    asked = request(make_images(tmp_path, 4), 0)
+    crossed = asking(events, time)(lambda: measure_link(node, asked))
+    assert crossed.encoded.ids.tolist() == asked.samples.ids.tolist()
+    assert [(one.attempt, one.delay_s) for one in events] == [(2, 3.0), (3, 0.2)]
+    assert all("64 requests" in one.reason for one in events)
+    assert time.now == pytest.approx(3.2)
+
+
+@pytest.mark.parametrize(("retry_after_s", "waits"), [(61.0, 0), (20.0, 3)])
+def test_a_node_that_stays_full_ends_the_job_in_one_sentence(retry_after_s, waits):
+    events, time = [], Time()
+
+    def ask():
+        raise Overloaded("no room", retry_after_s=retry_after_s)
+
+    with pytest.raises(NodeUnreachable, match=r"was full at .* no room; .* raise retry_for_s"):
+        asking(events, time)(ask)
+    assert len(events) == waits
+
+
+def test_a_node_that_is_not_there_is_not_waited_for():
+    events = []
+    node = ScriptedTransport()
+    node.go_down()
+    with pytest.raises(NodeUnreachable, match="is down"):
+        asking(events, Time())(node.health)
+    assert events == []
+
+
+def test_a_job_begins_at_a_real_node_that_is_full_as_soon_as_it_has_room(tmp_path):
+    folder = image_folder(tmp_path / "images", per_class=4)
+    model = fl.freeze(Small().train(), "stem", input_shape=(3, 32, 32))
+    with Node(NodeSettings(memory_bytes=1 << 28, max_requests=1), (folder.as_uri(),)) as node, served(node) as url:
+        others = [node.admit()]  # as other jobs' requests are in work
+        events = []
+
+        def observe(event):
+            events.append(event)
+            if isinstance(event, NodeFull):
+                others.pop().__exit__(None, None, None)
+            elif isinstance(event, PhaseStarted) and event.name.startswith("measuring"):
+                others.append(node.admit())
+
+        settings = LoaderSettings(requests_in_flight=1)
+        data, steps = fl.Dataset(folder), tiny_preprocess()
+        with fl.offload(model, data, preprocess=steps, near=url, settings=settings, observe=observe) as job:
+            rows = torch.cat([batch.ids for batch in job.loader(batch_size=4)])
+    assert sorted(rows.tolist()) == sorted(data.samples.ids.tolist())
+    waits = [one for one in events if isinstance(one, NodeFull)]
+    assert len(waits) == 2  # for the prefix, and for the samples that cross to measure the link
+    assert all(one.delay_s >= 1 for one in waits)
