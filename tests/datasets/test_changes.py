@@ -11,14 +11,20 @@ from hypothesis import strategies as st
 from frostline.cli import main
 from frostline.cli.extract import extract
 from frostline.cli.index import index
+from frostline.cli.ingest import ingest
 from frostline.cli.plan import plan
 from frostline.cli.train import train
 from frostline.datasets import Dataset
+from frostline.datasets.ingest import ingest as make_ready
+from frostline.datasets.listing import nobody
 from frostline.datasets.parts import rows_of_ids
+from frostline.datasets.repack import repack
 from frostline.errors import DataChanged, SettingError
+from frostline.preprocess import Applied, imagenet
 from frostline.stores.objects import open_store
 from frostline.testing.forms import EXAMPLES
 from support import forms
+from support.images import image_folder
 
 PUT = {
     "folders": forms.put_folders,
@@ -159,8 +165,40 @@ def test_rows_are_found_by_their_ids(ids, wanted):
     assert [ids[row] for row in rows.tolist()] == [one for one in wanted if one in ids]
 
 
+SMALL = Applied.to(imagenet(16), "uint8")
+COPIES = {
+    "another form": lambda data, to, **options: repack(data, to, "webdataset", observe=nobody, **options),
+    "ready": lambda data, to, **options: make_ready(data, to, SMALL, observe=nobody, **options),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize("how", ["written anew", "removed"])
+def test_a_copy_stops_where_changes_are_refused_and_leaves_them_out_where_not(copied, how, tmp_path):
+    folder = image_folder(tmp_path / "data", per_class=4)
+    kinds = {changed: opened(open_store(str(folder)), changed=changed) for changed in ("refuse", "skip")}
+    one = folder / "noise" / "001.jpg"
+    one.unlink()
+    if how == "written anew":
+        one.write_bytes((folder / "noise" / "002.jpg").read_bytes())
+    with pytest.raises(DataChanged, match=r"noise/001\.jpg is not what it was"):
+        COPIES[copied](kinds["refuse"], str(tmp_path / "refused"))
+    done = COPIES[copied](kinds["skip"], str(tmp_path / "copy"), skip_allowance=0.1)
+    assert done.samples == 11
+    assert [(one.object, one.changed) for one in done.skipped] == [("noise/001.jpg", True)]
+
+
+def test_a_copy_has_the_data_as_it_is_when_it_begins(tmp_path):
+    folder = image_folder(tmp_path / "data", per_class=4)
+    data = opened(open_store(str(folder)), changed="rebuild")
+    (folder / "noise" / "001.jpg").unlink()
+    done = COPIES["another form"](data, str(tmp_path / "copy"))
+    assert done.samples == 11
+    assert not done.skipped
+
+
 def test_every_verb_that_opens_data_takes_the_choice():
-    assert all(any(one.name == "changed" for one in verb.params) for verb in (extract, index, plan, train))
+    assert all(any(one.name == "changed" for one in verb.params) for verb in (extract, index, ingest, plan, train))
 
 
 def test_the_command_line_refuses_with_the_sentence(tmp_path, capsys):

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from frostline.datasets import Dataset
+from frostline.datasets.checking import check
 from frostline.datasets.forms.known import form_of
 from frostline.datasets.forms.masks import pairs_of
 from frostline.datasets.ingest import ingest
@@ -151,3 +152,18 @@ def test_copies_that_would_lose_the_masks_are_refused(tmp_path):
     with pytest.raises(SettingError, match="has masks"):
         ingest(data, to, Applied.to(imagenet(32), "uint8"), observe=nobody)
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_check_reads_the_masks_too(tmp_path):
+    store = open_store(str(tmp_path))
+    for number in range(4):
+        store.write(f"images/{number}.tif", tiff(6, 5))
+    store.write("masks/0.tif", tiff(6, 5))
+    store.write("masks/1.tif", tiff(5, 5))
+    store.write("masks/2.tif", b"broken")
+    data = Dataset(tmp_path)
+    found = {one.object: one.reason for one in check(data, nobody, progress=tmp_path / "progress").unreadable}
+    assert found.keys() == {"images/1.tif", "images/2.tif", "images/3.tif"}
+    assert found["images/1.tif"].startswith("masks/1.tif: the mask has 5 x 5 pixels and its image 6 x 5")
+    assert found["images/2.tif"].startswith("masks/2.tif: not an image")
+    assert found["images/3.tif"] == "it has no mask"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from frostline.cli.amounts import BYTES
-from frostline.cli.options import as_json
+from frostline.cli.options import as_json, changed_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
 from frostline.core.amounts import in_bytes, in_seconds
@@ -60,6 +60,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     "--object-size", type=BYTES, default="64MiB", show_default=True, help="Of one object, or of what is copied at once."
 )
 @click.option("--workers", type=click.IntRange(min=1), default=16, show_default=True, help="Samples read at once.")
+@changed_option
 @click.option(
     "--skip-allowance", default=0.01, show_default=True, metavar="SHARE", help="Share that may be unreadable."
 )
@@ -79,14 +80,14 @@ def ingest(source: str, destination: str, *, form: str, as_json: bool, **options
         _copied(source, destination, form, as_json=as_json, **options)
 
 
-def _ready(source: str, destination: str, *, as_json: bool, workers: int, **options: Any) -> None:
+def _ready(source: str, destination: str, *, as_json: bool, changed: str, workers: int, **options: Any) -> None:
     from frostline.datasets import Dataset
     from frostline.datasets.ingest import ingest as run
 
     applied = _applied(options["resize"], options["preprocess"], options["dtype"])
     with ProgressBar() as progress:
         done = run(
-            Dataset(source),
+            Dataset(source, changed=changed),
             destination,
             applied,
             object_bytes=options["object_size"],
@@ -101,7 +102,7 @@ def _ready(source: str, destination: str, *, as_json: bool, workers: int, **opti
     click.echo(f"applied: {applied}")
 
 
-def _copied(source: str, destination: str, form: str, *, as_json: bool, **options: Any) -> None:
+def _copied(source: str, destination: str, form: str, *, as_json: bool, changed: str, **options: Any) -> None:
     from frostline.datasets import Dataset
     from frostline.datasets.repack import repack
 
@@ -109,7 +110,7 @@ def _copied(source: str, destination: str, form: str, *, as_json: bool, **option
         raise SettingError(f"--preprocess and --dtype are for --form ready; {form} keeps encoded images")
     with ProgressBar() as progress:
         done = repack(
-            Dataset(source),
+            Dataset(source, changed=changed),
             destination,
             form,
             shorter_side=options["resize"],
@@ -124,7 +125,7 @@ def _copied(source: str, destination: str, form: str, *, as_json: bool, **option
     _say(done, f"in {done.objects} objects ", f"{done.made} of {done.parts} parts copied now")
 
 
-def _into_table(source: str, destination: str, *, as_json: bool, **options: Any) -> None:
+def _into_table(source: str, destination: str, *, as_json: bool, changed: str, **options: Any) -> None:
     from frostline.datasets import Dataset
     from frostline.datasets.into_cql import put_into_table
 
@@ -132,7 +133,7 @@ def _into_table(source: str, destination: str, *, as_json: bool, **options: Any)
         raise SettingError("--preprocess, --dtype and --resize are not for --form cql, which keeps images as they are")
     with ProgressBar() as progress:
         done = put_into_table(
-            Dataset(source),
+            Dataset(source, changed=changed),
             destination,
             workers=options["workers"],
             skip_allowance=options["skip_allowance"],

@@ -6,11 +6,13 @@ import pyarrow as pa
 
 from frostline.core import CELLS, URLS
 from frostline.datasets.cells import Cell
+from frostline.errors import DataChanged
+from frostline.events import Event, Observer, SampleSkipped
 from frostline.stores.faces import Entry
 from frostline.stores.urls import object_url
 from frostline.stores.versions import is_other_version
 
-__all__ = ("changes_in_words",)
+__all__ = ("changes_in_words", "refusal_of", "refusing")
 
 _MOST_NAMED = 3
 _COLUMNS = (("object", "etag"), ("target_object", "target_etag"))
@@ -33,6 +35,30 @@ def changes_in_words(table: pa.Table, reading: str, url: str, entries: Sequence[
     changed = sorted(one for one, etag in was.items() if one in now and is_other_version(etag, now[one]))
     said = [_counted(changed, "changed"), _counted(gone, "not there any more")]
     return ", ".join(filter(None, said)) or "other objects lie beside those that it names"
+
+
+def refusing(changed: str, observe: Observer) -> Observer:
+    """An observer of what reads a data set, which raises where a sample has changed and the data set refuses that.
+
+    Args:
+        changed: the data set's choice.
+        observe: told every event first.
+    """
+
+    def watch(event: Event) -> None:
+        observe(event)
+        if isinstance(event, SampleSkipped) and event.changed:
+            raise refusal_of(event.object)
+
+    return watch if changed == "refuse" else observe
+
+
+def refusal_of(object: str) -> DataChanged:
+    """What is raised where an object is met that has changed since it was listed."""
+    return DataChanged(
+        f"{object} is not what it was when it was listed, which is refused; changed='rebuild' (--changed rebuild) "
+        "takes the data as it is when a job begins, 'skip' leaves out what has changed"
+    )
 
 
 def _counted(names: Sequence[str], what: str) -> str:

@@ -14,16 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.config import cache_folder
-from frostline.core import Samples, Skipped
+from frostline.core import Samples, Skipped, Targets
 from frostline.core.texts import taken
 from frostline.datasets.check_progress import CheckProgress, Piece
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.in_order import InOrder, Workers
-from frostline.errors import SampleError
+from frostline.datasets.reading import open_samples
+from frostline.errors import ObjectNotFound, SampleError
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied
 from frostline.preprocess.apply import MOST_PIXELS
 from frostline.preprocess.decoder import decoded
+from frostline.preprocess.masks import open_mask
 from frostline.preprocess.records import unpacked
 from frostline.stores.faces import Buffer
 
@@ -41,7 +43,7 @@ class Checked:
 
     Attributes:
         samples: that were read.
-        unreadable: those that cannot be read or decoded, and why.
+        unreadable: those that cannot be read or decoded, or whose masks cannot, and why.
         duplicates: groups of names of samples whose bytes are the same, the largest group first.
         seconds: that it took.
     """
@@ -110,6 +112,7 @@ class _Check:
         self._rows_by_digest: dict[bytes, list[int]] = defaultdict(list)
         self._data = data
         self._applied: Applied | None = data.applied
+        self._masks = open_samples(data.url, data.reading)
         sizes, counts = np.unique(data.samples.lengths, return_counts=True)
         self._shared = sizes[counts > 1]
 
@@ -171,6 +174,18 @@ class _Check:
                 decoded(data, "RGB", most_pixels=MOST_PIXELS)
             else:
                 unpacked(self._applied.stored, data)
+            if samples.targets is not None:
+                self._check_mask(samples.targets, row)
         except SampleError as error:
             return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))
         return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest() if is_hashed[row] else None
+
+    def _check_mask(self, targets: Targets, row: int) -> None:
+        name, nbytes = targets.objects[row], int(targets.lengths[row])
+        if not nbytes:
+            raise SampleError("it has no mask")
+        try:
+            encoded = self._masks.read(name, int(targets.offsets[row]), nbytes)
+            open_mask(encoded, size=(int(targets.widths[row]), int(targets.heights[row])))
+        except (ObjectNotFound, SampleError) as error:
+            raise SampleError(f"{name}: {error}") from error

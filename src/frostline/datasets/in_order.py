@@ -127,4 +127,6 @@ def _usable(found: _Found, samples: Samples, names: Sequence[str], row: int) -> 
         reason = f"{samples.objects[row]} has changed since it was listed"
     else:
         return found[0]
-    return Skipped(id=int(samples.ids[row]), object=names[row], reason=reason)
+    # What was listed and is not there any more has changed too.
+    changed = not isinstance(found, SampleError)
+    return Skipped(id=int(samples.ids[row]), object=names[row], reason=reason, changed=changed)

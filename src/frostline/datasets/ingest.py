@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from frostline.core import Samples, Skipped
+from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.in_order import InOrder, Workers
 from frostline.datasets.ready import FOLDERS, LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
@@ -94,13 +95,16 @@ def ingest(
 
     Raises:
         SettingError: the source has masks or is a ready form itself, or the destination holds something else.
+        DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more images were unreadable than allowed.
         DataError: none of them can be read, an object came back otherwise than it was written, or another process is
             making a form at the same place.
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
+    source = source.refreshed()
     source.require_no_targets()
+    observe = refusing(source.changed, observe)
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form already: make others from the images")
     layout = Layout.of(source.digest, len(source), applied, object_bytes=object_bytes)
@@ -170,7 +174,7 @@ def _parts(maker: "_Maker", there: dict[str, int], most_skipped: int, observe: O
             part, contents = maker.made(number)
             made += 1
             for one in part.skipped:
-                observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason))
+                observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
             # One object is written while the next one is made, and no third one takes memory.
             while written:
                 written.pop().result()

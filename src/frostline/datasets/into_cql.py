@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from frostline.core import Samples, Skipped
 from frostline.core.texts import taken
+from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.in_order import InOrder
 from frostline.datasets.packing import divided
@@ -75,6 +76,7 @@ def put_into_table(
     Raises:
         SettingError: the destination is no table, or the source has masks, or is a ready form, whose pixels no table
             can describe.
+        DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: the table is of another kind, or a sample came back otherwise than it was put.
         StoreError: a store failed; run it again.
@@ -82,7 +84,9 @@ def put_into_table(
     store = open_store(destination)
     if not isinstance(store, CqlStore):
         raise SettingError(f"{store.url} is no table: give cql://user@host/keyspace/table")
+    source = source.refreshed()
     source.require_no_targets()
+    observe = refusing(source.changed, observe)
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form: put the images that it was made from into the table")
     started = time.perf_counter()
@@ -148,7 +152,9 @@ class _Reader:
 
     def _skip(self, skipped: Skipped) -> None:
         self.skipped.append(skipped)
-        self._observe(SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason))
+        self._observe(
+            SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
+        )
         if len(self.skipped) > self._most_skipped:
             raise TooManySkipped(
                 f"{len(self.skipped)} samples of {self._source.url} could not be read: {skipped.reason}"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from frostline.core import Samples, Skipped
+from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.forms.faces import COLUMNS
 from frostline.datasets.in_order import InOrder, Workers
@@ -119,12 +120,15 @@ def repack(
     Raises:
         SettingError: the source has masks or is a ready form, the form cannot hold it, or something else lies at the
             destination.
+        DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: an object came back otherwise than it was written, or another process writes to the same place.
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
+    source = source.refreshed()
     source.require_no_targets()
+    observe = refusing(source.changed, observe)
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form, which has no images any more: copy what it was made from")
     if part_bytes < 1 or workers < 1:
@@ -218,7 +222,7 @@ class _Copier:
         loose = [one for one in read if isinstance(one, Loose)]
         skipped = [one for one in read if isinstance(one, Skipped)]
         for lost in skipped:
-            observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason))
+            observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
         packed = packer_named(self._form).pack(number, loose, self._source.classes)
         written: list[Future[tuple[str, int, str]]] = [self._writers.submit(self._write, one) for one in packed]
         objects = {name: (size, sha256) for name, size, sha256 in (one.result() for one in written)}

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Route, Skipped
-from frostline.errors import DataChanged, TooManySkipped
+from frostline.datasets.changes import refusal_of
+from frostline.errors import TooManySkipped
 from frostline.events import (
     BatchTaken,
     EpochFinished,
@@ -100,10 +101,7 @@ class Ledger:
             too_many = len(self._skipped) > self._most_skipped
         self._observe(event)
         if self._refuses_changes and isinstance(event, SampleSkipped) and event.changed:
-            raise DataChanged(
-                f"{event.object} is not what it was when it was listed, which this job refuses; changed='rebuild' "
-                "(--changed rebuild) takes the data as it is when a job begins, 'skip' leaves out what has changed"
-            )
+            raise refusal_of(event.object)
         if too_many and isinstance(event, SampleSkipped):
             raise TooManySkipped(
                 f"{len(self._skipped)} samples are unreadable and the job allows {self._most_skipped}; the last is "

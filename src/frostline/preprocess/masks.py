@@ -22,7 +22,7 @@ from frostline.preprocess.steps import (
     Step,
 )
 
-__all__ = ("IGNORED", "MASK_DTYPE", "mask_into")
+__all__ = ("IGNORED", "MASK_DTYPE", "mask_into", "open_mask")
 
 IGNORED = 255
 """What stands where a crop reaches beyond the mask: the number that losses are told to ignore."""
@@ -60,14 +60,26 @@ def mask_into(
         BadRequest: a step is random and there is no view.
     """
     draw = draws(preprocess, id, view)
+    mask = open_mask(encoded, size=size, most_pixels=most_pixels)
+    for step in preprocess.steps[1:-1]:
+        mask = _applied(step, mask, draw, most_pixels)
+    np.copyto(out, np.asarray(mask), casting="unsafe")  # all of it fits: see _as_image
+
+
+def open_mask(
+    encoded: bytes | memoryview, *, size: tuple[int, int] = (0, 0), most_pixels: int = MOST_PIXELS
+) -> Image.Image:
+    """A mask whose pixels are classes; see ``mask_into``.
+
+    Raises:
+        SampleError: it is broken, of a kind that is not read or of another size than its image.
+    """
     mask = _as_image(decoded_classes(encoded, most_pixels=most_pixels))
     if 0 not in size and mask.size != size:
         raise SampleError(
             f"the mask has {mask.width} x {mask.height} pixels and its image {size[0]} x {size[1]}: make them the same"
         )
-    for step in preprocess.steps[1:-1]:
-        mask = _applied(step, mask, draw, most_pixels)
-    np.copyto(out, np.asarray(mask), casting="unsafe")  # all of it fits: see _as_image
+    return mask
 
 
 def _as_image(classes: npt.NDArray[np.integer | np.bool_]) -> Image.Image:
