@@ -292,6 +292,7 @@ class Job:
             unreadable=self._ledger.unreadable,
             settings=self._settings,
             observe=self._observe,
+            has_targets=has_targets,
         )
 
     def _own(self, data: Dataset | None) -> Dataset:
