@@ -82,6 +82,8 @@ class NodeSettings:
         memory_bytes: for weights, samples in work and answers not yet sent. Never exceeded: raise it when
             the node answers that a request is over budget.
         decode_threads: images decoded at once; one a core.
+        read_threads: samples that a store away from this machine is asked for at once; more hides a longer round trip.
+            A table of CQL has all in flight that there is memory for, whatever this is.
         compute_threads: threads of the engine inside one operation.
         device: where prefixes run, in torch's words.
         device_batch: samples in one run of the network, a multiple of 8.
@@ -107,6 +109,7 @@ class NodeSettings:
 
     memory_bytes: int = 2 * _GIB
     decode_threads: int = field(default_factory=_cores)
+    read_threads: int = 64
     compute_threads: int = field(default_factory=_cores)
     device: str = "cpu"
     device_batch: int = 32
@@ -130,6 +133,7 @@ class NodeSettings:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise SettingError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
         _at_least("decode_threads", self.decode_threads, 1)
+        _at_least("read_threads", self.read_threads, 1)
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
         _at_least("least_bytes_per_s", self.least_bytes_per_s, 1)

@@ -1,5 +1,6 @@
 """The node within its memory: what is refused, skipped, read again, evicted and counted."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,9 +10,11 @@ import pytest
 from frostline.config import NodeSettings
 from frostline.core import View
 from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
-from frostline.node import Node, packing
+from frostline.node import Node, packing, requests
 from frostline.node.profiling import Network, Networks
 from frostline.preprocess import imagenet
+from frostline.stores.folder import FolderStore
+from frostline.stores.wrapped import Wrapped
 from frostline.wire.codecs import CODECS, pack
 from frostline.wire.messages import ProfileRequest
 from support.nodes import (
@@ -50,6 +53,34 @@ def test_an_image_larger_than_expected_is_read_again_with_memory_for_it(images):
         assert len(ids) == 6
         assert skipped == []
         assert node.statistics().totals.decoded_again >= 1
+        assert is_idle(node)
+        assert within_budget(node)
+
+
+class Met(Wrapped):
+    """Answers its first reads once so many of them are under way."""
+
+    def __init__(self, store, together):
+        super().__init__(store)
+        self._barrier = threading.Barrier(together)
+        self._first = itertools.count(together, -1)
+
+    def read_version(self, object, offset, length):
+        if next(self._first) > 0:
+            self._barrier.wait(20)
+        return self._store.read_version(object, offset, length)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_store_far_away_has_as_many_reads_under_way_as_the_node_was_told(tmp_path, monkeypatch, cut):
+    images = make_images(tmp_path / "images", 60)
+    far = Met(FolderStore(str(images)), 50)
+    monkeypatch.setattr(requests, "open_samples", lambda *_, **__: far)
+    with node_at(images, read_threads=50) as node:
+        ids, _, _, skipped = joined(node.features(request(images, cut)))
+        assert len(ids) == 60
+        assert skipped == []
+        assert node.statistics().memory["ahead"].peak_bytes > 0
         assert is_idle(node)
         assert within_budget(node)
 

@@ -39,6 +39,13 @@ _NODE = (
     click.option("--memory", type=BYTES, default="2GiB", show_default=True, help="The node's memory budget."),
     click.option("--device", default="cpu", show_default=True, help="Where the node runs networks."),
     click.option(
+        "--read-threads",
+        type=click.IntRange(min=1),
+        default=64,
+        show_default=True,
+        help="Samples that the node asks a store away from it for at once; more hides a longer round trip.",
+    ),
+    click.option(
         "--trials",
         type=click.FloatRange(min=0),
         default=600.0,
@@ -140,8 +147,9 @@ def node_options(verb: Verb) -> Verb:
     """What a node may use. The verb gets it whole, as ``node: NodeSettings``."""
 
     @wraps(verb)
-    def with_node(*, memory: int, device: str, trials: float, **options: Any) -> int | None:
-        return verb(node=NodeSettings(memory_bytes=memory, device=device, trial_s=trials), **options)
+    def with_node(*, memory: int, device: str, read_threads: int, trials: float, **options: Any) -> int | None:
+        node = NodeSettings(memory_bytes=memory, device=device, read_threads=read_threads, trial_s=trials)
+        return verb(node=node, **options)
 
     return _with(_NODE, with_node)
 

@@ -63,6 +63,7 @@ class Encoded:
 
     def begin(self, rows: range) -> Work:
         """They stay encoded, and none is kept."""
+        self._reader.expect(row for row in rows if self._takes[row] <= self._room)
         return Work(rows=rows, wanted=rows)
 
     @property
@@ -184,6 +185,7 @@ class Decoded:
             wanted = [row for row, is_there in zip(rows, found.mask, strict=True) if not is_there]
         if not wanted:
             return Work(rows=rows, wanted=(), found=found)
+        self._reader.expect(wanted)
         slab = np.empty((len(wanted) if self._run is None else self._rows, *self._shape), np.float32)
         slab[len(wanted) :] = 0
         return Work(rows=rows, wanted=wanted, slab=slab, found=found)

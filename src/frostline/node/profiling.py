@@ -168,6 +168,7 @@ def load(reader: SampleReader, slab: Slab, rows: int, readers: Executor, leash: 
 
 def fill(reader: SampleReader, slab: Slab, readers: Executor, leash: Leash) -> None:
     """Read and decode as many of a request's samples as a slab has rows; what cannot be read is zeros."""
+    reader.expect(range(len(slab)))
     samples = [leash.submit(readers, reader.pixels_into, row, slab[row]) for row in range(len(slab))]
     try:
         for sample in samples:

@@ -3,17 +3,19 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 
 import numpy as np
 
-from frostline.core import OBJECTS, URLS, Samples
+from frostline.core import CELLS, OBJECTS, URLS, Samples
 from frostline.datasets.cells import CELLS_BYTES, CellCache
 from frostline.datasets.reading import check_object, open_samples
 from frostline.datasets.urls import UrlReader
 from frostline.errors import BadRequest, SettingError
 from frostline.node.memory import Pool, Reservation
 from frostline.preprocess import Preprocess
+from frostline.stores.ahead import Ahead
 from frostline.stores.cql import CqlStore
 from frostline.stores.faces import Place, Versioned
 from frostline.stores.folder import FolderStore
@@ -22,7 +24,7 @@ from frostline.stores.objects import is_within, normalise_url
 from frostline.stores.together import Together
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Stores", "checked_preprocess", "with_neighbours")
+__all__ = ("Stores", "checked_preprocess", "read_ahead")
 
 # Stores stay open for the next request; each may hold connections.
 _MOST_OPEN = 16
@@ -116,27 +118,36 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     return preprocess
 
 
-def with_neighbours(store: Versioned, request: FeatureRequest, ahead: Pool, held: ExitStack) -> Versioned:
-    """The store, or one that reads samples of the request that are neighbours in an object by one request.
+def read_ahead(store: Versioned, request: FeatureRequest, ahead: Pool, threads: Executor, held: ExitStack) -> Versioned:
+    """The store, or one that reads samples of the request before they are asked for.
+
+    Those that are neighbours in an object are read by one request, where there are any.
 
     Args:
         store: that holds its samples.
         request: whose samples will be read.
         ahead: memory for what was read and is not asked for yet.
+        threads: that wait for the store.
         held: closed when the request ends.
     """
-    # A folder's next bytes are in the system's cache already, and a table has no ranges.
-    if request.reading != OBJECTS or isinstance(store, FolderStore | MappedFolder | CqlStore):
+    # A folder's next bytes are in the system's cache already, and cells are read by whole row groups.
+    if request.reading == CELLS or isinstance(store, FolderStore | MappedFolder):
         return store
-    samples = request.samples
-    places = map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist())
 
     def room(nbytes: int) -> Reservation | None:
         return ahead.take(nbytes) if nbytes <= ahead.total_bytes else None
 
-    together = Together(store, list(places), room)
-    held.callback(together.close)
-    return together if together.joins else store
+    # Objects of their own, and a table's, have no neighbours.
+    samples = request.samples if request.reading == OBJECTS and not isinstance(store, CqlStore) else None
+    if samples is not None:
+        places = map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist())
+        together = Together(store, list(places), room)
+        held.callback(together.close)
+        if together.joins:
+            return together
+    one_by_one = Ahead(store, room, threads)
+    held.callback(one_by_one.close)
+    return one_by_one
 
 
 def _check_samples(samples: Samples, reading: str) -> None:

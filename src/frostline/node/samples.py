@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,8 @@ from frostline.node.memory import Pool
 from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_needed, scratch_bytes
-from frostline.stores.faces import Buffer, Versioned
+from frostline.stores.ahead import Ahead
+from frostline.stores.faces import Buffer, Place, Versioned
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.versions import is_other_version
 
@@ -74,6 +75,11 @@ class SampleReader:
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
         self._guess = self._first_guess
         self._unknown: set[int] = set()
+
+    def expect(self, rows: Iterable[int]) -> None:
+        """These will be read soon: begin with what only waits for the store."""
+        if isinstance(self._store, Ahead):
+            self._store.expect(map(self._place, rows))
 
     def encoded(self, row: int) -> Buffer | Skipped:
         """The sample as it is stored; the caller has reserved its declared length."""
@@ -143,8 +149,7 @@ class SampleReader:
     def _read(self, row: int) -> Buffer:
         started = time.perf_counter()
         samples = self._samples
-        place = int(samples.offsets[row]), int(samples.lengths[row])
-        data, version = self._store.read_version(samples.objects[row], *place)
+        data, version = self._store.read_version(*self._place(row))
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
         listed = samples.versions[row] if samples.versions else ""
         if is_other_version(listed, version):
@@ -152,6 +157,10 @@ class SampleReader:
         if not version:
             self._unknown.add(row)
         return data
+
+    def _place(self, row: int) -> Place:
+        samples = self._samples
+        return Place(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
 
     def _decode_now(self, row: int, encoded: Buffer, out: npt.NDArray[np.float32]) -> None:
         with self._decoding.turns:

@@ -29,7 +29,7 @@ from frostline.node.patrons import Patron
 from frostline.node.pipeline import Kind, batches
 from frostline.node.prefixes import Prefixes, Resident
 from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, fill, load, under_engine
-from frostline.node.requests import Stores, checked_preprocess, with_neighbours
+from frostline.node.requests import Stores, checked_preprocess, read_ahead
 from frostline.node.runs import HEADROOM, PrefixRun
 from frostline.node.samples import Decoding, SampleReader
 from frostline.node.sharing import Sharing
@@ -209,6 +209,7 @@ class Node:
         for answer in answers:
             answer.close()
         self._sharing.readers.close()
+        self._sharing.waiters.close()
         self._sharing.device.close()
         self._cache.close()
 
@@ -224,7 +225,7 @@ class Node:
         self, request: FeatureRequest, account: Account, counters: Counters, leash: Leash, held: ExitStack
     ) -> Kind:
         preprocess = checked_preprocess(request)
-        store = with_neighbours(self._store(request, preprocess, account), request, self._pools["ahead"], held)
+        store = self._read_ahead(request, preprocess, account, held)
         reader = self._reader(store, request, preprocess, counters, leash)
         lane = self._sharing.lane(account)
         if request.cut == 0:
@@ -256,6 +257,12 @@ class Node:
             mapped=preprocess.stored is not None,
         )
 
+    def _read_ahead(
+        self, request: FeatureRequest, preprocess: Preprocess, account: Account, held: ExitStack
+    ) -> Versioned:
+        store, threads = self._store(request, preprocess, account), self._sharing.waiters.lane(account.name)
+        return read_ahead(store, request, self._pools["ahead"], threads, held)
+
     def _reader(
         self, store: Versioned, request: FeatureRequest, preprocess: Preprocess, counters: Counters, leash: Leash
     ) -> SampleReader:
@@ -284,7 +291,9 @@ class Node:
     def _profile(self, wanted: ProfileRequest, account: Account, leash: Leash, held: ExitStack) -> Profile:
         request, counters = wanted.features, Counters()
         preprocess = checked_preprocess(request)
-        reader = self._reader(self._store(request, preprocess, account), request, preprocess, counters, leash)
+        reader = self._reader(
+            self._read_ahead(request, preprocess, account, held), request, preprocess, counters, leash
+        )
         resident = self._resident(request, preprocess, account, held)
         run = PrefixRun(resident, len(resident.prefix.cuts), self._sharing.device, leash, account) if resident else None
         rows = self._profiled_rows(request, run)

@@ -17,7 +17,7 @@ from frostline.node.turns import Turns
 
 __all__ = ("Sharing",)
 
-# Samples read at once: enough to hide a store some milliseconds away behind the decoding of others.
+# Samples in work at once: enough to decode some while others wait for what is being read.
 _READERS = 16
 
 
@@ -32,7 +32,8 @@ class Sharing:
         tenants: who asks.
         pools: the memory.
         device: what runs prefixes.
-        readers: what reads samples.
+        readers: what reads and decodes samples.
+        waiters: what waits for stores beyond that, and does nothing else.
         gate: lets requests in.
     """
 
@@ -53,9 +54,8 @@ class Sharing:
             turns=self._turns,
             counters=self.counters,
         )
-        threads = max(_READERS, settings.decode_threads)
-        # With several tenants, half of the threads are left to those whose stores are not slow.
-        self.readers = Readers(threads, threads if len(settings.tenants) <= 1 else max(1, threads // 2))
+        self.readers = _readers(max(_READERS, settings.decode_threads), settings)
+        self.waiters = _readers(settings.read_threads, settings)
         self.gate = Gate(settings.max_requests, self.pools["messages"], self._work, self.tenants.accounts)
 
     def lane(self, account: Account, device_s: Callable[[], float] = float) -> Lane:
@@ -127,6 +127,11 @@ class Sharing:
             weight_bytes=weight_bytes,
             totals=account.counters.totals(),
         )
+
+
+def _readers(threads: int, settings: NodeSettings) -> Readers:
+    # With several tenants, half of the threads are left to those whose stores are not slow.
+    return Readers(threads, threads if len(settings.tenants) <= 1 else max(1, threads // 2))
 
 
 def _rule(settings: NodeSettings, pools: dict[str, Pool]) -> Rule:

@@ -89,6 +89,7 @@ class Place(NamedTuple):
     length: int
 
 
+@runtime_checkable
 class Batched(Protocol):
     """A store that has many reads under way at once without a thread for each."""
 

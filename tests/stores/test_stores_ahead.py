@@ -1,0 +1,113 @@
+"""Reading places before they are asked for: the same bytes, within the room there is, and as many at once as said."""
+
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from frostline.errors import ObjectNotFound, StoreUnavailable
+from frostline.node.memory import Pool
+from frostline.stores.ahead import Ahead
+from frostline.stores.faces import Place
+from frostline.stores.joined import Joined
+from frostline.stores.objects import open_store
+from frostline.stores.wrapped import Wrapped
+
+DATA = bytes(range(256))
+
+
+class Met(Wrapped):
+    """Answers reads once so many of them are under way."""
+
+    def __init__(self, store, together):
+        super().__init__(store)
+        self._barrier = threading.Barrier(together)
+
+    def read_version(self, object, offset, length):
+        self._barrier.wait(20)
+        return self._store.read_version(object, offset, length)
+
+
+class Many(Wrapped):
+    """A store that is given many places at once, and counts how many."""
+
+    def __init__(self, store, error=None):
+        super().__init__(store)
+        self.given = []
+        self._error = error
+
+    def read_many(self, places, *, most=32):
+        self.given.append(len(places))
+        yield from Joined(self._store).read_many(places[:1] if self._error else places, most=most)
+        if self._error:
+            raise self._error
+
+
+@pytest.fixture
+def memory():
+    store = open_store(f"memory://{uuid.uuid4()}")
+    store.write("x", DATA)
+    return store
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(32) as pool:
+        yield pool
+
+
+def places(count):
+    return [Place("x", number, 2) for number in range(count)]
+
+
+def test_as_many_reads_are_under_way_as_there_are_threads(memory, threads):
+    with closing(Ahead(Met(memory, 32), Pool(1 << 20).take, threads)) as ahead:
+        ahead.expect(places(64))
+        assert [bytes(ahead.read(*place)) for place in places(64)] == [DATA[n : n + 2] for n in range(64)]
+
+
+def test_a_store_that_takes_many_places_is_given_them_at_once(memory, threads):
+    store = Many(memory)
+    with closing(Ahead(store, Pool(1 << 20).take, threads)) as ahead:
+        ahead.expect(places(200))
+        assert [bytes(ahead.read(*place)) for place in places(200)] == [DATA[n : n + 2] for n in range(200)]
+    assert store.given == [200]
+
+
+def test_no_more_is_read_than_there_is_room_for_and_all_of_it_is_given_back(memory, threads):
+    room = Pool(10)
+    ahead = Ahead(memory, room.take, threads)
+    ahead.expect(places(50))
+    for place in places(20):
+        assert bytes(ahead.read(*place)) == DATA[place.offset : place.offset + 2]
+    ahead.close()
+    threads.shutdown()
+    assert room.statistics().peak_bytes == 10
+    assert room.statistics().reserved_bytes == 0
+
+
+def test_what_nobody_told_of_and_what_is_asked_for_again_is_read_by_itself(memory, threads):
+    with closing(Ahead(memory, Pool(1 << 20).take, threads)) as ahead:
+        ahead.expect(places(2))
+        for place in (*places(2), *places(2), Place("x", 9, 5), Place("x", 9, 0)):
+            assert bytes(ahead.read(*place)) == DATA[place.offset : place.offset + place.length]
+
+
+@pytest.mark.parametrize("wrapped", [Wrapped, Many])
+def test_what_is_wrong_with_one_place_is_said_of_that_one(memory, threads, wrapped):
+    with closing(Ahead(wrapped(memory), Pool(1 << 20).take, threads)) as ahead:
+        ahead.expect([*places(2), Place("y", 0, 1)])
+        with pytest.raises(ObjectNotFound):
+            ahead.read("y", 0, 1)
+        assert bytes(ahead.read("x", 1, 2)) == DATA[1:3]
+
+
+def test_a_store_that_fails_under_way_fails_what_it_had_not_given(memory, threads):
+    store = Many(memory, StoreUnavailable("gone"))
+    with closing(Ahead(store, Pool(1 << 20).take, threads)) as ahead:
+        ahead.expect(places(3))
+        assert bytes(ahead.read("x", 0, 2)) == DATA[:2]
+        with pytest.raises(StoreUnavailable, match="gone"):
+            ahead.read("x", 2, 2)
