@@ -16,7 +16,7 @@ HEIGHTS = (
     ("Whole jobs", ("demo", "training", "testing")),
     ("Loading", ("loaders",)),
     ("Both ends of the wire", ("client", "node")),
-    ("Deciding", ("planning", "batching", "prefetch", "cache")),
+    ("Deciding", ("planning", "batching", "tuning", "prefetch", "cache")),
     ("Data and networks", ("datasets", "preprocess", "models", "stores", "engines")),
     ("Shared words", ("wire", "profiles", "ordering")),
     ("Ground", ("events", "config", "core", "version", "errors")),

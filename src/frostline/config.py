@@ -10,7 +10,16 @@ from platformdirs import user_cache_path
 
 from frostline.errors import SettingError
 
-__all__ = ("BATCHING", "CHANGED", "LoaderSettings", "NodeSettings", "TenantSettings", "cache_folder", "environment")
+__all__ = (
+    "BATCHING",
+    "CHANGED",
+    "TUNING",
+    "LoaderSettings",
+    "NodeSettings",
+    "TenantSettings",
+    "cache_folder",
+    "environment",
+)
 
 _KIB = 1 << 10
 _MIB = 1 << 20
@@ -22,6 +31,11 @@ BATCHING = ("fair", "hapi", "fixed")
 
 CHANGED = ("skip", "rebuild", "refuse")
 """What a job does about objects that are not what they were when they were listed; see ``datasets.Dataset``."""
+
+TUNING = ("auto", "fixed", "prisma")
+"""Rules by which a loader's window gets its bounds: its own, none, and one to compare with."""
+# As many as the window had before it was tuned: enough for a link within a building, and no storm for a small store.
+_FIRST_REQUESTS = 8
 
 
 def _cores() -> int:
@@ -157,9 +171,14 @@ class LoaderSettings:
 
     Attributes:
         requests_in_flight: requests under way at once; more hides a longer round trip, and leaves none of the
-            resources that a mixture uses without work.
+            resources that a mixture uses without work. None begins with 8 and finds how many are enough.
+        most_requests: at once, where they are found; each takes a thread, a connection and a place at the node, which
+            has 64 of them unless it is told otherwise.
+        tuning: how the window's bounds are found where ``requests_in_flight`` is None: ``auto`` asks for more while
+            the training loop waits and more brings more, and for less where that is enough; ``fixed`` stays where it
+            begins; ``prisma`` is to compare with. None of them changes samples or their order.
         samples_per_request: rows in one request; as many as a device batch, so that no run has rows to spare.
-        window_bytes: most bytes asked for and not yet handed out; raise it for a long, fast link.
+        window_bytes: most bytes asked for and not yet handed out, whatever is found; raise it for a long, fast link.
         cache_bytes: features kept at the trainer between epochs, in memory; 0 keeps none.
         cache_folder: where they are kept on disk too, for later epochs and for later jobs, which then need no
             network for them; jobs of one machine may share it. None keeps none on disk.
@@ -181,7 +200,9 @@ class LoaderSettings:
         token: who the job is to its nodes; None where they know nobody. Never shown or logged.
     """
 
-    requests_in_flight: int = 8
+    requests_in_flight: int | None = None
+    most_requests: int = 64
+    tuning: str = "auto"
     samples_per_request: int = 32
     window_bytes: int = 256 * _MIB
     cache_bytes: int = 1 * _GIB
@@ -199,7 +220,11 @@ class LoaderSettings:
     token: str | None = field(default_factory=_token, repr=False)
 
     def __post_init__(self) -> None:
-        _at_least("requests_in_flight", self.requests_in_flight, 1)
+        if self.requests_in_flight is not None:
+            _at_least("requests_in_flight", self.requests_in_flight, 1)
+        _at_least("most_requests", self.most_requests, 1)
+        if self.tuning not in TUNING:
+            raise SettingError(f"tuning must be one of {', '.join(TUNING)}, not {self.tuning!r}")
         _at_least("samples_per_request", self.samples_per_request, 1)
         _at_least("window_bytes", self.window_bytes, 1)
         _at_least("cache_bytes", self.cache_bytes, 0)
@@ -215,6 +240,17 @@ class LoaderSettings:
         # What it is stays out of the sentence.
         if self.token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", self.token):
             raise SettingError("a token (FROSTLINE_TOKEN) has 1 to 512 printable ASCII characters and no blanks")
+
+    @property
+    def first_requests(self) -> int:
+        """Requests under way at once to begin with."""
+        return self.requests_in_flight or min(_FIRST_REQUESTS, self.most_requests)
+
+    @property
+    def last_requests(self) -> int:
+        """Requests under way at once that there may ever be."""
+        is_found = self.requests_in_flight is None and self.tuning != "fixed"
+        return self.most_requests if is_found else self.first_requests
 
     def most_skipped(self, samples: int) -> int:
         """How many of so many samples may be unreadable."""

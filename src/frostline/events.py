@@ -24,6 +24,7 @@ __all__ = (
     "RequestRetried",
     "SampleSkipped",
     "StepFinished",
+    "Tuned",
     "Waiting",
 )
 
@@ -98,6 +99,35 @@ class Replanned:
     before: str
     after: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """The window of a loader has other bounds from now on; samples and their order stay as they are.
+
+    Attributes:
+        at_s: seconds since the job was made.
+        requests_before: most requests under way that were kept until now.
+        requests: from now on.
+        window_bytes_before: most bytes asked for and not handed out until now.
+        window_bytes: from now on.
+        is_trial: whether they are only tried; another event says what came of it.
+        reason: what was measured.
+    """
+
+    at_s: float
+    requests_before: int
+    requests: int
+    window_bytes_before: int
+    window_bytes: int
+    is_trial: bool
+    reason: str
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this is a change that lasts: neither a trial, nor the way back from one."""
+        before = self.requests_before, self.window_bytes_before
+        return not self.is_trial and before != (self.requests, self.window_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +237,7 @@ Event = (
     | RequestRetried
     | SampleSkipped
     | StepFinished
+    | Tuned
     | Waiting
 )
 Observer = Callable[[Event], None]

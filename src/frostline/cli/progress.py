@@ -21,6 +21,7 @@ from frostline.events import (
     RequestRetried,
     SampleSkipped,
     StepFinished,
+    Tuned,
 )
 
 __all__ = ("ProgressBar",)
@@ -76,7 +77,17 @@ class ProgressBar:
                     f"epoch {event.epoch + 1}: held-out accuracy {event.accuracy:.1%}, loss {event.loss:.3f} "
                     f"({self._figures()})"
                 )
-            case NodeFull() | NodeLeftOut() | NodeRestarted() | Replanned() | RequestRetried() | SampleSkipped():
+            case Tuned() if event.is_trial or event.requests == event.requests_before:
+                pass  # what is tried, and bytes alone, would fill the screen
+            case (
+                NodeFull()
+                | NodeLeftOut()
+                | NodeRestarted()
+                | Replanned()
+                | RequestRetried()
+                | SampleSkipped()
+                | Tuned()
+            ):
                 self._say(_in_words(event))
             case _:
                 pass
@@ -100,7 +111,9 @@ class ProgressBar:
         self._console.print(sentence, markup=False, highlight=False)
 
 
-def _in_words(event: NodeFull | NodeLeftOut | NodeRestarted | Replanned | RequestRetried | SampleSkipped) -> str:
+def _in_words(
+    event: NodeFull | NodeLeftOut | NodeRestarted | Replanned | RequestRetried | SampleSkipped | Tuned,
+) -> str:
     match event:
         case NodeFull():
             return f"the node is full, asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
@@ -114,3 +127,5 @@ def _in_words(event: NodeFull | NodeLeftOut | NodeRestarted | Replanned | Reques
             return f"asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
         case SampleSkipped():
             return f"skipped {event.object}: {event.reason}"
+        case Tuned():
+            return f"{event.requests} requests under way at most: {event.reason}"

@@ -54,7 +54,7 @@ class HttpTransport:
             host,
             port,
             deadline_s=settings.deadline_s,
-            most_idle=settings.requests_in_flight + 1,
+            most_idle=settings.last_requests + 1,
         )
         self._identity = {} if settings.token is None else {"Authorization": f"Bearer {settings.token}"}
         self._deadline = {"Frostline-Deadline": f"{_ANSWER_WITHIN * settings.deadline_s:.6g}"}

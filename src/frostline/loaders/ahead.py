@@ -67,8 +67,14 @@ class Ahead:
         source = self._first(place).source
         window = Window(_Drawn(self._draw), source.settings)
         if not window.is_done:
-            threads = source.settings.requests_in_flight
-            prefetcher = Prefetcher(window, self._fetch, threads=threads, clock=time.monotonic, observe=source.observe)
+            prefetcher = Prefetcher(
+                window,
+                self._fetch,
+                threads=source.settings.last_requests,
+                clock=time.monotonic,
+                observe=source.observe,
+                tuner=source.tuner,
+            )
             self._prefetcher = prefetcher.__enter__()
 
     def _first(self, place: int) -> EpochRows:

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from frostline.core import EXACT, REFERENCE, Cut, Route
+from frostline.core.amounts import in_bytes
+from frostline.events import Tuned
 from frostline.loaders.ledger import JobStatistics
 from frostline.planning import Plan, Situation, explain
 
@@ -36,6 +38,7 @@ class Explanation:
         lines += [f"not cut as it stands: {self.fallback}"] if self.fallback else []
         lines += [f"{part}: {where}" for part, where in self.where]
         lines += [f"after {one.at_s:.0f} s: {one.before} -> {one.after}, {one.reason}" for one in self._replans]
+        lines += [_tuned(one) for one in self.statistics.tunings[-1:]]
         return "\n".join([*lines, *self._measured()])
 
     def to_json(self) -> dict[str, Any]:
@@ -58,6 +61,7 @@ class Explanation:
                 "stall_s": done.stall_s,
             },
             "replans": [asdict(one) for one in self._replans],
+            "tunings": [asdict(one) for one in self.statistics.tunings],
         }
 
     @property
@@ -89,6 +93,13 @@ class Explanation:
         if done.codec_error:
             lines.append(f"largest relative error by a codec: {done.codec_error:.2g}")
         return lines
+
+
+def _tuned(one: Tuned) -> str:
+    return (
+        f"window after {one.at_s:.0f} s: {one.requests} requests and {in_bytes(one.window_bytes)} under way at most; "
+        f"{one.reason}"
+    )
 
 
 def whereabouts(

@@ -1,6 +1,7 @@
 """A job: one network's frozen part on a node, its head here, and loaders over the features between them."""
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -31,7 +32,9 @@ from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_t
 from frostline.models.portable import portable
 from frostline.ordering import RecordedOrder
 from frostline.planning import Plan, Situation
+from frostline.prefetch import Tuner
 from frostline.preprocess import Preprocess
+from frostline.tuning import rule_of
 from frostline.wire.recipes import Recipe
 
 __all__ = ("Job",)
@@ -75,6 +78,7 @@ class Job:
         self._near = near
         self._trains_in_store = trains_in_store
         self._close = close
+        self._tuner = Tuner(rule_of(settings), time.monotonic())
 
     def __enter__(self) -> Self:
         return self
@@ -293,6 +297,7 @@ class Job:
             settings=self._settings,
             observe=self._observe,
             has_targets=has_targets,
+            tuner=self._tuner,
         )
 
     def _own(self, data: Dataset | None) -> Dataset:

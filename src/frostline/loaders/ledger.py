@@ -1,7 +1,7 @@
 """Keeps count of what a job did, from its events and from the batches that arrive."""
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +19,13 @@ from frostline.events import (
     RequestHedged,
     RequestRetried,
     SampleSkipped,
+    Tuned,
 )
 
 __all__ = ("JobStatistics", "Ledger")
+
+# A job of days has many, and each costs memory.
+_TUNINGS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class JobStatistics:
         fetched: samples of the passes in which nothing came from the cache.
         skipped: samples that could not be read.
         replans: changes of the plan while the job ran.
+        tunings: changes of the windows' bounds that were kept; the last hundred of them.
     """
 
     wire_bytes: int = 0
@@ -62,6 +67,7 @@ class JobStatistics:
     fetched: int = 0
     skipped: tuple[Skipped, ...] = ()
     replans: tuple[Replanned, ...] = ()
+    tunings: tuple[Tuned, ...] = ()
 
     @property
     def fetched_per_s(self) -> float | None:
@@ -88,6 +94,7 @@ class Ledger:
         self._sums: Counter[str] = Counter()
         self._codec_error = self._stall_s = self._loading_s = self._fetching_s = 0.0
         self._replans: list[Replanned] = []
+        self._tunings: deque[Tuned] = deque(maxlen=_TUNINGS)
 
     def __call__(self, event: Event) -> None:
         """Count an event and pass it on.
@@ -132,6 +139,7 @@ class Ledger:
                 routed=tuple(sorted(self._routed.items())),
                 skipped=tuple(self._skipped.values()),
                 replans=tuple(self._replans),
+                tunings=tuple(self._tunings),
             )
 
     def _count(self, event: Event) -> None:
@@ -155,5 +163,7 @@ class Ledger:
                     self._sums["fetched"] += event.samples
             case Replanned():
                 self._replans.append(event)
+            case Tuned() if event.is_kept:
+                self._tunings.append(event)
             case _:
                 pass

@@ -20,6 +20,7 @@ from frostline.ordering import EpochOrder, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.stretches import Ask, Dealer, Delivery, Stretch, stretches
+from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window
 
 __all__ = ("EpochRows", "Source")
@@ -45,6 +46,7 @@ class Source:
         settings: of the window.
         observe: told what happens.
         has_targets: the last tensor of every row is its sample's mask.
+        tuner: of the windows' bounds; None leaves them as they are set.
     """
 
     fetch: FetchRows
@@ -54,6 +56,7 @@ class Source:
     settings: LoaderSettings
     observe: Observer
     has_targets: bool = False
+    tuner: Tuner | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -216,9 +219,13 @@ class EpochRows:
         window = Window(asked, source.settings)
         if window.is_done:
             return
-        threads = source.settings.requests_in_flight
         with Prefetcher(
-            window, self.fetch, threads=threads, clock=time.monotonic, observe=source.observe
+            window,
+            self.fetch,
+            threads=source.settings.last_requests,
+            clock=time.monotonic,
+            observe=source.observe,
+            tuner=source.tuner,
         ) as prefetcher:
             yield from prefetcher
 

@@ -4,6 +4,7 @@ from frostline.prefetch.assemble import BatchAssembler, Gathered, Part
 from frostline.prefetch.driver import Fetch, Prefetcher
 from frostline.prefetch.mixing import Mixer
 from frostline.prefetch.stretches import Ask, Deal, Dealer, Delivery, Stretch, stretches
+from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window, WindowStatistics
 
 __all__ = (
@@ -18,6 +19,7 @@ __all__ = (
     "Part",
     "Prefetcher",
     "Stretch",
+    "Tuner",
     "Window",
     "WindowStatistics",
     "stretches",

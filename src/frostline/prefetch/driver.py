@@ -10,6 +10,7 @@ from frostline.core import FeatureBatch
 from frostline.errors import StoreUnavailable, Unavailable
 from frostline.events import Event, Observer, RequestFinished, RequestHedged, SampleSkipped, Waiting
 from frostline.prefetch.stretches import Ask, Delivery
+from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window, WindowStatistics
 
 __all__ = ("Fetch", "Prefetcher")
@@ -35,15 +36,24 @@ class Prefetcher:
     Args:
         window: what to ask and what to hand out; the prefetcher's alone from now on.
         fetch: makes one request, usually ``Transport.features``; called from several threads.
-        threads: most requests under way at once, ``requests_in_flight`` of the window's settings.
+        threads: most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
         clock: monotonic seconds.
         observe: told what happened, in the consumer's thread.
+        tuner: gives the window other bounds while it runs; None leaves them.
     """
 
     def __init__(
-        self, window: Window, fetch: Fetch, *, threads: int, clock: Callable[[], float], observe: Observer
+        self,
+        window: Window,
+        fetch: Fetch,
+        *,
+        threads: int,
+        clock: Callable[[], float],
+        observe: Observer,
+        tuner: Tuner | None = None,
     ) -> None:
         self._window = window
+        self._tuner = tuner
         self._fetch = fetch
         self._clock = clock
         self._observe = observe
@@ -58,10 +68,14 @@ class Prefetcher:
         self._is_closed = False
         self._waits_until: float | None = None
         self._given_up: set[int] = set()
+        self._stalled_s = 0.0
+        self._stalled_since: float | None = None
 
     def __enter__(self) -> Self:
         try:
             with self._lock:
+                if self._tuner is not None:
+                    self._tuner.begin(self._window, self._clock())
                 self._ask()
         except BaseException:  # an interrupt between the first request and the with block
             self.close()
@@ -79,6 +93,7 @@ class Prefetcher:
             while (delivery := self._take()) is None:
                 self._tell(self._next_event())
         finally:
+            self._stall_ends()
             while not self._happened.empty():
                 self._tell(self._happened.get())
         for one in delivery.batch.skipped:
@@ -94,6 +109,8 @@ class Prefetcher:
         for answer in answers:
             _close(answer)
         self._pool.shutdown(cancel_futures=True)
+        if self._tuner is not None:
+            self._tuner.end(self._window)
 
     def statistics(self) -> WindowStatistics:
         """Where the window stands. Safe from any thread."""
@@ -109,8 +126,17 @@ class Prefetcher:
             delivery = self._window.take()
             if delivery is None and self._window.is_done:
                 raise StopIteration
+            if delivery is None and self._stalled_since is None:
+                self._stalled_since = self._clock()
             self._ask()  # what was taken made room
             return delivery
+
+    def _stall_ends(self) -> None:
+        since = self._stalled_since
+        if since is not None:
+            with self._lock:
+                self._stalled_s += self._clock() - since
+                self._stalled_since = None
 
     def _next_event(self) -> Event | None:
         try:
@@ -125,6 +151,17 @@ class Prefetcher:
     def _ask(self) -> None:
         if self._is_closed or self._failure:
             return
+        self._send()
+        if self._tuner is None:
+            return
+        now = self._clock()
+        stalled_s = self._stalled_s + (0.0 if self._stalled_since is None else now - self._stalled_since)
+        tuned = self._tuner.look(self._window, stalled_s=stalled_s, now=now)
+        if tuned is not None:
+            self._happened.put(tuned)
+            self._send()
+
+    def _send(self) -> None:
         for ask in self._window.asks(self._clock()):
             if ask.is_hedge:
                 self._happened.put(RequestHedged(samples=len(ask.samples), route=ask.route))
@@ -161,10 +198,15 @@ class Prefetcher:
                 now = self._clock()
                 happened: Event | None = self._window.finished(ask, now)
                 if happened is None and ask.number not in self._given_up:
+                    self._took(ask, now - started)
                     happened = RequestFinished(
                         samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started, route=ask.route
                     )
                 self._go_on(happened)
+
+    def _took(self, ask: Ask, seconds: float) -> None:
+        if self._tuner is not None and ask.attempt == 1:
+            self._tuner.took(self._window, seconds)
 
     def _go_on(self, happened: Event | None) -> None:
         self._happened.put(happened)

@@ -33,6 +33,10 @@ class WindowStatistics:
         requests_allowed: most that may be under way now; low for long means that the node keeps failing.
         expected_bytes: asked for and not arrived.
         ready_bytes: arrived and not handed out; always near zero means that the trainer waits for the node.
+        bytes_arrived: so far, each row's once.
+        bytes_handed_out: so far.
+        is_full: bytes, and not the number of requests, keep it from asking; with a trainer that waits it is too small.
+        is_ending: nothing is left to ask for that was not asked for yet.
         rows_handed_out: so far, without skipped ones.
         rows_skipped: so far.
         rows_late: arrived for an attempt that had been given up, or twice; not taken.
@@ -44,6 +48,10 @@ class WindowStatistics:
     requests_allowed: int
     expected_bytes: int
     ready_bytes: int
+    bytes_arrived: int
+    bytes_handed_out: int
+    is_full: bool
+    is_ending: bool
     rows_handed_out: int
     rows_skipped: int
     rows_late: int
@@ -81,13 +89,14 @@ class Window:
         self._waiting: list[Opened] = []
         self._flights: dict[int, _Flight] = {}
         self._given_up: list[int] = []
-        self._most_requests = settings.requests_in_flight
+        self._most_requests = settings.first_requests
         self._most_bytes = settings.window_bytes
         self._allowed = min(_FIRST_REQUESTS, self._most_requests) if settings.ramp else self._most_requests
         self._asks = 0
         self._stop = 0  # the place after the last row of the stretches that left whole
         self._expected_bytes = 0
         self._ready_bytes = 0
+        self._bytes_handed_out = 0
         self._rows_handed_out = 0
         self._rows_skipped = 0
         self._rows_late = 0
@@ -219,6 +228,10 @@ class Window:
             requests_allowed=self._allowed,
             expected_bytes=self._expected_bytes,
             ready_bytes=self._ready_bytes,
+            bytes_arrived=self._bytes_handed_out + self._ready_bytes,
+            bytes_handed_out=self._bytes_handed_out,
+            is_full=self._next is not None and not self._has_room(self._next) and len(self._flights) < self._allowed,
+            is_ending=self._next is None,
             rows_handed_out=self._rows_handed_out,
             rows_skipped=self._rows_skipped,
             rows_late=self._rows_late,
@@ -258,14 +271,17 @@ class Window:
         stretch = self._next = self._next or next(self._source, None)
         if stretch is None:
             return None
-        held = self._expected_bytes + self._ready_bytes
-        if held and held + stretch.expected_bytes > self._most_bytes:
+        if not self._has_room(stretch):
             return None
         self._next = next(self._source, None)
         one = Opened(stretch=stretch)
         self._open.append(one)
         self._expected_bytes += one.expected_bytes
         return one
+
+    def _has_room(self, stretch: Stretch) -> bool:
+        held = self._expected_bytes + self._ready_bytes
+        return not held or held + stretch.expected_bytes <= self._most_bytes
 
     def _ask(self, one: Opened, now: float) -> Ask:
         self._asks += 1
@@ -296,6 +312,7 @@ class Window:
             self._stop = self._open.popleft().place(-1) + 1
         batch = arrival.batch
         self._ready_bytes -= batch.nbytes
+        self._bytes_handed_out += batch.nbytes
         self._rows_handed_out += len(batch)
         self._rows_skipped += len(batch.skipped)
         stop = self._first_place()

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from frostline.core import EXACT, Skipped
-from frostline.events import Replanned
+from frostline.events import Replanned, Tuned
 from frostline.planning import Plan
 
 __all__ = ("Report", "WayTaken", "Whereabouts")
@@ -57,6 +57,7 @@ class Report:
         accuracy: what codecs were allowed to lose.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         replans: changes of the plan while the job ran.
+        tunings: changes of the window's bounds while it ran.
         predicted_samples_per_s: by the plan that the job began with, while features come from the store; None where
             it knew no bound.
         measured_samples_per_s: in the passes in which nothing came from the cache; None where there was none.
@@ -91,6 +92,7 @@ class Report:
     accuracy: str | float = EXACT
     codec_error: float = 0.0
     replans: tuple[Replanned, ...] = ()
+    tunings: tuple[Tuned, ...] = ()
     predicted_samples_per_s: float | None = None
     measured_samples_per_s: float | None = None
     stalls_s: float = 0.0

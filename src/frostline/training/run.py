@@ -159,6 +159,7 @@ class _Run:
             accuracy=settings.job.accuracy,
             codec_error=statistics.codec_error,
             replans=statistics.replans,
+            tunings=statistics.tunings,
             predicted_samples_per_s=_bound(first_plan.samples_per_s),
             measured_samples_per_s=statistics.fetched_per_s,
             stalls_s=statistics.stall_s,

@@ -1,0 +1,247 @@
+"""Links of several lengths: the window's bounds found from cold, by our rule and PRISMA's, against every fixed number.
+
+    python benchmarks/tuning.py --data DIR [--mbit 100] [--round-trips 0,20,75,150] [--seconds 20]
+
+A node serves photographs as they are stored, one a request, at one end of a wide-area link (`wide_link.py`), each side
+on a core of its own; the prefetcher at the other end hands them to a loop that does nothing, so that the link is the
+limit. Every run begins cold, with no connection open. Told for each link: the steady rate of every fixed number of
+requests (from the end of the third second on); for each rule its steady rate (from the tenth second on) as a share of
+the best of those, and after how many seconds two seconds of it first had 95 % of that. Needs root. With --out FILE
+(without suffix) also JSON with all rates and changes, a table, and a picture of the rates over time; links that the
+JSON has from an earlier run are kept beside the new ones.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from links import STORE, TRAINER, Inside
+from wide_link import STORE_ADDRESS, WideLink
+
+FIXED = (1, 2, 4, 8, 16, 32, 64)
+FIXED_S, FIXED_STEADY_S = 6.0, 3.0
+STEADY_S, REACHED = 10.0, 0.95
+MOST = 64
+# PRISMA's own bounds: as many producers as the processor has threads.
+RULES = {"ours": ("auto", MOST), "PRISMA, 64 at most": ("prisma", MOST), "PRISMA, 2 at most": ("prisma", 2)}
+BIN_S = 0.25
+
+
+def main():
+    wanted = arguments()
+    if wanted.inside:
+        {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
+        return
+    links = earlier(wanted)
+    for round_trip_ms in wanted.round_trips:
+        links = [one for one in links if one["round_trip_ms"] != round_trip_ms]
+        links.append(over_one_link(wanted, round_trip_ms))
+        links.sort(key=lambda one: one["round_trip_ms"])
+        keep(wanted, links)
+    print(table(links))
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--mbit", type=float, default=100)
+    parser.add_argument("--round-trips", type=numbers, default=[0, 20, 75, 150], help="ms")
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--out")
+    parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def numbers(text):
+    return [float(one) for one in text.split(",")]
+
+
+def earlier(wanted):
+    path = Path(f"{wanted.out}.json")
+    return json.loads(path.read_text())["links"] if wanted.out and path.exists() else []
+
+
+def over_one_link(wanted, round_trip_ms):
+    """Every fixed number and every rule over one link."""
+    options = ["--data", wanted.data]
+    link = {"round_trip_ms": round_trip_ms, "mbit": wanted.mbit, "load_before": os.getloadavg()[0], "fixed": {}}
+    with (
+        WideLink(round_trip_ms=round_trip_ms, mbit=wanted.mbit),
+        Inside(STORE, 0, __file__, "--inside", "node", *options) as node,
+        Inside(TRAINER, 1, __file__, "--inside", "trainer", *options) as trainer,
+    ):
+        trainer.ask(do="start", url=node.answer()["url"])
+        for requests in FIXED:
+            found = trainer.ask(do="run", seconds=FIXED_S, settings={"requests_in_flight": requests})
+            link["fixed"][requests] = rate(found["bins"], FIXED_STEADY_S, FIXED_S)
+            print(f"{round_trip_ms:4.0f} ms {requests:3} fixed {link['fixed'][requests] / 1e6:7.2f} MB/s", flush=True)
+        best = max(link["fixed"].values())
+        for name, (tuning, most) in RULES.items():
+            settings = {"tuning": tuning, "most_requests": most}
+            found = trainer.ask(do="run", seconds=wanted.seconds, settings=settings)
+            link[name] = {**found, **judged(found["bins"], best, wanted.seconds)}
+            print(
+                f"{round_trip_ms:4.0f} ms {name}: {link[name]['share']:.1%} of the best fixed one, reached after "
+                f"{link[name]['reached_s']} s, at the end {found['requests']} requests",
+                flush=True,
+            )
+    return link
+
+
+def rate(bins, start, stop):
+    """Bytes a second between two times."""
+    return sum(bins[round(start / BIN_S) : round(stop / BIN_S)]) / (stop - start)
+
+
+def judged(bins, best, seconds):
+    span = 2.0
+    starts = [number * BIN_S for number in range(round((seconds - span) / BIN_S))]
+    reached = next((one for one in starts if rate(bins, one, one + span) >= REACHED * best), None)
+    return {"share": rate(bins, STEADY_S, seconds) / best, "reached_s": reached}
+
+
+def node_inside(wanted):
+    from frostline.config import NodeSettings
+    from frostline.node.process import start_node
+
+    settings = NodeSettings(max_requests=2 * MOST)
+    with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
+        print(json.dumps({"url": node.url}), flush=True)
+        sys.stdin.read()
+
+
+def trainer_inside(wanted):
+    side = Trainer(wanted)
+    does = {"start": side.start, "run": side.run}
+    for line in sys.stdin:
+        question = json.loads(line)
+        print(json.dumps(does[question.pop("do")](**question)), flush=True)
+
+
+class Trainer:
+    """The program at the trainer's end."""
+
+    def __init__(self, wanted):
+        import frostline as fl
+
+        self._data = fl.Dataset(wanted.data)
+        self._url = None
+
+    def start(self, url):
+        self._url = url
+        self.run(seconds=1.0, settings={"requests_in_flight": 8})  # warm the node and this side
+        return {}
+
+    def run(self, *, seconds, settings):
+        """Take rows for so long; the bytes of each quarter of a second, and what was tuned."""
+        from frostline.client.http import HttpTransport
+        from frostline.config import LoaderSettings
+        from frostline.events import Tuned
+        from frostline.prefetch import Prefetcher, Tuner, Window, stretches
+        from frostline.tuning import rule_of
+
+        chosen = LoaderSettings(samples_per_request=1, **settings)
+        transport = HttpTransport(self._url, chosen)
+        rows = np.tile(np.random.default_rng(0).permutation(len(self._data)), 20)
+        asked = stretches(self._data.samples, rows, np.arange(len(rows)), _Straight())
+        tuned, bins = [], [0] * (round(seconds / BIN_S) + 1)
+        started = time.monotonic()
+        tuner = Tuner(rule_of(chosen), started)
+        with Prefetcher(
+            Window(asked, chosen),
+            lambda ask: transport.features(self._request(ask.samples)),
+            threads=chosen.last_requests,
+            clock=time.monotonic,
+            observe=lambda event: tuned.append(event) if isinstance(event, Tuned) else None,
+            tuner=tuner,
+        ) as deliveries:
+            for delivery in deliveries:
+                at = time.monotonic() - started
+                if at >= seconds:
+                    break
+                bins[int(at / BIN_S)] += delivery.batch.nbytes
+        transport.close()
+        changes = [
+            {"at_s": one.at_s, "requests": one.requests, "bytes": one.window_bytes, "reason": one.reason}
+            for one in tuned
+        ]
+        last = tuned[-1] if tuned else None
+        return {
+            "bins": bins[:-1],
+            "changes": changes,
+            "requests": last.requests if last else chosen.first_requests,
+            "window_bytes": last.window_bytes if last else chosen.window_bytes,
+        }
+
+    def _request(self, samples):
+        from frostline.preprocess import imagenet
+        from frostline.wire.messages import FeatureRequest
+
+        return FeatureRequest(
+            data=self._data.url, samples=samples, prefix=None, cut=0, preprocess=imagenet(64).to_json()
+        )
+
+
+class _Straight:
+    """Encoded photographs, one a request."""
+
+    def deal(self, left):
+        from frostline.core import Route
+        from frostline.prefetch import Deal
+
+        return Deal(route=Route(0), rows=1, bytes_per_sample=0)
+
+
+def keep(wanted, links):
+    if wanted.out:
+        Path(f"{wanted.out}.json").write_text(json.dumps({"command": sys.argv[1:], "links": links}) + "\n")
+        Path(f"{wanted.out}.md").write_text(table(links))
+        draw(links, f"{wanted.out}.svg")
+
+
+def table(links):
+    fixed = " | ".join(f"{one} fixed" for one in FIXED)
+    names = " | ".join(f"{name} | reached after" for name in RULES)
+    lines = [
+        f"| round trip | {fixed} | {names} |",
+        "| ---: " * (1 + len(FIXED) + 2 * len(RULES)) + "|",
+    ]
+    for link in links:
+        rates = {int(number): one for number, one in link["fixed"].items()}
+        cells = [f"{link['round_trip_ms']:.0f} ms", *(f"{rates[one] / 1e6:.2f}" for one in FIXED)]
+        for name in RULES:
+            reached = link[name]["reached_s"]
+            cells += [f"{link[name]['share']:.1%}", "never" if reached is None else f"{reached:.1f} s"]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "Fixed numbers in MB/s; rules as shares of the best of them in the steady state."]
+    return "\n".join(lines) + "\n"
+
+
+def draw(links, path):
+    """Rates over time, a picture a link."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(links), figsize=(3.2 * len(links), 3.2), squeeze=False, sharey=True)
+    for panel, link in zip(panels[0], links, strict=True):
+        best = max(link["fixed"].values())
+        for name in RULES:
+            bins = link[name]["bins"]
+            rates = [8e-6 * sum(bins[i : i + 4]) / (4 * BIN_S) for i in range(len(bins) - 3)]
+            panel.plot([BIN_S * (i + 2) for i in range(len(rates))], rates, label=name)
+        panel.axhline(8e-6 * best, color="grey", linestyle=":", label="best fixed number")
+        panel.set(title=f"{link['round_trip_ms']:.0f} ms round trip", xlabel="seconds")
+    panels[0][0].set_ylabel("Mbit/s")
+    panels[0][-1].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

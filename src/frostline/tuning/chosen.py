@@ -1,0 +1,19 @@
+"""Makes the rule that a loader's settings name."""
+
+from frostline.config import LoaderSettings
+from frostline.tuning.following import Following
+from frostline.tuning.prisma import Prisma
+from frostline.tuning.rule import Rule, Steady
+from frostline.tuning.values import Setting
+
+__all__ = ("rule_of",)
+
+
+def rule_of(settings: LoaderSettings) -> Rule:
+    """The rule for one job's windows."""
+    most = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
+    if settings.requests_in_flight is None and settings.tuning == "auto":
+        return Following(most, requests=settings.first_requests)
+    if settings.requests_in_flight is None and settings.tuning == "prisma":
+        return Prisma(most, rows_per_request=settings.samples_per_request)
+    return Steady(most)

@@ -1,0 +1,115 @@
+"""Decides when a setting has been in force for long enough to be measured, and what it gave."""
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+from frostline.tuning.values import Look
+
+__all__ = ("Period", "Periods")
+
+# A period is shorter where requests are: in less, the consumer's batches and the processor's other work are all noise.
+_LEAST_S = 0.25
+# A period has so many rounds of all requests under way: they come in bursts, and a part of a round would be no rate.
+_ROUNDS = 2
+_FEWEST = 8
+_REMEMBERED = 256
+_LATE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """What a setting gave while nothing changed.
+
+    Attributes:
+        now_s: when it ended.
+        seconds: how long it was.
+        bytes_per_s: that arrived.
+        request_bytes: of one request, on average.
+        median_s: that requests took.
+        late_s: that one in twenty exceeded, lately.
+        in_flight: requests under way, on average.
+        stalled: share of the time in which the training loop waited.
+        full: share of the looks at which bytes kept the window from asking.
+    """
+
+    now_s: float
+    seconds: float
+    bytes_per_s: float
+    request_bytes: float
+    median_s: float
+    late_s: float
+    in_flight: float
+    stalled: float
+    full: float
+
+
+class Periods:
+    """Joins looks to periods. Each begins when what was asked for under earlier bounds has come.
+
+    Args:
+        requests: that are set.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self._times: deque[float] = deque(maxlen=_REMEMBERED)
+        self._requests = requests
+        self.restart(requests)
+
+    def restart(self, requests: int) -> None:
+        """Other bounds hold from now on."""
+        if requests != self._requests:
+            self._times.clear()
+        self._requests = requests
+        self._to_come: int | None = None
+        self._looks: list[Look] = []
+
+    def add(self, look: Look) -> Period | None:
+        """Take a look; a period, where one has ended with it."""
+        self._times.extend(look.took_s)
+        if look.is_ending or look.failures or look.requests_allowed < self._requests:
+            self.restart(self._requests)
+            return None
+        if self._to_come is None:
+            self._to_come = look.requests_in_flight
+            return None
+        if self._to_come > 0:
+            self._to_come -= len(look.took_s)
+            return None
+        self._looks.append(look)
+        if not self._is_whole():
+            return None
+        period = self._period()
+        self._looks = []
+        return period
+
+    def _is_whole(self) -> bool:
+        seconds = sum(one.seconds for one in self._looks)
+        finished = sum(len(one.took_s) for one in self._looks)
+        under_way = max(1, round(_mean([one.requests_in_flight for one in self._looks])))
+        # What ends within this look ends its round: rounds are whole at the look at which their last request came.
+        is_round = finished % under_way < max(1, len(self._looks[-1].took_s))
+        has_rows = any(one.bytes_arrived for one in self._looks)  # samples that cannot be read have no bytes
+        return has_rows and seconds >= _LEAST_S and finished >= max(_FEWEST, _ROUNDS * under_way) and is_round
+
+    def _period(self) -> Period:
+        looks = self._looks
+        seconds = sum(one.seconds for one in looks)
+        took_s = [one for look in looks for one in look.took_s]
+        nbytes = sum(one.bytes_arrived for one in looks)
+        late = sorted(self._times)[int(_LATE * (len(self._times) - 1))]
+        return Period(
+            now_s=looks[-1].now_s,
+            seconds=seconds,
+            bytes_per_s=nbytes / seconds,
+            request_bytes=nbytes / len(took_s),
+            median_s=statistics.median(took_s),
+            late_s=late,
+            in_flight=_mean([one.requests_in_flight for one in looks]),
+            stalled=sum(one.stalled_s for one in looks) / seconds,
+            full=_mean([one.is_full for one in looks]),
+        )
+
+
+def _mean(values: list[int] | list[bool]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,138 @@
+"""What a rule of tuning is shown of a real prefetcher, and what becomes of its answers."""
+
+import time
+
+import numpy as np
+import pytest
+
+from frostline.config import LoaderSettings
+from frostline.errors import SettingError
+from frostline.events import Tuned
+from frostline.prefetch import Prefetcher, Tuner, Window, stretches
+from frostline.testing import ScriptedTransport
+from frostline.tuning import Change, Setting, rule_of
+from prefetch.test_prefetcher import features, ids_of, table
+from support.mixing import one_way
+
+ROWS = 8
+
+
+class Scripted:
+    """A rule that goes through settings, one a look, and keeps what it was shown."""
+
+    def __init__(self, *settings):
+        self.setting, *self.left = settings
+        self.looks = []
+
+    def look(self, look):
+        self.looks.append(look)
+        if not self.left:
+            return None
+        before, self.setting = self.setting, self.left.pop(0)
+        return Change(before=before, after=self.setting, reason=f"look {len(self.looks)}")
+
+
+class Clock:
+    """Each reading is later than a look needs."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.01
+        return self.now
+
+
+def run(rule, *, count=400, tuner=None, events=None, **chosen):
+    settings = LoaderSettings(samples_per_request=ROWS, **chosen)
+    order = np.random.default_rng(0).permutation(count)
+    asked = stretches(table(count), order, np.arange(count), one_way(ROWS, 16))
+    tuner = tuner or Tuner(rule, 0.0)
+    window = Window(asked, settings)
+    with Prefetcher(
+        window,
+        features(ScriptedTransport()),
+        threads=16,
+        clock=Clock(),
+        observe=(events if events is not None else []).append,
+        tuner=tuner,
+    ) as deliveries:
+        return ids_of(deliveries), order.tolist()
+
+
+@pytest.mark.parametrize("tuning", ["auto", "fixed", "prisma"])
+def test_whatever_the_rule_the_same_samples_come_in_the_same_order(tuning):
+    came, order = run(rule_of(LoaderSettings(tuning=tuning, samples_per_request=ROWS)))
+    assert came == order
+
+
+def test_bounds_that_jump_to_and_fro_change_no_order_and_each_is_told_with_its_reason():
+    settings = [Setting(requests=1 + 5 * number % 16, window_bytes=1 + 999 * number) for number in range(20)]
+    rule, events = Scripted(*settings), []
+    came, order = run(rule, events=events)
+    assert came == order
+    tuned = [one for one in events if isinstance(one, Tuned)]
+    assert [(one.requests, one.window_bytes) for one in tuned] == [
+        (one.requests, one.window_bytes) for one in settings[1:]
+    ]
+    assert [one.reason for one in tuned] == [f"look {number}" for number in range(1, 20)]
+
+
+def test_what_a_rule_is_shown_adds_up_to_what_the_window_did():
+    rule = Scripted(Setting(requests=4, window_bytes=1 << 20))
+    run(rule)
+    total = sum(look.bytes_arrived for look in rule.looks)
+    assert 0.5 * total < sum(look.bytes_handed_out for look in rule.looks) <= total
+    assert 0 < sum(len(look.took_s) for look in rule.looks) <= 400 // ROWS
+    assert all(look.seconds > 0 and 0 <= look.stalled_s <= look.seconds + 1e-9 for look in rule.looks)
+    assert max(look.requests_in_flight for look in rule.looks) <= 4
+    assert rule.looks[-1].is_ending
+
+
+def test_what_was_learned_in_one_epoch_holds_in_the_next():
+    rule = Scripted(Setting(requests=1, window_bytes=1 << 20), Setting(requests=7, window_bytes=1 << 20))
+    tuner = Tuner(rule, 0.0)
+    run(rule, tuner=tuner)
+    seen = len(rule.looks)
+    run(rule, tuner=tuner)
+    assert len(rule.looks) > seen
+    assert max(look.requests_allowed for look in rule.looks[seen:]) == 7
+
+
+def test_of_two_windows_at_once_one_is_looked_at():
+    rule = Scripted(Setting(requests=3, window_bytes=1 << 20))
+    tuner = Tuner(rule, 0.0)
+    settings = LoaderSettings(samples_per_request=ROWS)
+    held = [Window(stretches(table(80), np.arange(80), np.arange(80), one_way(ROWS, 16)), settings) for _ in range(2)]
+    for window in held:
+        tuner.begin(window, 0.0)
+        for second in range(1, 4):
+            window.asks(float(second))
+            tuner.look(window, stalled_s=0.0, now=float(second))
+    assert len(rule.looks) == 3
+    assert {window.statistics().requests_allowed for window in held} == {2}
+    tuner.end(held[0])
+    tuner.begin(held[1], 5.0)
+    tuner.look(held[1], stalled_s=0.0, now=6.0)
+    assert len(rule.looks) == 4
+
+
+def test_a_number_of_requests_that_the_user_gave_stays_and_bounds_are_the_settings_own():
+    assert rule_of(LoaderSettings(requests_in_flight=5)).setting.requests == 5
+    assert rule_of(LoaderSettings(tuning="fixed")).setting.requests == 8
+    assert LoaderSettings(requests_in_flight=5).last_requests == 5
+    assert LoaderSettings(most_requests=3).first_requests == 3
+    assert LoaderSettings(most_requests=99).last_requests == 99
+    with pytest.raises(SettingError, match="tuning must be one of auto, fixed, prisma"):
+        LoaderSettings(tuning="best")
+
+
+def test_a_look_is_worth_little_and_none_is_made_too_soon():
+    rule = Scripted(Setting(requests=3, window_bytes=1 << 20))
+    tuner = Tuner(rule, 0.0)
+    window = Window(
+        stretches(table(80), np.arange(80), np.arange(80), one_way(ROWS, 16)), LoaderSettings(samples_per_request=ROWS)
+    )
+    tuner.begin(window, time.monotonic())
+    tuner.look(window, stalled_s=0.0, now=0.0)
+    assert rule.looks == []
