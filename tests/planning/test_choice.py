@@ -154,6 +154,16 @@ def test_a_codec_is_part_of_the_choice():
     assert "100 times fewer than encoded" in plan.reason
 
 
+def test_on_one_machine_the_fastest_codec_is_taken_at_the_cut_that_would_ship_the_fewest_bytes():
+    """Nobody waits for a byte there, and packing takes the cores that do the rest."""
+    codecs = (codec(2, "sparse+zstd", 1_000, encode_s=1e-4, decode_s=1e-4), codec(2, "fp16", 2_500, encode_s=1e-5))
+    job = situation(store=profile(SECONDS, codecs=codecs), trainer=profile((0.0, 0.001, 0.007)), link=FAST)
+    together = replace(job, same_host=True)
+    assert fixed(job, 2).route == Route(2, "sparse+zstd")
+    assert fixed(together, 2).route == make_plan(together).route == Route(2)
+    assert "fastest codec on one machine" in make_plan(together).reason
+
+
 def test_a_slow_node_on_a_fast_link_ships_the_encoded_samples():
     plan = make_plan(situation(store=profile((0.0, 0.2, 2.0), hardware="slow"), link=FAST))
     assert plan.cut == 0

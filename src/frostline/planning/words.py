@@ -87,11 +87,13 @@ def named(one: Candidate) -> str:
     return f"cut {one.cut} ({one.name}{codec})"
 
 
-def single(best: Candidate, *, near: int, noise: float, encoded: Candidate) -> str:
+def single(best: Candidate, *, near: int, noise: float, encoded: Candidate, fewest_bytes: float) -> str:
     """Why one way was taken for all samples."""
     among = "is the fastest"
     if near > 1:
         among = f"ships the fewest bytes of the {near} ways within {_percent(noise)} of the fastest"
+    if near > 1 and best.wire_bytes_per_sample > fewest_bytes:
+        among = f"has the fastest codec on one machine, of the {near} ways within {_percent(noise)} of the fastest"
     return f"{named(best)} {among}: {in_bytes(best.wire_bytes_per_sample)} a sample{_beside_encoded(best, encoded)}"
 
 
