@@ -1,6 +1,7 @@
 """Every engine on the same prefix: images a second, and how far its features are from the reference's.
 
     python benchmarks/engines.py --data DIR [--networks resnet18 efficientnet_lite0] [--rows 8 32] [--out FILE.json]
+    python benchmarks/engines.py --data DIR --device cuda --networks resnet50 vit_base --rows 32 128 256
 
 All but the classifier of each network runs on photographs of DIR (images in class folders). Nothing is read or decoded
 while an engine is timed. The engines take turns in each round, so that all meet the same machine; the figures are the
@@ -8,6 +9,8 @@ median of the rounds, the ratio to the reference within each round, at the best 
 `--threads 1` counts seconds of the processor, which tells engines apart on a machine that is busy with other work too.
 The error is the relative RMS of the worst of 32 photographs that no engine was calibrated on. Weights of
 EfficientNet-lite0 are those of ImageNet; the others are random, with BatchNorm statistics calibrated on photographs.
+The ceiling is the rate of a large product of matrices in bfloat16 on the same device, and an engine's share of it the
+operations of its images over that rate, whatever precision it computes in.
 
 Where torchvision was built for CUDA and torch was not, `PYTHONPATH=tests/support/torchvision_cpu` lets it be imported.
 """
@@ -23,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from networks import CLASSES, NETWORKS, calibrated, frozen
+from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.datasets import Dataset
 from frostline.engines.allocator import keep_freed_memory
@@ -44,19 +48,32 @@ def main():
     # As a node does; without it eager torch takes up to twice the time (docs/decisions/0007).
     keep_freed_memory()
     results = {
-        "hardware": hardware_name("cpu"),
+        "hardware": hardware_name(wanted.device),
+        "ceiling_flops": ceiling_flops(wanted.device),
         "torch": torch.__version__,
         "settings": {name: value for name, value in vars(wanted).items() if name not in ("data", "out")},
         "load_before": os.getloadavg()[0],
         "networks": {},
     }
     for name in wanted.networks:
-        results["networks"][name] = measured(name, Dataset(wanted.data), wanted)
+        results["networks"][name] = measured(name, Dataset(wanted.data), wanted, results["ceiling_flops"])
         if wanted.out is not None:
             wanted.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def measured(name, data, wanted):
+def ceiling_flops(device):
+    """Floating-point operations a second of a product of large bfloat16 matrices, the best of some."""
+    side = 8192 if device.startswith("cuda") else 2048
+    one, other = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    rates = []
+    for _ in range(5):
+        started = time.perf_counter()
+        float((one @ other)[0, 0])  # which waits for the device
+        rates.append(2 * side**3 / (time.perf_counter() - started))
+    return max(rates)
+
+
+def measured(name, data, wanted, ceiling):
     pretrained = load_model(NETWORKS[name], classes=CLASSES)
     pixels = decoded(data, pretrained.preprocess, CALIBRATED_ON + JUDGED_ON)
     calibration, judged = pixels[:CALIBRATED_ON], pixels[CALIBRATED_ON:]
@@ -64,6 +81,8 @@ def measured(name, data, wanted):
     prefix = cut_network(frozen(model, pretrained.preprocess.shape), pretrained.preprocess.shape).prefix
     cut = prefix.cuts[-1].number
     print(f"\n{name}, {prefix.cuts[-1].name}, {wanted.threads} threads, load {os.getloadavg()[0]:.1f}")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.from_numpy(judged[:1]))
     with tempfile.TemporaryDirectory() as folder:
         engines, found = built(prefix, cut, calibration, wanted, Path(folder))
         expected = features(engines[REFERENCE, wanted.rows[0]], judged, wanted.rows[0], cut)
@@ -74,6 +93,7 @@ def measured(name, data, wanted):
     for offer, entry in found.items():
         if "error" in entry:
             entry.update(best(offer, rates, wanted.rows))
+            entry["share_of_ceiling"] = entry["images_per_s"] * counter.get_total_flops() / ceiling
         print(line(offer, entry))
     return found
 
@@ -84,7 +104,7 @@ def built(prefix, cut, calibration, wanted, folder):
     for offer in OFFERS:
         if wanted.engines and offer.name not in (*wanted.engines, REFERENCE):
             continue
-        why_not = absence(offer.name, "cpu")
+        why_not = absence(offer.name, wanted.device)
         started = time.perf_counter()
         try:
             for rows in wanted.rows if why_not is None else ():
@@ -94,6 +114,7 @@ def built(prefix, cut, calibration, wanted, folder):
                     prefix.cuts,
                     prefix.tensors,
                     cut=cut,
+                    device=wanted.device,
                     most_rows=rows,
                     threads=wanted.threads,
                     calibration=calibration,
@@ -142,8 +163,8 @@ def line(name, entry):
     low, high = entry["ratio_range"]
     return (
         f"{name:22} {entry['images_per_s']:7.1f}/s at {entry['rows']:2}  "
-        f"{entry['ratio']:5.2f}x ({low:.2f} to {high:.2f})  error {entry['error']:.1e}"
-        f"  built in {entry['build_s']:.1f} s"
+        f"{entry['ratio']:5.2f}x ({low:.2f} to {high:.2f})  {entry['share_of_ceiling']:4.0%} of the ceiling  "
+        f"error {entry['error']:.1e}  built in {entry['build_s']:.1f} s"
     )
 
 
@@ -173,6 +194,7 @@ def arguments():
     parser.add_argument("--data", required=True)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["resnet18", "efficientnet_lite0"])
     parser.add_argument("--engines", nargs="+", choices=[offer.name for offer in OFFERS], help="beside the reference")
+    parser.add_argument("--device", default="cpu", help="in torch's words")
     parser.add_argument("--rows", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

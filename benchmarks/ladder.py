@@ -43,7 +43,7 @@ from frostline.preprocess.apply import decode_into
 from frostline.stores.objects import open_store
 from frostline.training.networks import load_model
 
-SEVEN = [name for name in NETWORKS if name != "vgg19"]
+SEVEN = [name for name in NETWORKS if name not in ("vgg19", "vit_base")]
 ROWS = 32
 ALONE_S = 2.0
 STREAMED_S = 5.0
@@ -75,7 +75,7 @@ def climbed(name, wanted):
     model = pretrained.model if name == "efficientnet_lite0" else calibrated(pretrained.model, calibration)
     prefix = cut_network(frozen(model, preprocess.shape), preprocess.shape).prefix
     cut = prefix.cuts[-1].number
-    chosen = argparse.Namespace(engines=wanted.engines, rows=[ROWS], threads=wanted.threads)
+    chosen = argparse.Namespace(engines=wanted.engines, rows=[ROWS], threads=wanted.threads, device="cpu")
     with tempfile.TemporaryDirectory() as kept, tempfile.TemporaryDirectory() as ready:
         engines, found = built(prefix, cut, calibration, chosen, Path(kept))
         engines = {key: engine for key, engine in engines.items() if "why_not" not in found[key[0]]}

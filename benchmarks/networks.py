@@ -13,6 +13,7 @@ NETWORKS = {
     "resnet50": "torchvision:resnet50",
     "vgg11": "torchvision:vgg11",
     "vgg19": "torchvision:vgg19",
+    "vit_base": "timm:vit_base_patch16_224",
     "vit_small": "timm:vit_small_patch16_224",
 }
 
