@@ -1,6 +1,9 @@
 """What one tenant does harms no other's: uploads that do not end, huge models, trials that take long."""
 
+import json
+import os
 import socket
+import threading
 from contextlib import ExitStack, closing
 
 import anyio
@@ -13,9 +16,14 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
 from frostline.node.bodies import Bodies
+from frostline.node.memory import Abandoned
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Tenants
+from frostline.node.trial_turns import TrialTurns
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
 from support.tenants import tenant, token_of
+from support.trials import held_trial, trial_processes
 
 MEMORY = 96 << 20
 ENGINE = "torch-channels-last"
@@ -148,3 +156,103 @@ def test_an_engine_counts_against_the_tenant_that_asked_for_it_and_is_refused_be
         assert taken["ann"] == len(body)
         assert taken["bob"] > 0
         assert taken["cat"] == 0
+
+
+def asked_profile(url, name, message, more=()):
+    """A connection on which a profile was asked for."""
+    body = json.dumps(message.to_json()).encode()
+    peer = socket.create_connection(address_of(url))
+    lines = ("POST /v1/profiles HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of(name)}", *more)
+    peer.sendall("\r\n".join((*lines, f"Content-Length: {len(body)}", "", "")).encode() + body)
+    return peer
+
+
+@pytest.fixture
+def trying(tmp_path, monkeypatch):
+    """A node of two tenants that tries engines, its address, and a profile for which it does."""
+    images = make_images(tmp_path / "images", 12)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    network = small_network()
+    digest, body = artifact_of(network)
+    node = Node(
+        NodeSettings(memory_bytes=256 << 20, tenants=(tenant("ann"), tenant("bob")), device_batch=8, engines=(ENGINE,)),
+        (images.as_uri(),),
+    )
+    with node, served(node) as url:
+        node.put_prefix(digest, body)
+        wanted = request(images, network.cuts[-1].number, digest)
+        yield node, url, ProfileRequest(features=wanted, accuracy="fp16")
+
+
+def test_others_are_served_while_an_engine_is_tried_and_a_client_that_leaves_ends_its_trial(trying):
+    node, url, wanted = trying
+    with asked_profile(url, "ann", wanted) as ann, held_trial() as pid:
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+        with transport_of("bob", url) as transport:
+            assert len(joined(transport.features(wanted.features))[0]) == 12
+            assert len(transport.profile(wanted.features).cuts) > 0
+        with asked_profile(url, "bob", wanted):
+            until(lambda: node.statistics().requests_in_work == 2)
+        until(lambda: node.statistics().requests_in_work == 1)  # it waited for its turn, and no longer
+        assert trial_processes() == [pid]
+        ann.close()
+        until(lambda: is_idle(node))
+        assert trial_processes() == []
+    assert node.statistics().tenants["ann"].totals.trial_s > 0
+
+
+def test_who_waits_for_a_trial_of_another_waits_no_longer_than_its_deadline(trying):
+    node, url, wanted = trying
+    with asked_profile(url, "ann", wanted), held_trial() as pid:
+        with asked_profile(url, "bob", wanted, ("Frostline-Deadline: 1",)) as bob:
+            assert bob.recv(65_536).startswith(b"HTTP/1.1 503")
+        assert node.statistics().requests_in_work == 1
+        assert trial_processes() == [pid]
+    until(lambda: is_idle(node))
+
+
+def test_a_tenant_for_which_engines_were_tried_for_long_has_to_wait_before_more_are():
+    now = [0.0]
+    tenants = Tenants([tenant("ann"), tenant("bob")], Counters(), clock=lambda: now[0])
+    ann, bob = (tenants.identify(token_of(name)) for name in ("ann", "bob"))
+    for _ in range(2):
+        ann.check_trials()
+        ann.tried(600.0)
+    with pytest.raises(Overloaded, match="ann had engines tried") as refused:
+        ann.check_trials()
+    ann.check()
+    bob.check_trials()
+    now[0] += refused.value.retry_after_s
+    ann.check_trials()
+    alone = Tenants([tenant("ann")], Counters()).identify(token_of("ann"))
+    alone.tried(6000.0)
+    alone.check_trials()
+
+
+def test_trials_go_by_turns_and_who_gives_up_waits_no_longer():
+    now = [0.0]
+    turns, order, gone = TrialTurns(clock=lambda: now[0]), [], threading.Event()
+
+    def take(tenant, name, is_abandoned=lambda: False):
+        with turns.turn(tenant, is_abandoned):
+            order.append(name)
+
+    def give_up():
+        with pytest.raises(Abandoned):
+            take("bob", "never", gone.is_set)
+
+    with turns.turn("ann", lambda: False):
+        waiting = [
+            threading.Thread(target=take, args=("ann", "ann")),
+            threading.Thread(target=take, args=("bob", "bob")),
+        ]
+        for number, thread in enumerate([*waiting, threading.Thread(target=give_up)]):
+            thread.start()
+            until(lambda number=number: turns.waiting == number + 1)
+        gone.set()
+        turns.wake()
+        until(lambda: turns.waiting == 2)
+        now[0] += 5.0
+    for one in waiting:
+        one.join(20)
+    assert order == ["bob", "ann"]

@@ -14,12 +14,13 @@ class Allowance:
 
     Args:
         per_s: device seconds a second.
+        saved_s: seconds' worth of it that may be used at once after a pause.
     """
 
-    def __init__(self, per_s: float) -> None:
+    def __init__(self, per_s: float, saved_s: float = _SAVED_S) -> None:
         assert per_s > 0, "an allowance is above 0"
         self._per_s = per_s
-        self._most = _SAVED_S * per_s
+        self._most = saved_s * per_s
         self._left = self._most
         self._at_s = 0.0
         self._owed = 0.0

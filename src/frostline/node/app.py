@@ -117,12 +117,13 @@ class _Service:
         return AnswerReply(answer, self._threads, deadline_s)
 
     async def profile(self, request: Request) -> Response:
-        with self._node.admit(body_length(request), self._asker(request)) as admission:
+        account, deadline_s = self._asker(request), _deadline_s(request)
+        with self._node.admit(body_length(request), account) as admission:
             wanted = await self._run(_parsed, await self._bodies.whole(request), ProfileRequest.from_json)
             admission.read()
             leash = self._node.leash()
             measure = partial(self._node.profile, wanted, admission, leash)
-            profile = await attended(request.receive, measure, leash.cut, self._threads)
+            profile = await attended(request.receive, measure, leash.cut, self._threads, deadline_s)
         return json_reply(profile.to_json())
 
     def _asker(self, request: Request) -> Account:

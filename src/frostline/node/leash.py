@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
-from frostline.node.memory import Abandoned, Lane, Pool
+from frostline.node.memory import Abandoned
 
 __all__ = ("Leash",)
 
@@ -13,15 +13,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class _Wakes(Protocol):
+    def wake(self) -> None: ...
+
+
 class Leash:
     """Everything that a request has submitted. Safe for threads.
 
     Args:
-        pools: where it may wait for memory.
+        places: where it may wait, for memory or for a turn.
     """
 
-    def __init__(self, pools: tuple[Pool | Lane, ...]) -> None:
-        self._pools = pools
+    def __init__(self, places: tuple[_Wakes, ...]) -> None:
+        self._places = places
         self._lock = threading.Lock()
         self._is_cut = False
         self._under_way: set[Future[object]] = set()
@@ -57,14 +61,14 @@ class Leash:
         return future
 
     def cut(self) -> None:
-        """Cancel what has not started, and free what waits for memory. Calling it again does nothing."""
+        """Cancel what has not started, and free what waits for memory or for a turn. Calling it again does nothing."""
         with self._lock:
             self._is_cut = True
             under_way = list(self._under_way)
         for future in under_way:
             future.cancel()
-        for pool in self._pools:
-            pool.wake()
+        for place in self._places:
+            place.wake()
 
     def _check(self) -> None:
         if self._is_cut:

@@ -179,7 +179,7 @@ class Node:
 
     def leash(self) -> Leash:
         """What ties a request's work together, so that all of it can be given up."""
-        return Leash(tuple(self._pools.values()))
+        return Leash((*self._pools.values(), self._trials))
 
     def profile(
         self, wanted: ProfileRequest, admission: Admission | None = None, leash: Leash | None = None
@@ -321,15 +321,21 @@ class Node:
         room.shrink(tried_bytes)  # trials may take minutes, elsewhere
         pixels = np.zeros(tried, np.float32)
         fill(reader, pixels, readers, leash)
-        choice = self._trials.wanted(wanted, resident.prefix, pixels, self._patron(request, account))
+        choice = self._trials.wanted(wanted, resident.prefix, pixels, self._patron(request, account, leash))
         if choice.engine != REFERENCE:
             costs = under_engine(costs, network, resident.prefix.cuts, loaded.decode_s, choice)
         return self._profile_of(loaded, costs, codecs, choice)
 
-    def _patron(self, request: FeatureRequest, account: Account) -> Patron:
+    def _patron(self, request: FeatureRequest, account: Account, leash: Leash) -> Patron:
         assert request.prefix is not None, "the prefix was found by its name"
         room_bytes = self._prefixes.room_bytes(request.prefix, account)
-        return Patron(spent=partial(self._sharing.tried, account), room_bytes=room_bytes)
+        return Patron(
+            name=account.name,
+            check=account.check_trials,
+            is_abandoned=leash.is_cut,
+            spent=partial(self._sharing.tried, account),
+            room_bytes=room_bytes,
+        )
 
     def _tried(self, wanted: ProfileRequest, shape: tuple[int, ...], room_bytes: int) -> tuple[int, ...]:
         """The shape of all samples together on which engines are tried; of none where no engine is."""

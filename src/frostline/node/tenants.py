@@ -26,6 +26,10 @@ _MOST_WORK = 0.5
 # Nor more than this part of the memory for weights: what is in use is never dropped, so that one whose network fills
 # it would shut the others out for as long as it streams.
 _MOST_WEIGHTS = 0.5
+# Nor are engines tried for one for more than this part of the time. What it did not use is saved for half an hour:
+# worth the ten minutes that trials of one prefix take at most, and half of those of another.
+_MOST_TRIALS = 0.5
+_TRIALS_SAVED_S = 1800.0
 
 
 class Account:
@@ -47,6 +51,7 @@ class Account:
         self._lock = threading.Lock()
         rate = self._settings.device_s_per_s
         self._allowance = None if rate is None else Allowance(rate)
+        self._trials = Allowance(_MOST_TRIALS, _TRIALS_SAVED_S)
         self._inside = 0
         self.counters = counters
 
@@ -88,9 +93,21 @@ class Account:
     def tried(self, trial_s: float) -> None:
         """Engines were tried for it for so long."""
         self.counters.add(trial_s=trial_s)
-        if self._allowance is not None:
-            with self._lock:
+        with self._lock:
+            self._trials.spend(trial_s, self._clock())
+            if self._allowance is not None:
                 self._allowance.owe(trial_s)
+
+    def check_trials(self) -> None:
+        """Do nothing if engines may be tried for it.
+
+        Raises:
+            Overloaded: There are others, and it had more of the node for that than it may.
+        """
+        with self._lock:
+            wait_s = 0.0 if self._is_alone else self._trials.wait_s(self._clock())
+        if wait_s > 0:
+            self._refuse("had engines tried for as long as it may for now, and accuracy 'exact' tries none", wait_s)
 
     def trained(self, train_s: float) -> None:
         """A head was trained for it, which took as much of the node as so many seconds of the device."""

@@ -1,7 +1,6 @@
 """Finds the engine for a prefix: has those tried that a job may use, once on each hardware, and keeps the trials."""
 
 import math
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.artifact import Prefix
 from frostline.node.patrons import NOBODY, Patron
 from frostline.node.trial_shelf import TrialShelf
+from frostline.node.trial_turns import TrialTurns
 from frostline.node.workshop import Children, Terms, Workshop
 from frostline.profiles import Trial
 from frostline.wire.messages import ProfileRequest
@@ -50,7 +50,7 @@ class Room:
 
 
 class Trials:
-    """What is known of engines on this hardware. Safe for threads; one prefix is tried at a time.
+    """What is known of engines on this hardware. Safe for threads; one engine is tried at a time.
 
     Args:
         folder: where trials and converted files are kept, a folder a prefix; made when it is needed.
@@ -77,7 +77,7 @@ class Trials:
         self._longest_s = longest_s
         self._offers = tuple(one for one in OFFERS if engines is None or one.name in (REFERENCE, *engines))
         self._children = Children()
-        self._turn = threading.Lock()
+        self._turns = TrialTurns()
         self._failed: dict[tuple[str, str, int], Trial] = {}
 
     def wanted(
@@ -98,6 +98,8 @@ class Trials:
         Raises:
             BadRequest: There is no such cut.
             EngineNotReady: The engine that it names cannot be used there.
+            Abandoned: Nobody waits for it any more.
+            Overloaded: The tenant has to wait before more is tried for it.
             Unavailable: The node is stopping.
         """
         features = request.features
@@ -134,6 +136,8 @@ class Trials:
             patron: for whom it is.
 
         Raises:
+            Abandoned: Nobody waits for it any more.
+            Overloaded: The tenant has to wait before more is tried for it.
             Unavailable: The node is stopping.
         """
         offers = self._allowed(accuracy)
@@ -163,6 +167,8 @@ class Trials:
 
         Raises:
             BadRequest: There is no such engine.
+            Abandoned: Nobody waits for it any more.
+            Overloaded: The tenant has to wait before more is tried for it.
             Unavailable: The node is stopping.
         """
         offer = self._offered(engine)
@@ -198,6 +204,11 @@ class Trials:
             threads=trial.threads,
             folder=self._shelf.place(digest) / f"cut-{trial.cut}",
         )
+
+    def wake(self) -> None:
+        """Give up what nobody waits for any more, and end it where it runs."""
+        self._turns.wake()
+        self._children.wake()
 
     def close(self) -> None:
         """End what is being tried."""
@@ -235,13 +246,17 @@ class Trials:
             return [replace(one, why_not=missing) for one in empty]
         found = [self._known(digest, one) for one in empty]
         if None in found:
-            with self._turn:
+            self._check(workshop)
+            patron = workshop.patron
+            with self._turns.turn(patron.name, patron.is_abandoned):
                 found = self._found_out(digest, empty, workshop)
         return [self._judged(one, workshop.patron) for one in found if one is not None]
 
     def _found_out(self, digest: str, empty: Sequence[Trial], workshop: Workshop) -> list[Trial | None]:
         known = {one.cut: self._known(digest, one) for one in empty}  # somebody may have been faster
         unknown = [one for one in empty if known[one.cut] is None]
+        if unknown:
+            self._check(workshop)  # others of the same tenant had their turn meanwhile
         try:
             self._shelf.place(digest).mkdir(parents=True, exist_ok=True)
             for trial in workshop.tried(unknown) if unknown else []:
@@ -251,6 +266,11 @@ class Trials:
             why_not = f"cannot be tried here: {error}"
             known.update({one.cut: replace(one, why_not=why_not) for one in unknown if known[one.cut] is None})
         return [known[one.cut] for one in empty]
+
+    def _check(self, workshop: Workshop) -> None:
+        """A request that has begun ends its trials, so that they are not lost."""
+        if not workshop.has_begun:
+            workshop.patron.check()
 
     def _known(self, digest: str, one: Trial) -> Trial | None:
         return self._shelf.get(digest, one) or self._failed.get((digest, one.engine, one.cut))

@@ -23,6 +23,7 @@ from frostline.core.amounts import in_bytes, in_seconds
 from frostline.engines.allocator import ENVIRONMENT
 from frostline.errors import Unavailable
 from frostline.models.artifact import Prefix, save_prefix
+from frostline.node.memory import Abandoned
 from frostline.node.patrons import NOBODY, Patron
 from frostline.profiles import Trial
 
@@ -31,6 +32,8 @@ __all__ = ("Children", "Terms", "Workshop")
 # The longest that one engine may take, its conversion with calibration and some seconds of runs at eight cuts.
 _LONGEST_S = 240.0
 _LAST_WORDS = 2000
+# A quarter of a core that the node wants too.
+_NICE = 5
 _MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory")
 
 
@@ -58,16 +61,25 @@ class Children:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._is_abandoned: Callable[[], bool] | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._is_closed = False
 
-    def run(self, argument: str, environment: Mapping[str, str], stderr: Path, longest_s: float) -> int | None:
+    def run(
+        self,
+        argument: str,
+        environment: Mapping[str, str],
+        stderr: Path,
+        longest_s: float,
+        is_abandoned: Callable[[], bool],
+    ) -> int | None:
         """Run one to its end, and give its status; None where it took too long.
 
         Raises:
+            Abandoned: Nobody waits for it any more.
             Unavailable: The node is stopping.
         """
-        with stderr.open("wb") as words, self._started(argument, environment, words.fileno()) as child:
+        with stderr.open("wb") as words, self._started(argument, environment, words.fileno(), is_abandoned) as child:
             try:
                 child.wait(longest_s)
             except subprocess.TimeoutExpired:
@@ -76,7 +88,15 @@ class Children:
                 _end(child)
         if self._is_closed:
             raise Unavailable("the node is stopping")
+        if is_abandoned():
+            raise Abandoned
         return child.returncode
+
+    def wake(self) -> None:
+        """End it if nobody waits for it any more."""
+        with self._lock:
+            if self._child is not None and self._is_abandoned is not None and self._is_abandoned():
+                _end(self._child)
 
     def close(self) -> None:
         """End it, and start no other."""
@@ -85,10 +105,15 @@ class Children:
             if self._child is not None:
                 _end(self._child)
 
-    def _started(self, argument: str, environment: Mapping[str, str], words: int) -> "subprocess.Popen[bytes]":
+    def _started(
+        self, argument: str, environment: Mapping[str, str], words: int, is_abandoned: Callable[[], bool]
+    ) -> "subprocess.Popen[bytes]":
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the node is stopping")
+            if is_abandoned():  # from here on ``wake`` sees it
+                raise Abandoned
+            self._is_abandoned = is_abandoned
             # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal,
             # and compilers that it starts end with it.
             self._child = subprocess.Popen(  # noqa: S603 (our own module, no shell)
@@ -99,6 +124,7 @@ class Children:
                 env={**environment, **os.environ},
                 start_new_session=True,
             )
+            _step_back(self._child.pid)
             return self._child
 
 
@@ -111,12 +137,13 @@ class Workshop:
         terms: how.
         converted: the folder that keeps converted files of this prefix.
         children: runs the processes.
-        longest_s: for all trials together, from the first on.
+        longest_s: for all trials together, while they run.
         patron: for whom.
         clock: monotonic seconds.
 
     Attributes:
         patron: for whom.
+        has_begun: a trial was run.
     """
 
     def __init__(
@@ -136,10 +163,10 @@ class Workshop:
         self._terms = terms
         self._converted = converted
         self._children = children
-        self._longest_s = longest_s
+        self._left_s = longest_s
         self.patron = patron
         self._clock = clock
-        self._until: float | None = None
+        self.has_begun = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._referenced: set[int] = set()
         self._lacking: str | None = None  # why there is no reference
@@ -156,7 +183,7 @@ class Workshop:
     @property
     def is_late(self) -> bool:
         """The time for all trials is up."""
-        return self._until is not None and self._clock() >= self._until
+        return self.has_begun and self._left_s <= 0
 
     def tried(self, trials: Sequence[Trial]) -> list[Trial]:
         """Try one engine at some cuts.
@@ -188,9 +215,8 @@ class Workshop:
         self, engine: str, cuts: Sequence[int], reference_cuts: Sequence[int]
     ) -> tuple[dict[int, Trial], str | None]:
         """The trials that came about, by cut, and why others did not."""
-        if self._until is None:
-            self._until = self._clock() + self._longest_s
-        left_s = min(_LONGEST_S, self._until - self._clock())
+        self.has_begun = True
+        left_s = min(_LONGEST_S, self._left_s)
         if left_s <= 0:
             return {}, "was not tried: the time for trials was up"
         folder = self._opened()
@@ -201,9 +227,11 @@ class Workshop:
         environment = ENVIRONMENT if self._terms.keeps_freed else {}
         began_s = self._clock()
         try:
-            status = self._children.run(argument, environment, words, left_s)
+            status = self._children.run(argument, environment, words, left_s, self.patron.is_abandoned)
         finally:
-            self.patron.spent(self._clock() - began_s)
+            took_s = self._clock() - began_s
+            self._left_s -= took_s
+            self.patron.spent(took_s)
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
         found = {one.cut: one for one in (Trial(**json.loads(line)) for line in lines)}
         if status is None:
@@ -246,6 +274,14 @@ class Workshop:
 
 def _refused(one: Trial, why_not: str) -> Trial:
     return Trial(engine=one.engine, precision=one.precision, cut=one.cut, why_not=why_not)
+
+
+def _step_back(pid: int) -> None:
+    """Let what the node serves go first."""
+    with contextlib.suppress(OSError):  # it has ended, or the system knows no such thing
+        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
+        # Where sessions are scheduled as groups, only the group's own number counts between them.
+        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
