@@ -134,6 +134,9 @@ class Unversioned:
         self._source = source
         self.samples = self
 
+    def refreshed(self):
+        return self
+
     def take(self, rows):
         return dataclasses.replace(self._source.samples.take(rows), versions=())
 
