@@ -50,6 +50,12 @@ def test_hidden_names_and_what_is_no_image_are_passed_over(name):
     assert listing.digest == listing_of("cat/a.jpg").digest
 
 
+def test_archives_are_named_with_what_to_do_about_them():
+    entries = [Entry("shards/train-0.tar.gz", 1, ""), Entry("readme.txt", 1, "")]
+    with pytest.raises(EmptyDataset, match=r"shards/train-0\.tar\.gz is compressed as a whole"):
+        listed(entries)
+
+
 def test_images_in_no_folder_are_counted():
     listing = listing_of("a.jpg", "b.jpg", "cat/c.jpg")
     assert column(listing, "object") == ["cat/c.jpg"]

@@ -1,6 +1,7 @@
 """Parquet: which columns are what, cells read in place, each row group once, and what is said of bad files."""
 
 import base64
+import io
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -119,6 +120,14 @@ def test_files_without_images_get_a_sentence(store):
     put_table(store, name="bad.parquet", image=pa.array([None], BINARY.type))
     with pytest.raises(EmptyDataset, match="not one row of the 1 Parquet files"):
         read(store)
+
+
+def test_a_list_of_urls_without_its_form_says_which_to_name(store):
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"url": ["https://a/1.jpg"], "label": ["cat"]}), sink)
+    store.write("list.parquet", sink.getvalue())
+    with pytest.raises(DataError, match="if url says where images are, name the form: form='urls'"):
+        Parquet().read(store, list(store.list()))
 
 
 def test_damaged_and_cut_off_files_get_a_sentence(store):

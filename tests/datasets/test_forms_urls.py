@@ -181,6 +181,13 @@ def test_a_node_reads_no_url_outside_of_what_it_serves(tmp_path):
         ]
 
 
+def test_a_list_without_labels_is_said(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"a")
+    (tmp_path / "labels.csv").write_text("url,label\na.jpg,\n")
+    with pytest.raises(DataError, match=r"not one of the 1 samples of .* has a label: .*label or cls"):
+        fl.Dataset(tmp_path).require_classes()
+
+
 def test_a_job_finds_its_samples_elsewhere(tmp_path):
     images = image_folder(tmp_path / "images", per_class=2)
     lists = tmp_path / "lists"

@@ -3,11 +3,20 @@
 import logging
 import os
 import pickle
+import re
 
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.errors import AccessDenied, ObjectNotFound, SettingError, StoreError, StoreThrottled, StoreUnavailable
+from frostline.errors import (
+    AccessDenied,
+    DataError,
+    ObjectNotFound,
+    SettingError,
+    StoreError,
+    StoreThrottled,
+    StoreUnavailable,
+)
 from frostline.stores.clouds import azure_settings, cloud_store, google_settings, s3_settings
 from frostline.stores.objects import open_store
 from frostline.stores.profiles import profile_of
@@ -88,7 +97,8 @@ def test_wrong_credentials_of_a_profile_are_refused_and_not_shown(s3, nobody, mo
         ({}, {"AWS_SKIP_SIGNATURE": "true", "AWS_PROFILE": "two"}, None),
         ({}, {"AWS_PROFILE": "two"}, "two"),
         ({}, {"AWS_SHARED_CREDENTIALS_FILE": __file__}, "default"),
-        ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}, None),
+        ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/nowhere", "AWS_CONFIG_FILE": "/nowhere"}, None),
+        ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/nowhere", "AWS_CONFIG_FILE": __file__}, None),
     ],
 )
 def test_which_profile_is_read_is_decided_as_the_tools_of_aws_do(options, environment, profile):
@@ -117,8 +127,29 @@ def test_options_of_a_url_go_before_the_environment(s3, monkeypatch):
         (
             azure_settings,
             {"account": "other"},
-            {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=one;AccountKey=a2V5==;BlobEndpoint=http://h/one;X=y"},
+            {
+                "AZURE_STORAGE_CONNECTION_STRING": "AccountName=one;AccountKey=a2V5==;BlobEndpoint=http://h/one;QueueEndpoint=y"
+            },
             {"account_name": "other", "account_key": "a2V5==", "endpoint": "http://h/one", "allow_http": "true"},
+        ),
+        (
+            azure_settings,
+            {},
+            {
+                "AZURE_STORAGE_CONNECTION_STRING": "DefaultEndpointsProtocol=https;AccountName=one;"
+                "SharedAccessSignature=?sv=1&sig=a%3D;EndpointSuffix=core.chinacloudapi.cn"
+            },
+            {
+                "account_name": "one",
+                "sas_key": "sv=1&sig=a%3D",
+                "endpoint": "https://one.blob.core.chinacloudapi.cn",
+            },
+        ),
+        (
+            azure_settings,
+            {},
+            {"AZURE_STORAGE_CONNECTION_STRING": "UseDevelopmentStorage=true"},
+            {"use_emulator": "true"},
         ),
     ],
 )
@@ -130,6 +161,38 @@ def test_a_connection_string_that_is_none_is_not_repeated():
     with pytest.raises(SettingError, match="AZURE_STORAGE_CONNECTION_STRING") as caught:
         azure_settings({}, {"AZURE_STORAGE_CONNECTION_STRING": "hunter2"})
     assert "hunter2" not in str(caught.value)
+
+
+def test_what_a_connection_string_says_beyond_what_is_known_is_named():
+    with pytest.raises(SettingError, match="says 'DevelopmentStorageProxyUri', which") as caught:
+        azure_settings({}, {"AZURE_STORAGE_CONNECTION_STRING": "DevelopmentStorageProxyUri=http://hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "UseDevelopmentStorage=true",
+        "AccountName=one;SharedAccessSignature=sv=1&sig=hunter2%3D;BlobEndpoint=http://127.0.0.1:1/one",
+    ],
+)
+def test_a_connection_string_makes_a_client_that_the_driver_takes(said, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", said)
+    monkeypatch.setenv("FROSTLINE_STORE_TIMEOUT_S", "0.001")
+    monkeypatch.setenv("FROSTLINE_STORE_PATIENCE_S", "0")
+    with pytest.raises(StoreUnavailable) as caught:
+        open_store("az://photos").read("x", 0, 1)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_default_profile_of_the_file_of_settings_says_server_and_region(s3, nobody, monkeypatch):
+    s3.make_bucket("profiles")
+    said = s3.environment()
+    keys = "\n".join(f"{name} = {said[name.upper()]}" for name in ("aws_access_key_id", "aws_secret_access_key"))
+    (nobody / ".aws").mkdir()
+    about = f"region = us-east-1\nendpoint_url = {said['AWS_ENDPOINT_URL']}"
+    (nobody / ".aws" / "config").write_text(f"[default]\n{keys}\n{about}\n")
+    assert list(open_store("s3://profiles/none").list()) == []
 
 
 def test_google_is_asked_by_its_own_interface(monkeypatch):
@@ -162,6 +225,17 @@ def test_what_google_answers_becomes_a_sentence(monkeypatch, status, body, kind)
             store.read("x", 0, 1)
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["cats//a.jpg", "./a.jpg", "cats/../a.jpg", "cats/a\nb.jpg"])
+def test_a_key_that_cannot_be_a_name_is_named(monkeypatch, key):
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "token")
+    with bucket_peer() as peer:
+        peer.objects = {"dogs/1.jpg": TEN, key: TEN}
+        store = open_store(f"gs://photos?endpoint={peer.url}")
+        for use in (lambda: list(store.list()), store.sections):
+            with pytest.raises(DataError, match=f"holds an object {re.escape(ascii(key))}"):
+                use()
 
 
 def test_a_web_server_that_lists_nothing_says_what_to_do(s3):

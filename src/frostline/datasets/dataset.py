@@ -15,6 +15,7 @@ from frostline.config import CHANGED, cache_folder
 from frostline.core import URLS, SampleTable
 from frostline.datasets.columns import PartOfSamples, Rows, WholeSamples
 from frostline.datasets.forms.known import form_named
+from frostline.datasets.forms.labels import LABEL_FIELDS
 from frostline.datasets.listing import nobody
 from frostline.datasets.manifest import Manifest, load_manifest
 from frostline.datasets.named_splits import NamedSplits
@@ -367,6 +368,11 @@ class Dataset:
         labels = self._labels()
         counted = zip(range(labels.first, labels.first + len(labels.counts)), labels.counts.tolist(), strict=True)
         present = [self.classes[label] for label, count in counted if count and label >= 0]
+        if not present:
+            raise DataError(
+                f"not one of the {len(self)} samples of {self._url} has a label: a list or table says them in a column "
+                f"{' or '.join(LABEL_FIELDS)}, and there they are empty or missing"
+            )
         if len(present) < at_least:
             names = ", ".join(repr(name) for name in present)
             raise DataError(f"{self._url} has {len(present)} class ({names}); training needs at least {at_least}")

@@ -25,7 +25,16 @@ __all__ = ("azure_settings", "cloud_store", "google_settings", "s3_settings")
 
 _CONNECT_S = 5.0
 _PLAIN = {"allow_http": "true"}
-_CONNECTION_STRING = {"AccountName": "account_name", "AccountKey": "account_key", "BlobEndpoint": "endpoint"}
+_CONNECTION_STRING = {
+    "AccountName": "account_name",
+    "AccountKey": "account_key",
+    "BlobEndpoint": "endpoint",
+    "SharedAccessSignature": "sas_key",
+    "UseDevelopmentStorage": "use_emulator",
+}
+# Of other services and of copies that are not asked, and what addresses are made of.
+_BESIDE = ("DefaultEndpointsProtocol", "EndpointSuffix", "BlobSecondaryEndpoint")
+_OF_OTHERS = ("Queue", "Table", "File")
 
 
 def cloud_store(
@@ -84,7 +93,18 @@ def _connection(text: str) -> dict[str, str]:
     if any(not mark for _, mark, _ in pairs):
         raise SettingError("AZURE_STORAGE_CONNECTION_STRING is written name=value;name=value")
     given = {name: value for name, _, value in pairs}
-    return {ours: given[theirs] for theirs, ours in _CONNECTION_STRING.items() if theirs in given}
+    unknown = [
+        name for name in given if name not in (*_CONNECTION_STRING, *_BESIDE) and not name.startswith(_OF_OTHERS)
+    ]
+    if unknown:
+        raise SettingError(f"AZURE_STORAGE_CONNECTION_STRING says {unknown[0][:40]!a}, which Frostline does not know")
+    told = {ours: given[theirs] for theirs, ours in _CONNECTION_STRING.items() if theirs in given}
+    if "sas_key" in told:
+        told["sas_key"] = told["sas_key"].removeprefix("?")
+    if "EndpointSuffix" in given and "AccountName" in given:
+        protocol = given.get("DefaultEndpointsProtocol", "https")
+        told.setdefault("endpoint", f"{protocol}://{given['AccountName']}.blob.{given['EndpointSuffix']}")
+    return told
 
 
 def _emulator(host: str) -> str:

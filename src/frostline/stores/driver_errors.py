@@ -5,6 +5,7 @@ import re
 from frostline.errors import (
     AccessDenied,
     BadRequest,
+    DataError,
     DataNotFound,
     FrostlineError,
     ObjectNotFound,
@@ -21,6 +22,7 @@ __all__ = ("error_of_driver",)
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_ODD_NAME = re.compile(r'Path "(.{1,1024}?)"(?: contained|: Encountered)', re.DOTALL)
 _WHOLE_ONLY = ("Received non-partial response", "Range request not supported")
 _NO_ROOT = ("NoSuchBucket", "ContainerNotFound")
 _THROTTLED = ("SlowDown", "ServerBusy", "TooManyRequests", "RequestLimitExceeded", "Throttling")
@@ -46,6 +48,8 @@ def error_of_driver(error: Exception, url: str, name: str) -> FrostlineError:
         return _no_root(url, name)
     if any(mark in text for mark in _WHOLE_ONLY):
         return StoreError(f"the server of {what} gives whole objects only: it must answer requests for ranges")
+    if not name and type(error).__name__ == "InvalidPathError" and (odd := _ODD_NAME.search(text)):
+        return DataError(f"{url} holds an object {odd[1]!a}, a name that cannot be read: rename it, or read a folder")
     made = _by_kind(type(error).__name__, what, name)
     return made if made is not None else _by_text(text, url, name)
 

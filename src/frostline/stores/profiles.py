@@ -1,5 +1,6 @@
 """AWS profiles: the files and logins that AWS's own tools read and the driver does not, through botocore."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,8 @@ _OTHER_WAYS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
 )
+# The other profiles of that file are only used where they are named.
+_DEFAULT = re.compile(r"^\[\s*(?:profile\s+)?default\s*\]", re.MULTILINE)
 _ASKED_AGAIN_AFTER = timedelta(minutes=5)
 
 
@@ -27,7 +30,7 @@ def profile_of(options: Mapping[str, str], environment: Mapping[str, str]) -> st
     """The profile to read; None where credentials come without one, as AWS's own tools decide.
 
     A URL's ``profile`` goes before everything, then come keys and roles of the environment, ``AWS_PROFILE``, and the
-    profile ``default`` of the user's file of credentials.
+    profile ``default`` of the user's files of credentials and of settings.
     """
     if "profile" in options:
         return options["profile"]
@@ -36,7 +39,9 @@ def profile_of(options: Mapping[str, str], environment: Mapping[str, str]) -> st
     if "AWS_PROFILE" in environment:
         return environment["AWS_PROFILE"]
     file = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
-    return "default" if file.is_file() and find_spec("botocore") else None
+    said = Path(environment.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser()
+    is_there = file.is_file() or (said.is_file() and _DEFAULT.search(said.read_text(errors="replace")) is not None)
+    return "default" if is_there and find_spec("botocore") else None
 
 
 def signed(

@@ -21,6 +21,8 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".p
 _IMAGE = rf"(?i)[^/]\.(?:{'|'.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))})$"
 _FOLDER = r"^(?P<folder>[^/]*)/"
 
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
+
 # Part of every digest: raise it whenever the same files would give another table.
 _RULE = "frostline image folders 2"
 
@@ -94,4 +96,7 @@ def _classes(labelled: Entries) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]
 def _nothing_at(url: str, entries: Sequence[Entry]) -> str:
     images = sum(is_image(entry.object) for entry in entries)
     beside = f"; {images} images stand in no class folder" if images else ""
+    packed = next((entry.object for entry in entries if entry.object.lower().endswith(_PACKED)), None)
+    if packed is not None:
+        beside += f"; {packed} is compressed as a whole and has no places to read at: unpack it, to a plain tar at most"
     return f"{url} holds no images in class folders (such as cats/1.jpg){beside}"

@@ -8,10 +8,13 @@ import numpy.typing as npt
 
 from frostline.errors import DataError
 
-__all__ = ("LABEL_FIELDS", "classified", "numbered", "said_by")
+__all__ = ("LABEL_FIELDS", "URL_FIELDS", "classified", "numbered", "said_by")
 
 LABEL_FIELDS = ("label", "cls", "class", "class_name")
 """Fields and columns that say a sample's label, the first that is there."""
+
+URL_FIELDS = ("url", "uri", "image_url", "file_name", "path", "image")
+"""Columns of lists that say where a sample is, the first that is there."""
 
 # More would not be classes but something else that was taken for them.
 _MOST_CLASSES = 1 << 24

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from frostline.core import CELLS
 from frostline.datasets.cells import Cell, cells_of
 from frostline.datasets.forms.faces import Listed, digest_of, is_hidden
-from frostline.datasets.forms.labels import classified
+from frostline.datasets.forms.labels import URL_FIELDS, classified
 from frostline.datasets.forms.metadata import column_name, joined
 from frostline.datasets.forms.parquet_schema import Columns, columns_of_schema
 from frostline.datasets.forms.tables import SAID, Parts, finished, known_parts, plain
@@ -79,7 +79,7 @@ def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
         if columns is None:
             raise DataError(
                 f"{entry.object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
-                f"its columns are {', '.join(parquet.schema_arrow.names)[:200]}"
+                f"its columns are {', '.join(parquet.schema_arrow.names)[:200]}{_hint(parquet.schema_arrow)}"
             )
         if entry.etag and (entry.object, entry.etag) in known:
             return _File(known[entry.object, entry.etag], columns.classes)
@@ -87,6 +87,12 @@ def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
     if is_other_version(entry.etag, source.version):
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
     return _File(table, columns.classes)
+
+
+def _hint(schema: pa.Schema) -> str:
+    texts = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+    url = next((name for name in URL_FIELDS if name in texts), None)
+    return "" if url is None else f"; if {url} says where images are, name the form: form='urls', or --form urls"
 
 
 def _table(parquet: pq.ParquetFile, entry: Entry, columns: Columns) -> pa.Table:

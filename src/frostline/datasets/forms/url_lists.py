@@ -9,7 +9,7 @@ import pyarrow.csv as csv
 from frostline.core import URLS
 from frostline.datasets.forms.faces import Listed, digest_of, is_hidden
 from frostline.datasets.forms.folders import is_image
-from frostline.datasets.forms.labels import LABEL_FIELDS, classified
+from frostline.datasets.forms.labels import LABEL_FIELDS, URL_FIELDS, classified
 from frostline.datasets.forms.metadata import column_name, joined
 from frostline.datasets.forms.parquet import is_parquet
 from frostline.datasets.forms.parquet_schema import is_scalar
@@ -21,10 +21,7 @@ from frostline.stores.faces import Entry, ObjectStore
 from frostline.stores.objects import is_within, normalise_url, object_url
 from frostline.stores.urls import parse_url
 
-__all__ = ("URL_FIELDS", "UrlLists")
-
-URL_FIELDS = ("url", "uri", "image_url", "file_name", "path", "image")
-"""Columns that say where a sample is, the first that is there."""
+__all__ = ("UrlLists",)
 
 _RULE = "frostline url lists 2"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
