@@ -275,6 +275,16 @@ def test_a_store_that_went_away_is_waited_for():
     assert away.failures <= 15
 
 
+def test_a_store_is_asked_no_more_often_than_the_user_says():
+    time = Time()
+    store = pickle.loads(pickle.dumps(Patient(memory(), requests_per_s=10)))
+    assert store.__reduce__()[0].keywords["requests_per_s"] == 10
+    store = Patient(memory(), requests_per_s=10, now=time.now, wait=time.wait)
+    for _ in range(21):
+        store.write("x", b"x")
+    assert time.now_s == pytest.approx(2.0)
+
+
 def test_the_wait_for_a_store_that_went_away_ends():
     time = Time()
     store = Patient(Away(memory(), time, 10, 1e9), patience_s=20, now=time.now, wait=time.wait)

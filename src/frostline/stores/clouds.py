@@ -56,8 +56,9 @@ def cloud_store(
     """
     is_read_only = root.scheme in ("http", "https")
     driver = DriverStore(url, partial(_client, root), root.path, is_read_only=is_read_only)
-    patience_s = Waits.of(environment(PREFIX)).patience_s if patience_s is None else patience_s
-    return PatientSections(driver, patience_s=patience_s, now=now, wait=wait)
+    waits = Waits.of(environment(PREFIX))
+    patience_s = waits.patience_s if patience_s is None else patience_s
+    return PatientSections(driver, patience_s=patience_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
 
 
 def s3_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG001

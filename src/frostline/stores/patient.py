@@ -1,6 +1,7 @@
 """Asks a store that refuses again, at a rate just under what it allows, and waits for one that went away."""
 
 import builtins
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import TypeVar
 
 from frostline.errors import StoreError, StoreThrottled, StoreUnavailable
 from frostline.stores.faces import Dated, Described, Entry, ObjectStore, Prunable, Sectioned
-from frostline.stores.pacing import FollowingRate
+from frostline.stores.pacing import FollowingRate, TokenBucket
 from frostline.stores.wrapped import Wrapped
 
 __all__ = ("Patient", "PatientSections")
@@ -30,6 +31,7 @@ class Patient(Wrapped):
     Args:
         store: that may refuse.
         patience_s: how long a call is refused, or fails, before its caller is told.
+        requests_per_s: calls that are let through each second, a tenth of them at once; those made again count too.
         now: what time it is.
         wait: lets time pass.
     """
@@ -39,6 +41,7 @@ class Patient(Wrapped):
         store: ObjectStore,
         *,
         patience_s: float = 60.0,
+        requests_per_s: float = math.inf,
         now: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -50,9 +53,14 @@ class Patient(Wrapped):
         self._lock = threading.Lock()
         self._rate = FollowingRate()
         self._has_answered = False
+        self._requests_per_s = requests_per_s
+        self._bucket: TokenBucket | None = None
+        if requests_per_s < math.inf:
+            self._bucket = TokenBucket.full(requests_per_s, most=max(1.0, requests_per_s / 10), now_s=now())
 
     def __reduce__(self) -> tuple[Callable[..., "Patient"], tuple[ObjectStore]]:
-        return partial(type(self), patience_s=self._patience_s), (self._store,)
+        made = partial(type(self), patience_s=self._patience_s, requests_per_s=self._requests_per_s)
+        return made, (self._store,)
 
     def statistics(self) -> FollowingRate:
         """What is known of the rate that the store allows."""
@@ -86,12 +94,16 @@ class Patient(Wrapped):
                 return answer
 
     def _admitted(self) -> float:
-        if not self._rate.is_bounded:
+        if not self._rate.is_bounded and self._bucket is None:
             return self._now()
         # One at a time, so that those behind it wait by the rate as it then is.
         with self._gate:
             with self._lock:
-                self._rate, wait_s = self._rate.admit(self._now())
+                now_s = self._now()
+                self._rate, wait_s = self._rate.admit(now_s)
+                if self._bucket is not None:
+                    self._bucket, limit_s = self._bucket.take(now_s)
+                    wait_s = max(wait_s, limit_s)
             if wait_s:
                 self._wait(wait_s)
             return self._now()
