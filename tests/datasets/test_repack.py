@@ -126,11 +126,27 @@ def test_a_copy_that_was_killed_goes_on_and_is_the_same(tmp_path):
     with subprocess.Popen(verb, stdout=subprocess.DEVNULL) as process:
         until(lambda: process.poll() is not None or len(list(broken.glob("part-*.parquet"))) >= 2)
         process.send_signal(signal.SIGKILL)
+    # Where the kill falls decides whether it leaves any; of one that fell into a write, this is what is there.
+    (broken / ".frostline" / "ingest" / ".partial-0123456789abcdef").write_bytes(b"begun")
+    (broken / ".partial-0123456789abcdef").write_bytes(b"begun")
     undisturbed = copied(fl.Dataset(source), whole, "parquet")
     done = copied(fl.Dataset(source), broken, "parquet")
     assert files(broken) == files(whole)
     assert done.made < undisturbed.made
     assert contents(fl.Dataset(broken)) == contents(fl.Dataset(source))
+    assert not list(broken.rglob(".partial-*"))
+
+
+def test_what_a_killed_copy_had_begun_to_write_is_removed_from_class_folders_and_nowhere_else(images, tmp_path):
+    place, begun = tmp_path / "copy", ".partial-0123456789abcdef"
+    copied(images, place, "original")
+    (place / ".frostline" / "manifests").mkdir(exist_ok=True)
+    left = [place / begun, place / "circle" / begun, place / ".frostline" / "ingest" / begun]
+    somebodys = [place / ".frostline" / "manifests" / begun, place / "circle" / "mine.partial-1"]
+    for one in (*left, *somebodys):
+        one.write_bytes(b"begun")
+    assert copied(images, place, "original").made == 0
+    assert [one.exists() for one in (*left, *somebodys)] == [False] * 3 + [True] * 2
 
 
 def test_a_place_that_holds_something_else_is_refused(images, tmp_path):

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ from frostline.errors import DataError, SampleError, SettingError, TooManySkippe
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess.scaled import scaled
 from frostline.stores.faces import Buffer, ObjectStore
-from frostline.stores.folder import FolderStore
+from frostline.stores.folder import FolderStore, is_partial
 from frostline.stores.objects import open_store
 
 __all__ = ("PART_BYTES", "Repacked", "repack")
@@ -166,6 +166,7 @@ class _Copier:
         started = time.perf_counter()
         there = {entry.object: entry.size for entry in self._store.list()}
         self._claim(claim, there)
+        self._sweep(there)
         observe(PhaseStarted(name=f"copying to {self._form}"))
         rows = divided(self._source.samples.lengths, most_bytes=part_bytes, most_rows=_MOST_ROWS)
         parts, made, skipped = [], 0, 0
@@ -204,6 +205,14 @@ class _Copier:
             self._store.write(_CLAIM, json.dumps(claim, indent=1).encode())
         elif json.loads(bytes(self._store.read(_CLAIM, 0, min(there[_CLAIM], _CLAIM_BYTES)))) != claim:
             raise SettingError(f"{url} holds a copy of other data, or one made otherwise: choose another place")
+
+    def _sweep(self, there: Iterable[str]) -> None:
+        """Remove what a run that was killed had begun to write, in every folder that a copy writes to."""
+        if isinstance(self._store, FolderStore):
+            # In the other folders that begin with a dot, somebody may be writing a manifest.
+            mine = (name for name in there if not name.startswith(".frostline/") or name.startswith(f"{_FOLDER}/"))
+            for name in filter(is_partial, mine):
+                self._store.remove(name)
 
     def _found(self, number: int, there: dict[str, int]) -> _Part | None:
         """A part that is there already, whole."""

@@ -26,7 +26,7 @@ from frostline.errors import (
 from frostline.stores.faces import Buffer, Dated, Entry
 from frostline.stores.urls import check_name, normalise_url
 
-__all__ = ("FolderStore", "error_of_system", "etag")
+__all__ = ("FolderStore", "error_of_system", "etag", "is_partial")
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ESPIPE, errno.ENXIO}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -155,6 +155,11 @@ class FolderStore:
 def etag(mtime_ns: int, size: int) -> str:
     """What stands for a file's version, since file systems have none of their own."""
     return f"{mtime_ns:x}-{size:x}"
+
+
+def is_partial(name: str) -> bool:
+    """Whether an object's name is that of a file that is being written, or that a killed writer left behind."""
+    return name.rpartition("/")[2].startswith(_PARTIAL)
 
 
 def error_of_system(error: OSError, name: str) -> FrostlineError:
