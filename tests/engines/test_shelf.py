@@ -1,10 +1,14 @@
 """Converted files are kept whole or not at all."""
 
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
 
-from frostline.engines.shelf import kept
+from frostline.engines.shelf import clear_unfinished, kept
 
 
 def write(text):
@@ -58,3 +62,33 @@ def test_without_a_folder_nothing_outlives_its_use():
     with kept(None, "one", write("first")) as place:
         assert (place / "file").exists()
     assert not place.exists()
+
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    from frostline.engines.shelf import kept
+
+    def die(place):
+        (place / "half").write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with kept(Path(sys.argv[1]), "one", die):
+        pass
+"""
+
+
+def test_what_a_killed_conversion_left_is_cleared_and_one_that_goes_on_is_not(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)])
+    assert ended.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+
+    def make(place):
+        clear_unfinished(tmp_path)
+        assert list(tmp_path.iterdir()) == [place]
+        (place / "file").write_text("whole")
+
+    with kept(tmp_path, "one", make) as place:
+        assert (place / "file").read_text() == "whole"
+    clear_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]

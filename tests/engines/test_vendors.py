@@ -1,7 +1,11 @@
-"""Packages that report to their makers are kept from it."""
+"""Packages that report to their makers are kept from it, and have a version whatever brought them."""
 
+import os
 import subprocess
 import sys
+from importlib.metadata import version
+
+from frostline.engines.vendors import version_of, versions
 
 
 def test_openvino_and_nncf_find_nothing_to_call_home_with():
@@ -13,3 +17,26 @@ def test_openvino_and_nncf_find_nothing_to_call_home_with():
         "sys.exit(any(name.startswith('openvino_telemetry') and module for name, module in sys.modules.items()))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_package_has_the_version_of_the_distribution_that_stands_in_its_place(tmp_path):
+    (tmp_path / "instead").mkdir()
+    (tmp_path / "instead" / "__init__.py").write_text("")
+    about = tmp_path / "instead_gpu-9.1+cu13.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: instead-gpu\nVersion: 9.1+cu13\n")
+    (about / "top_level.txt").write_text("instead\n")
+    code = (
+        "from frostline.engines.vendors import versions, version_of; print(versions('instead'), version_of('instead'))"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    said = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split() == ["instead-instead-gpu-9.1.cu13", "instead-gpu-9.1+cu13"]
+
+
+def test_a_package_under_its_own_name_has_its_version_and_one_that_is_not_there_none():
+    assert version_of("numpy") == version("numpy")
+    assert versions("numpy") == f"numpy-{version('numpy')}"
+    assert version_of("no_such_package") is None

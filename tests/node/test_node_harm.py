@@ -16,6 +16,7 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
 from frostline.node.bodies import Bodies
+from frostline.node.cached import NodeCache
 from frostline.node.memory import Abandoned
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants
@@ -256,3 +257,23 @@ def test_trials_go_by_turns_and_who_gives_up_waits_no_longer():
     for one in waiting:
         one.join(20)
     assert order == ["bob", "ann"]
+
+
+def test_statistics_that_wait_for_a_slow_disk_hold_nobody_up(images, monkeypatch):
+    go = threading.Event()
+
+    def slow(_):
+        assert go.wait(20)
+
+    monkeypatch.setattr(NodeCache, "statistics", slow)
+    with node_for(images, tenant("ann"), tenant("bob")) as node, served(node) as url:
+        lines = ("HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of('ann')}", "", "")
+        with ExitStack() as stack:
+            asking = [stack.enter_context(socket.create_connection(address_of(url))) for _ in range(4)]
+            stack.callback(go.set)
+            for peer, path in zip(asking, ("statistics", "metrics") * 2, strict=True):
+                peer.sendall(f"GET /v1/{path} {lines[0]}\r\n".encode() + "\r\n".join(lines[1:]).encode())
+            with transport_of("bob", url) as bob:
+                assert len(joined(bob.features(request(images, 1)))[0]) == 6
+            go.set()
+            assert all(peer.recv(65_536).startswith(b"HTTP/1.1 200") for peer in asking)

@@ -1,5 +1,7 @@
+import json
 from contextlib import closing
 from dataclasses import replace
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -64,6 +66,14 @@ def test_what_was_tried_on_this_hardware_is_not_tried_again(chosen, folder):
     other_batches = replace(TERMS, rows=(8,))
     with closing(Trials(folder, other_batches, ROOM, longest_s=1, engines=(OTHER,))) as trials:
         assert trials.ready(DIGEST, OTHER, LAST) is None
+
+
+def test_a_trial_is_kept_with_the_versions_of_what_converts_and_runs_engines(chosen, folder):
+    assert chosen.trials
+    for path in (folder / DIGEST).glob("*.json"):
+        packages = json.loads(path.read_text())["circumstances"]["packages"]
+        assert {"onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torch"} <= set(packages)
+        assert packages["torch"] == version("torch")
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,11 @@ class OnnxEngine(Converted):
 
 
 def _converted(order: Order) -> AbstractContextManager[Path]:
-    return kept(order.folder, versions("onnxscript", "torch"), lambda place: _convert(order, place))
+    return kept(order.folder, versions("onnx", "onnxscript", "torch"), lambda place: _convert(order, place))
 
 
 def _narrowed(order: Order) -> AbstractContextManager[Path]:
-    name = order.narrowed_name(versions("onnxruntime", "torch"))
+    name = order.narrowed_name(versions("onnx", "onnxruntime", "onnxscript", "torch"))
     return kept(order.folder, name, lambda place: _narrow(order, place))
 
 

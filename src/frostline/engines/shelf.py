@@ -1,12 +1,16 @@
 """Keeps converted networks in a folder, whole or not at all."""
 
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ("kept",)
+__all__ = ("clear_unfinished", "kept")
+
+_NEW = ".new-"
 
 
 @contextmanager
@@ -29,11 +33,34 @@ def kept(folder: Path | None, name: str, make: Callable[[Path], None]) -> Iterat
     yield place
 
 
+def clear_unfinished(folder: Path) -> None:
+    """Remove what conversions left in a folder that were killed; what is being converted stays."""
+    for new in folder.glob(f"{_NEW}*"):
+        with suppress(OSError), _claimed(new):  # it is being filled, or somebody else clears it
+            shutil.rmtree(new)
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process, however it ends.
+
+    Raises:
+        OSError: Another one holds it, or it is not there.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _fill(place: Path, make: Callable[[Path], None]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
+    new = Path(tempfile.mkdtemp(prefix=_NEW, dir=place.parent))
     try:
-        make(new)
+        with _claimed(new):
+            make(new)
         new.rename(place)
     except OSError:
         if not place.is_dir():  # else somebody was faster

@@ -24,6 +24,7 @@ from frostline.node.bodies import Bodies, body_length
 from frostline.node.metrics import metrics_text
 from frostline.node.replies import error_reply, json_reply
 from frostline.node.service import Node
+from frostline.node.statistics import NodeStatistics
 from frostline.node.streaming import AnswerReply
 from frostline.node.tenants import Account
 from frostline.node.training_routes import TrainingRoutes
@@ -34,6 +35,7 @@ __all__ = ("make_app",)
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+_LOOKERS = 2
 
 T = TypeVar("T")
 
@@ -75,6 +77,8 @@ class _Service:
         self._node = node
         # One waits for a request's next batch, another may close it.
         self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
+        # Nobody admits who asks for statistics, so that they take no thread from those who were.
+        self._lookers = CapacityLimiter(_LOOKERS)
         self._bodies = Bodies(node.settings.least_bytes_per_s)
         self.trainings = TrainingRoutes(
             node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._bodies.chunks
@@ -85,10 +89,12 @@ class _Service:
         return json_reply(self._node.health(self._asker(request)).to_json())
 
     async def statistics(self, request: Request) -> Response:
-        return json_reply(self._node.statistics(self._asker(request)).to_json())
+        statistics = await self._looked_up(self._asker(request))
+        return json_reply(statistics.to_json())
 
     async def metrics(self, request: Request) -> Response:
-        return Response(metrics_text(self._node.statistics(self._asker(request))), media_type=_METRICS_TYPE)
+        statistics = await self._looked_up(self._asker(request))
+        return Response(metrics_text(statistics), media_type=_METRICS_TYPE)
 
     async def openapi(self, _: Request) -> Response:
         return Response(self._openapi, media_type="application/json")
@@ -125,6 +131,10 @@ class _Service:
             measure = partial(self._node.profile, wanted, admission, leash)
             profile = await attended(request.receive, measure, leash.cut, self._threads, deadline_s)
         return json_reply(profile.to_json())
+
+    async def _looked_up(self, account: Account) -> NodeStatistics:
+        """Where the node stands, which is asked of its cache's file too: a slow disk must not hold up the loop."""
+        return await to_thread.run_sync(self._node.statistics, account, limiter=self._lookers)
 
     def _asker(self, request: Request) -> Account:
         """Who asks, before anything else is looked at."""

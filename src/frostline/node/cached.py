@@ -49,8 +49,8 @@ class Found:
 
 # For where rows lie, and for rows that wait to be written.
 _SHARED_PART = 16
-# What computes features, or converts what does: another version may give other bits.
-_PACKAGES = ("nncf", "onnxruntime", "openvino", "tensorrt", "torch")
+# What computes features, or converts what does: another version may give other bits. Names begin with these.
+_PACKAGES = ("nncf", "onnx", "openvino", "tensorrt", "torch")
 
 
 class Kept:

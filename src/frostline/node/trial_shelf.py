@@ -6,10 +6,11 @@ import os
 import shutil
 import tempfile
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from frostline.engines.hardware import hardware_name
+from frostline.engines.shelf import clear_unfinished
+from frostline.engines.vendors import version_of
 from frostline.node.workshop import Terms
 from frostline.profiles import Trial
 from frostline.version import __version__
@@ -19,7 +20,7 @@ __all__ = ("TrialShelf",)
 # Raise it whenever trials measure something else.
 _RULE = 3
 # What an engine's speed, error or files may depend on.
-_PACKAGES = ("torch", "openvino", "onnxruntime", "nncf", "tensorrt")
+_PACKAGES = ("torch", "openvino", "onnx", "onnxruntime", "onnxscript", "nncf", "tensorrt")
 
 
 class TrialShelf:
@@ -39,6 +40,11 @@ class TrialShelf:
     def place(self, digest: str) -> Path:
         """The folder of a prefix, for converted files too."""
         return self._folder / digest
+
+    def tidy(self, digest: str = "*") -> None:
+        """Remove what conversions left that were ended, of a prefix or of all."""
+        for folder in self._folder.glob(f"{digest}/cut-*"):
+            clear_unfinished(folder)
 
     def get(self, digest: str, one: Trial) -> Trial | None:
         """What was kept of an engine at a cut, which is then used now; None where nothing can be read."""
@@ -88,12 +94,5 @@ class TrialShelf:
             "rows": terms.rows,
             "threads": terms.threads,
             "keeps_freed": terms.keeps_freed,
-            "packages": {name: _version(name) for name in _PACKAGES},
+            "packages": {name: version_of(name) for name in _PACKAGES},
         }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

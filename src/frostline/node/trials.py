@@ -205,6 +205,10 @@ class Trials:
             folder=self._shelf.place(digest) / f"cut-{trial.cut}",
         )
 
+    def tidy(self) -> None:
+        """Remove what conversions left that a killed node had begun."""
+        self._shelf.tidy()
+
     def wake(self) -> None:
         """Give up what nobody waits for any more, and end it where it runs."""
         self._turns.wake()
@@ -265,6 +269,8 @@ class Trials:
         except OSError as error:
             why_not = f"cannot be tried here: {error}"
             known.update({one.cut: replace(one, why_not=why_not) for one in unknown if known[one.cut] is None})
+        finally:
+            self._shelf.tidy(digest)  # of what was killed
         return [known[one.cut] for one in empty]
 
     def _check(self, workshop: Workshop) -> None:
@@ -321,7 +327,9 @@ def trials_of(settings: NodeSettings, room: Room) -> Trials:
         most_bytes=settings.memory_bytes,
     )
     folder = cache_folder() / "engines"
-    return Trials(folder, terms, room, longest_s=settings.trial_s, engines=settings.engines)
+    trials = Trials(folder, terms, room, longest_s=settings.trial_s, engines=settings.engines)
+    trials.tidy()
+    return trials
 
 
 def _cuts(prefix: Prefix) -> list[int]:
