@@ -97,7 +97,8 @@ class NodeSettings:
             the node answers that a request is over budget.
         decode_threads: images decoded at once; one a core.
         read_threads: samples that a store away from this machine is asked for at once; more hides a longer round trip.
-            A table of CQL has all in flight that there is memory for, whatever this is.
+            A table of CQL has all in flight that there is memory for, whatever this is. The default is where decoding
+            begins to count on two cores (``benchmarks/reads_ahead.py``).
         compute_threads: threads of the engine inside one operation.
         device: where prefixes run, in torch's words.
         device_batch: samples in one run of the network, a multiple of 8.
