@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -51,7 +52,9 @@ def contents(data):
 
 
 def files(folder):
-    return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("part-*"))}
+    """The bytes of every object of a copy; records of parts also hold the objects' versions."""
+    found = (one for one in sorted(folder.rglob("part-*")) if one.suffix != ".json")
+    return {str(one.relative_to(folder)): one.read_bytes() for one in found}
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +119,62 @@ def test_a_part_that_was_lost_or_cut_short_is_made_again_as_it_was(images, tmp_p
     (tmp_path / "part-000001.tar").write_bytes(b"short")
     assert copied(images, tmp_path, "webdataset").made == 2
     assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("left", [b"", b"no JSON", b"[1]", b'{"number": 0}', b"[" * 100_000])
+def test_a_part_whose_record_is_damaged_is_made_again(images, tmp_path, left):
+    copied(images, tmp_path, "webdataset")
+    before = files(tmp_path)
+    (tmp_path / ".frostline" / "ingest" / "part-000000.json").write_bytes(left)
+    assert copied(images, tmp_path, "webdataset").made == 1
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("left", [b"", b"no JSON", b"\xff", b"[" * 60_000])
+def test_a_copy_that_does_not_know_any_more_what_it_is_gets_a_sentence(images, tmp_path, left):
+    copied(images, tmp_path, "webdataset")
+    (tmp_path / ".frostline" / "ingest" / "what.json").write_bytes(left)
+    with pytest.raises(SettingError, match=r"what\.json at .* is damaged, .* remove all that lies there") as caught:
+        copied(images, tmp_path, "webdataset")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_object_damaged_at_the_same_size_is_noticed_by_its_version_and_made_again(images, tmp_path):
+    copied(images, tmp_path, "webdataset")
+    before = files(tmp_path)
+    damage(tmp_path / "part-000001.tar", later_s=10)
+    assert copied(images, tmp_path, "webdataset").made == 1
+    assert files(tmp_path) == before
+
+
+def test_an_object_damaged_behind_the_stores_back_is_noticed_when_all_is_verified(images, tmp_path):
+    copied(images, tmp_path, "webdataset")
+    before = files(tmp_path)
+    damage(tmp_path / "part-000001.tar", later_s=0)
+    assert copied(images, tmp_path, "webdataset").made == 0
+    assert copied(images, tmp_path, "webdataset", verify=True).made == 1
+    assert files(tmp_path) == before
+
+
+def test_a_copy_that_was_moved_is_read_once_and_not_made_again(images, tmp_path, monkeypatch):
+    copied(images, tmp_path, "webdataset")
+    for one in tmp_path.rglob("part-*.tar"):
+        os.utime(one, ns=(one.stat().st_atime_ns, one.stat().st_mtime_ns + 10**10))
+    assert copied(images, tmp_path, "webdataset").made == 0
+    before, read = FolderStore.read_version, []
+    monkeypatch.setattr(FolderStore, "read_version", lambda self, *place: read.append(place[0]) or before(self, *place))
+    assert copied(images, tmp_path, "webdataset").made == 0
+    assert read
+    assert not [name for name in read if name.endswith(".tar")]
+
+
+def damage(file, *, later_s):
+    """Change a byte of a file, so that its time is later by so much, or the same."""
+    status = file.stat()
+    data = bytearray(file.read_bytes())
+    data[700] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + later_s * 10**9))
 
 
 def test_a_copy_that_was_killed_goes_on_and_is_the_same(tmp_path):
@@ -228,6 +287,10 @@ def test_the_command_copies_and_says_what_it_did(images, tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["ingest", source, str(tmp_path / "copy"), "--form", "webdataset", "--json"])
     assert json.loads(capsys.readouterr().out)["samples"] == 24
+    damage(tmp_path / "copy" / "part-000000.tar", later_s=0)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["ingest", source, str(tmp_path / "copy"), "--form", "webdataset", "--verify", "--json"])
+    assert json.loads(capsys.readouterr().out)["made"] == 1
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["ingest", source, str(tmp_path / "other"), "--form", "parquet", "--preprocess", "imagenet:32"])
     assert "for --form ready" in capsys.readouterr().err

@@ -64,6 +64,12 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 @click.option(
     "--skip-allowance", default=0.01, show_default=True, metavar="SHARE", help="Share that may be unreadable."
 )
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Of a copy that is there already: read all of it, and make again what is damaged, not only what another "
+    "version or size shows.",
+)
 @as_json
 def ingest(source: str, destination: str, *, form: str, as_json: bool, **options: Any) -> None:
     """Copy a data set, from any form and store that Frostline reads, into another form or store.
@@ -72,6 +78,8 @@ def ingest(source: str, destination: str, *, form: str, as_json: bool, **options
     decoding: they declare the same preprocessing as on SRC and get the same pixels, to the bit. The other forms keep
     the encoded images, whose labels and metadata go with them. After a kill, run it again: it goes on.
     """
+    if options["verify"] and form in ("ready", "cql"):
+        raise SettingError("--verify is for copies into class folders, Parquet files and shards")
     if form == "ready":
         _ready(source, destination, as_json=as_json, **options)
     elif form == "cql":
@@ -117,6 +125,7 @@ def _copied(source: str, destination: str, form: str, *, as_json: bool, changed:
             part_bytes=options["object_size"],
             workers=options["workers"],
             skip_allowance=options["skip_allowance"],
+            verify=options["verify"],
             observe=progress,
         )
     if as_json:

@@ -4,10 +4,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from frostline.datasets.dataset import Dataset
 from frostline.datasets.forms.faces import COLUMNS
 from frostline.datasets.in_order import InOrder, Workers
 from frostline.datasets.packing import Loose, Packed, divided, packer_named
-from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
+from frostline.datasets.written import WrittenObject, WrittenPart
+from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess.scaled import scaled
-from frostline.stores.faces import Buffer, ObjectStore
+from frostline.stores.faces import Buffer, Entry, ObjectStore
 from frostline.stores.folder import FolderStore, is_partial
 from frostline.stores.objects import open_store
+from frostline.stores.versions import is_other_version
 
 __all__ = ("PART_BYTES", "Repacked", "repack")
 
@@ -70,26 +72,6 @@ class Repacked:
         return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A part that is whole: what was written, and its SHA-256."""
-
-    number: int
-    samples: int
-    objects: dict[str, tuple[int, str]]
-    skipped: tuple[Skipped, ...]
-
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> "_Part":
-        value = json.loads(data)
-        objects = {name: (int(size), str(sha256)) for name, (size, sha256) in value["objects"].items()}
-        skipped = tuple(Skipped(**one) for one in value["skipped"])
-        return cls(number=value["number"], samples=value["samples"], objects=objects, skipped=skipped)
-
-
 def repack(
     source: Dataset,
     destination: str | Path,
@@ -99,13 +81,15 @@ def repack(
     part_bytes: int = PART_BYTES,
     workers: int = 16,
     skip_allowance: float = 0.01,
+    verify: bool = False,
     observe: Observer,
 ) -> Repacked:
     """Copy a data set's samples into another form, in the same store or in another.
 
     Every object appears whole, is read back and compared by its SHA-256. What is there from a run that was broken off
     is taken up, and a copy that is whole is left as it is: names follow from the source's ids, so no sample comes
-    twice. Memory is that of two parts, and of the requests under way.
+    twice. An object whose size or version is another than what was written is read, and its part is made again where
+    its bytes are others. Memory is that of two parts, and of the requests under way.
 
     Args:
         source: samples with encoded images.
@@ -115,11 +99,12 @@ def repack(
         part_bytes: of encoded images in a part, which is one tar or one Parquet file.
         workers: samples read, and objects written, at once.
         skip_allowance: share of the samples that may be unreadable.
+        verify: read all objects that are there already, also those whose versions say that nobody touched them.
         observe: told what happens.
 
     Raises:
         SettingError: the source has masks or is a ready form, the form cannot hold it, or something else lies at the
-            destination.
+            destination, or the record of what is copied there is damaged.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: an object came back otherwise than it was written, or another process writes to the same place.
@@ -142,7 +127,7 @@ def repack(
         if isinstance(store, FolderStore):
             store.create()
             stack.enter_context(store.alone())
-        copier = _Copier(source, store, form, shorter_side, workers, stack)
+        copier = _Copier(source, store, form, shorter_side, workers, stack, verify=verify)
         return copier.run(claim, part_bytes, math.ceil(skip_allowance * len(source)), observe)
 
 
@@ -150,12 +135,21 @@ class _Copier:
     """Copies one data set; ``stack`` ends its threads."""
 
     def __init__(
-        self, source: Dataset, store: ObjectStore, form: str, side: int | None, workers: int, stack: ExitStack
+        self,
+        source: Dataset,
+        store: ObjectStore,
+        form: str,
+        side: int | None,
+        workers: int,
+        stack: ExitStack,
+        *,
+        verify: bool,
     ) -> None:
         self._source = source
         self._store = store
         self._form = form
         self._side = side
+        self._verify = verify
         self._about = {name: source.column(name) for name in source.columns if name not in COLUMNS.names}
         reader = InOrder(source.url, source.reading, most=workers)
         self._workers: Workers[Loose | Skipped] = Workers(reader, workers, stack)
@@ -164,7 +158,7 @@ class _Copier:
 
     def run(self, claim: dict[str, Any], part_bytes: int, most_skipped: int, observe: Observer) -> Repacked:
         started = time.perf_counter()
-        there = {entry.object: entry.size for entry in self._store.list()}
+        there = {entry.object: entry for entry in self._store.list()}
         self._claim(claim, there)
         self._sweep(there)
         observe(PhaseStarted(name=f"copying to {self._form}"))
@@ -188,14 +182,14 @@ class _Copier:
             form=self._form,
             samples=sum(part.samples for part in parts),
             objects=sum(len(part.objects) for part in parts),
-            nbytes=sum(size for part in parts for size, _ in part.objects.values()),
+            nbytes=sum(one.size for part in parts for one in part.objects.values()),
             made=made,
             parts=len(parts),
             seconds=time.perf_counter() - started,
             skipped=tuple(one for part in parts for one in part.skipped),
         )
 
-    def _claim(self, claim: dict[str, Any], there: dict[str, int]) -> None:
+    def _claim(self, claim: dict[str, Any], there: Mapping[str, Entry]) -> None:
         """Write down what is being made, or make sure that it is what was written down."""
         url = self._store.url
         if _CLAIM not in there:
@@ -203,8 +197,17 @@ class _Copier:
             if other is not None:
                 raise SettingError(f"{url} is not empty, it holds {other}: choose another place for the copy")
             self._store.write(_CLAIM, json.dumps(claim, indent=1).encode())
-        elif json.loads(bytes(self._store.read(_CLAIM, 0, min(there[_CLAIM], _CLAIM_BYTES)))) != claim:
+        elif self._claimed(there[_CLAIM]) != claim:
             raise SettingError(f"{url} holds a copy of other data, or one made otherwise: choose another place")
+
+    def _claimed(self, entry: Entry) -> Any:
+        try:
+            return json.loads(bytes(self._store.read(_CLAIM, 0, min(entry.size, _CLAIM_BYTES))))
+        except (RecursionError, ValueError) as error:
+            raise SettingError(
+                f"{_CLAIM} at {self._store.url} is damaged, which says what is copied there: remove all that lies "
+                "there, or choose another place"
+            ) from error
 
     def _sweep(self, there: Iterable[str]) -> None:
         """Remove what a run that was killed had begun to write, in every folder that a copy writes to."""
@@ -214,16 +217,42 @@ class _Copier:
             for name in filter(is_partial, mine):
                 self._store.remove(name)
 
-    def _found(self, number: int, there: dict[str, int]) -> _Part | None:
+    def _found(self, number: int, there: Mapping[str, Entry]) -> WrittenPart | None:
         """A part that is there already, whole."""
         name = _record(number)
-        if there.get(name, _PART_RECORD_BYTES) >= _PART_RECORD_BYTES:
+        if name not in there or there[name].size >= _PART_RECORD_BYTES:
             return None
-        part = _Part.from_json(bytes(self._store.read(name, 0, there[name])))
-        whole = all(there.get(one) == size for one, (size, _) in part.objects.items())
-        return part if whole else None
+        part = WrittenPart.from_json(bytes(self._store.read(name, 0, there[name].size)), number)
+        if part is None or any(name not in there or there[name].size != one.size for name, one in part.objects.items()):
+            return None
+        unsure = {
+            name: one
+            for name, one in part.objects.items()
+            if self._verify or is_other_version(there[name].etag, one.etag)
+        }
+        if not unsure:
+            return part
+        versions = dict(zip(unsure, self._writers.map(self._version_of, unsure.items()), strict=True))
+        if None in versions.values():
+            return None
+        objects = {name: one._replace(etag=versions.get(name) or one.etag) for name, one in part.objects.items()}
+        return part if objects == part.objects else self._kept(replace(part, objects=objects))
 
-    def _made(self, number: int, rows: range, observe: Observer) -> _Part:
+    def _version_of(self, written: tuple[str, WrittenObject]) -> str | None:
+        """The version of an object that has the bytes that were written; None where it has others."""
+        name, one = written
+        try:
+            data, version = self._store.read_version(name, 0, one.size)
+        except ObjectNotFound:
+            return None
+        return version if hashlib.sha256(data).hexdigest() == one.sha256 else None
+
+    def _kept(self, part: WrittenPart) -> WrittenPart:
+        """A part with its record in its place: from then on it is whole."""
+        self._store.write(_record(part.number), part.to_json())
+        return part
+
+    def _made(self, number: int, rows: range, observe: Observer) -> WrittenPart:
         samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._source.names[rows.start : rows.stop]
         about = {name: column.slice(rows.start, len(rows)).to_pylist() for name, column in self._about.items()}
@@ -233,11 +262,9 @@ class _Copier:
         for lost in skipped:
             observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
         packed = packer_named(self._form).pack(number, loose, self._source.classes)
-        written: list[Future[tuple[str, int, str]]] = [self._writers.submit(self._write, one) for one in packed]
-        objects = {name: (size, sha256) for name, size, sha256 in (one.result() for one in written)}
-        part = _Part(number=number, samples=len(loose), objects=objects, skipped=tuple(skipped))
-        self._store.write(_record(number), part.to_json())
-        return part
+        written: list[Future[tuple[str, WrittenObject]]] = [self._writers.submit(self._write, one) for one in packed]
+        objects = dict(one.result() for one in written)
+        return self._kept(WrittenPart(number=number, samples=len(loose), objects=objects, skipped=tuple(skipped)))
 
     def _loose(
         self, samples: Samples, names: Sequence[str], about: dict[str, list[Any]], row: int, data: Buffer | Skipped
@@ -257,14 +284,15 @@ class _Copier:
             encoded=encoded,
         )
 
-    def _write(self, packed: Packed) -> tuple[str, int, str]:
+    def _write(self, packed: Packed) -> tuple[str, WrittenObject]:
         """Write an object and read it back."""
         name, data = packed
         sha256 = hashlib.sha256(data).hexdigest()
         self._store.write(name, data)
-        if hashlib.sha256(self._store.read(name, 0, len(data))).hexdigest() != sha256:
+        found, version = self._store.read_version(name, 0, len(data))
+        if hashlib.sha256(found).hexdigest() != sha256:
             raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
-        return name, len(data), sha256
+        return name, WrittenObject(len(data), sha256, version)
 
 
 def _record(number: int) -> str:

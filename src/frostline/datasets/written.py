@@ -1,0 +1,58 @@
+"""What a copy keeps of a part that is whole: the names, sizes, SHA-256s and versions of its objects."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from frostline.core import Skipped
+
+__all__ = ("WrittenObject", "WrittenPart")
+
+
+class WrittenObject(NamedTuple):
+    """An object that was written and read back.
+
+    Attributes:
+        size: of it in bytes.
+        sha256: of it.
+        etag: its version then; empty where the store tells none.
+    """
+
+    size: int
+    sha256: str
+    etag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenPart:
+    """A part that is whole.
+
+    Attributes:
+        number: of it.
+        samples: in it.
+        objects: that hold them, by name.
+        skipped: samples that could not be read.
+    """
+
+    number: int
+    samples: int
+    objects: dict[str, WrittenObject]
+    skipped: tuple[Skipped, ...]
+
+    def to_json(self) -> bytes:
+        """The text of its record."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, number: int) -> "WrittenPart | None":
+        """The part of that number; None where its record is damaged."""
+        try:
+            value = json.loads(data)
+            objects = {
+                name: WrittenObject(int(one[0]), str(one[1]), str(one[2])) for name, one in value["objects"].items()
+            }
+            skipped = tuple(Skipped(**one) for one in value["skipped"])
+            part = cls(number=value["number"], samples=int(value["samples"]), objects=objects, skipped=skipped)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            return None
+        return part if part.number == number else None
