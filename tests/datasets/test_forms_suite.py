@@ -8,6 +8,7 @@ from frostline.datasets.forms.cql import CqlTables
 from frostline.datasets.forms.folders import ClassFolders
 from frostline.datasets.forms.masks import MaskPairs
 from frostline.datasets.forms.parquet import Parquet
+from frostline.datasets.forms.ready_form import ReadyForm
 from frostline.datasets.forms.url_lists import UrlLists
 from frostline.datasets.forms.webdataset import WebDataset
 from frostline.stores.objects import open_store
@@ -59,6 +60,13 @@ class TestParquet(Stores):
 
     def put(self, store, examples, part=0):
         forms.put_parquet(store, examples, part)
+
+
+class TestReadyForm(Stores):
+    form = ReadyForm()
+
+    def put(self, store, examples, part=0):
+        forms.put_ready(store, examples, part)
 
 
 class TestUrlLists(Stores):

@@ -1,15 +1,23 @@
 """Writes samples in every form there is, to any store; some of them broken on purpose."""
 
 import csv
+import hashlib
 import io
 import json
 import tarfile
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from frostline.core import Samples
+from frostline.datasets.forms.ready_form import ReadyForm
+from frostline.datasets.ids import stable_ids
+from frostline.datasets.ready import LAYOUT, TABLE, Layout, Part, object_name, table_file
+from frostline.preprocess import Applied
 from frostline.stores.cql_putting import TableSample
 from frostline.stores.urls import object_url
+from support.images import tiny_preprocess
 
 
 def tar_of(files, fmt=tarfile.PAX_FORMAT):
@@ -47,6 +55,46 @@ def put_masks(store, examples, part=0):
 def put_table(store, examples, part=0):
     """Into a table over CQL, under the names that they have in class folders."""
     store.put_many(TableSample(f"{one.label}/{one.key}-{part}.jpg", one.data, -1, one.label) for one in examples)
+
+
+def put_ready(store, examples, part=0):
+    """A ready form of all that was put until now: one record an object, each as long as the example's bytes are."""
+    put = {f"{one.label}/{one.key}-{part}.jpg": (one.label, one.data) for one in examples}
+    names = [entry.object for entry in store.list()]
+    if TABLE in names:
+        put = _ready_records(store) | put
+    applied = Applied.to(tiny_preprocess(), "uint8")
+    layout = Layout.of("forms", len(put), applied, object_bytes=1)
+    classes = sorted({label for label, _ in put.values()})
+    ids = stable_ids(list(put))
+    parts = []
+    store.write(LAYOUT, json.dumps(layout.to_json()).encode())
+    for number, (name, (label, data)) in enumerate(put.items()):
+        contents = data.ljust(layout.size(number), b"\0")
+        if object_name(number) not in names or store.read(object_name(number), 0, len(contents)) != contents:
+            store.write(object_name(number), contents)
+        samples = Samples(
+            ids=ids[number : number + 1],
+            objects=[object_name(number)],
+            offsets=np.zeros(1, np.int64),
+            lengths=np.array([len(data)], np.int64),
+            labels=np.array([classes.index(label)], np.int64),
+        )
+        sha256 = hashlib.sha256(contents).hexdigest()
+        parts.append(
+            Part(layout=layout.digest, number=number, sha256=sha256, samples=samples, names=[name], skipped=())
+        )
+    store.write(TABLE, table_file(layout, parts, classes)[1])
+
+
+def _ready_records(store):
+    """What was put before, by its name."""
+    entries = list(store.list())
+    listed = ReadyForm().read(store, entries)
+    return {
+        row["name"]: (listed.classes[row["label"]], bytes(store.read(row["object"], 0, row["length"])))
+        for row in listed.table.to_pylist()
+    }
 
 
 def put_webdataset(store, examples, part=0, **options):

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of, is_named
 from frostline.datasets.ready import LAYOUT, TABLE, ReadyTable, is_part_of_form
-from frostline.errors import DataError
+from frostline.errors import DataError, EmptyDataset
 from frostline.stores.faces import Entry, ObjectStore
 
 __all__ = ("ReadyForm",)
@@ -31,6 +31,8 @@ class ReadyForm:
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:  # noqa: ARG002
         """See ``Form.read``; names are those of the images that the records were made from."""
         there = {entry.object: entry for entry in entries}
+        if LAYOUT not in there:
+            raise EmptyDataset(f"{store.url} holds no ready form: frostline ingest makes one")
         if TABLE not in there:
             raise DataError(
                 f"the ready form at {store.url} is not whole: run frostline ingest again, it goes on where it was"
