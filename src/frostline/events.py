@@ -7,6 +7,7 @@ from frostline.core import Route
 
 __all__ = (
     "BatchTaken",
+    "ColumnsLeft",
     "Counted",
     "EpochFinished",
     "EpochStarted",
@@ -131,6 +132,14 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsLeft:
+    """What is made of a data set at ``url`` has no place for these metadata columns; said before it is begun."""
+
+    url: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSkipped:
     """A sample could not be read, or ``changed`` since it was listed; it is left out of this job from now on."""
 
@@ -222,6 +231,7 @@ class NodeRestarted:
 
 Event = (
     BatchTaken
+    | ColumnsLeft
     | Counted
     | EpochFinished
     | EpochStarted

@@ -18,14 +18,17 @@ import frostline as fl
 from frostline.cli import main
 from frostline.cli.ingest import FORMS
 from frostline.datasets import repack as module
+from frostline.datasets.forms.faces import COLUMNS
 from frostline.datasets.ingest import ingest
 from frostline.datasets.packing import PACKERS, divided, suffix_by_content
 from frostline.datasets.reading import open_samples
 from frostline.datasets.repack import repack
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
+from frostline.events import ColumnsLeft
 from frostline.preprocess import Applied, imagenet
 from frostline.preprocess.scaled import scaled
 from frostline.stores.folder import FolderStore
+from support.forms import tar_of
 from support.images import image_folder
 from support.nodes import until
 
@@ -81,7 +84,7 @@ def test_a_copy_of_copies_is_still_the_same_samples(images, tmp_path):
     for number, form in enumerate(("webdataset", "parquet", "original")):
         source = fl.Dataset(copied(source, tmp_path / str(number), form).url)
         if form != "original":
-            assert sorted(source.column("source").to_pylist()) == sorted(images.names)
+            assert sorted(source.column("frostline_source").to_pylist()) == sorted(images.names)
     assert contents(source) == contents(images)
 
 
@@ -90,9 +93,68 @@ def test_metadata_and_the_names_that_samples_had_go_with_them(images, tmp_path, 
     patients = [f"p{number % 5}" for number in range(len(images))]
     copied(images.with_columns({"patient": patients}), tmp_path, form)
     copy = fl.Dataset(tmp_path)
-    source_names = copy.column("source").to_pylist()
+    source_names = copy.column("frostline_source").to_pylist()
     expected = dict(zip(images.names, patients, strict=True))
     assert dict(zip(source_names, copy.column("patient").to_pylist(), strict=True)) == expected
+
+
+def test_a_users_own_columns_arrive_whatever_they_are_called(images, tmp_path):
+    mine = {
+        name: [f"{name} {row}" for row in range(len(images))] for name in ("source", "image", "meta_image", "class")
+    }
+    own = images.with_columns(mine)
+    wanted = dict(zip(images.names, zip(*mine.values(), strict=True), strict=True))
+    source = own
+    for number, form in enumerate(("webdataset", "parquet", "webdataset", "parquet")):
+        source = fl.Dataset(copied(source, tmp_path / str(number), form).url)
+        image = "image" if number == 0 else "meta_meta_image"
+        there = [source.column(name).to_pylist() for name in ("source", image, "meta_image", "class")]
+        names = source.column("frostline_source").to_pylist()
+        assert dict(zip(names, zip(*there, strict=True), strict=True)) == wanted
+        assert set(source.columns) == {*COLUMNS.names, "source", image, "meta_image", "class", "frostline_source"}
+    assert contents(source) == contents(images)
+
+
+def test_samples_without_a_label_have_none_in_a_copy_either(tmp_path):
+    shards, files = tmp_path / "shards", []
+    for number in range(4):
+        about = {"class": "dog", **({"label": None} if number % 2 else {})}
+        files += [(f"{number}.jpg", b"image %d" % number), (f"{number}.json", json.dumps(about).encode())]
+    FolderStore(str(shards)).create()
+    (shards / "0.tar").write_bytes(tar_of(files))
+    source = fl.Dataset(shards)
+    for number, form in enumerate(("webdataset", "parquet", "webdataset")):
+        source = fl.Dataset(copied(source, tmp_path / str(number), form).url)
+        assert source.samples.labels.tolist() == [0, -1, 0, -1]
+        assert source.column("class").to_pylist() == [None, "dog", None, "dog"]
+
+
+@pytest.mark.parametrize(("form", "says"), [("original", True), ("parquet", False), ("webdataset", False)])
+def test_columns_that_have_no_place_are_named_before_a_copy_begins(images, tmp_path, form, says):
+    happened = []
+    own = images.with_columns({"patient": ["p"] * len(images)})
+    copied(own, tmp_path, form, observe=happened.append)
+    left = [one for one in happened if isinstance(one, ColumnsLeft)]
+    assert left == ([ColumnsLeft(url=images.url, columns=("patient",))] if says else [])
+    assert not says or happened[0] == left[0]
+
+
+def test_a_ready_form_names_the_columns_that_it_has_no_place_for(images, tmp_path):
+    happened = []
+    own = images.with_columns({"patient": ["p"] * len(images)})
+    ingest(own, tmp_path / "one", Applied.to(imagenet(32), "uint8"), observe=happened.append)
+    assert happened[0] == ColumnsLeft(url=images.url, columns=("patient",))
+    happened.clear()
+    ingest(images, tmp_path / "two", Applied.to(imagenet(32), "uint8"), observe=happened.append)
+    assert not [one for one in happened if isinstance(one, ColumnsLeft)]
+
+
+def test_the_command_says_which_columns_stay_behind(images, tmp_path, capsys):
+    shards = copied(images, tmp_path / "shards", "webdataset")
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["ingest", str(tmp_path / "shards"), str(tmp_path / "copy"), "--form", "original", "--json"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"no place for these columns, which stay with {shards.url}: frostline_source" in said
 
 
 def test_between_stores_too(images, s3, monkeypatch):

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from frostline.events import (
     BatchTaken,
+    ColumnsLeft,
     Counted,
     EpochStarted,
     Evaluated,
@@ -80,7 +81,8 @@ class ProgressBar:
             case Tuned() if event.is_trial or event.requests == event.requests_before:
                 pass  # what is tried, and bytes alone, would fill the screen
             case (
-                NodeFull()
+                ColumnsLeft()
+                | NodeFull()
                 | NodeLeftOut()
                 | NodeRestarted()
                 | Replanned()
@@ -112,9 +114,11 @@ class ProgressBar:
 
 
 def _in_words(
-    event: NodeFull | NodeLeftOut | NodeRestarted | Replanned | RequestRetried | SampleSkipped | Tuned,
+    event: ColumnsLeft | NodeFull | NodeLeftOut | NodeRestarted | Replanned | RequestRetried | SampleSkipped | Tuned,
 ) -> str:
     match event:
+        case ColumnsLeft():
+            return f"there is no place for these columns, which stay with {event.url}: {', '.join(event.columns)}"
         case NodeFull():
             return f"the node is full, asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
         case NodeLeftOut():

@@ -18,6 +18,7 @@ from frostline.core import Samples, Skipped
 from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.in_order import InOrder, Workers
+from frostline.datasets.metadata_left import say_what_is_left
 from frostline.datasets.ready import FOLDERS, LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
@@ -81,8 +82,8 @@ def ingest(
 
     Every object appears whole, is read back and compared by its SHA-256, and is never written twice; what was made
     before a run was broken off is taken up, and a form that is whole is left as it is. The data set can be used when
-    the last file, its table, is there. Memory is that of two objects, of the requests under way and of the images in
-    work.
+    the last file, its table, is there. For metadata columns there is no place, which is said before it begins. Memory
+    is that of two objects, of the requests under way and of the images in work.
 
     Args:
         source: images.
@@ -108,6 +109,7 @@ def ingest(
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form already: make others from the images")
     layout = Layout.of(source.digest, len(source), applied, object_bytes=object_bytes)
+    say_what_is_left(source, observe)
     with ExitStack() as stack:
         store = _destination(destination, stack)
         return _ingest(source, store, layout, workers, math.ceil(skip_allowance * len(source)), observe)

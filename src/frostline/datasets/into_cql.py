@@ -15,6 +15,7 @@ from frostline.core.texts import taken
 from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.in_order import InOrder
+from frostline.datasets.metadata_left import say_what_is_left
 from frostline.datasets.packing import divided
 from frostline.errors import SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
@@ -64,7 +65,8 @@ def put_into_table(
     A sample's key follows from its name, so none is there twice, however often this is run. Each is read back, and then
     its row is sealed with the SHA-256 of its bytes and with what they were read from. Samples whose seal says that they
     are there are not read again; where the source has no versions they are read, and not put again. Names and order
-    are those of the source: training on the table is training on the source.
+    are those of the source: training on the table is training on the source. For metadata columns there is no place,
+    which is said before it begins.
 
     Args:
         source: encoded samples in any form.
@@ -89,6 +91,7 @@ def put_into_table(
     observe = refusing(source.changed, observe)
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form: put the images that it was made from into the table")
+    say_what_is_left(source, observe)
     started = time.perf_counter()
     store.create()
     observe(PhaseStarted(name="putting samples into a table"))

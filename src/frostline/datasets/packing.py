@@ -15,7 +15,10 @@ import pyarrow.parquet as pq
 from frostline.datasets.forms.folders import IMAGE_SUFFIXES, suffix_of
 from frostline.errors import SettingError
 
-__all__ = ("PACKERS", "Loose", "Packed", "Packer", "divided", "packer_named", "suffix_by_content")
+__all__ = ("PACKERS", "SOURCE", "Loose", "Packed", "Packer", "divided", "packer_named", "suffix_by_content")
+
+SOURCE = "frostline_source"
+"""The column that says what a sample was called before it was first copied; what users call ``source`` is their own."""
 
 # A row group is what one read of a cell decodes.
 _GROUP_ROWS = 64
@@ -64,7 +67,7 @@ class Loose:
     @property
     def source(self) -> str:
         """The name that it had before it was first copied."""
-        return str(self.about.get("source") or self.name)
+        return str(self.about.get(SOURCE) or self.name)
 
     @property
     def suffix(self) -> str:
@@ -75,6 +78,10 @@ class Loose:
 
 class Packer(Protocol):
     """Makes the objects of one part of a data set; the same part always gives the same bytes."""
+
+    @property
+    def keeps_metadata(self) -> bool:
+        """Metadata columns go with the samples."""
 
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
         """The objects of a part.
@@ -91,6 +98,8 @@ class Packer(Protocol):
 
 class ClassFolders:
     """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it."""
+
+    keeps_metadata = False
 
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:  # noqa: ARG002
         """See ``Packer.pack``."""
@@ -111,32 +120,38 @@ class ClassFolders:
 class Shards:
     """A tar a part, as WebDataset has them: ``key.jpg`` and ``key.json`` with label and metadata."""
 
+    keeps_metadata = True
+
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
         """See ``Packer.pack``."""
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for one in samples:
-                about = {**one.about, "source": one.source}
-                if one.label >= 0:
-                    about["label"] = classes[one.label]
+                # A label that is null says that there is none, whatever other fields are called.
+                about = {**one.about, SOURCE: one.source, "label": classes[one.label] if one.label >= 0 else None}
                 _add(tar, f"{one.id:016x}{one.suffix}", one.encoded)
                 _add(tar, f"{one.id:016x}.json", json.dumps(about, sort_keys=True, default=str).encode())
         yield Packed(f"part-{part:06d}.tar", file.getvalue())
 
 
 class Tables:
-    """A Parquet file a part, with the columns that Hugging Face gives an image and its class, and metadata."""
+    """A Parquet file a part, with the columns that Hugging Face gives an image and its class, and metadata.
+
+    A metadata column called ``image`` gets ``meta_`` before its name.
+    """
+
+    keeps_metadata = True
 
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
         """See ``Packer.pack``."""
         images = [{"bytes": one.encoded, "path": f"{one.id:016x}{one.suffix}"} for one in samples]
-        names = sorted({name for one in samples for name in one.about} - {"image", "label", "source"})
+        names = sorted({name for one in samples for name in one.about} - {SOURCE})
         table = pa.table(
             {
                 "image": pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()})),
                 "label": pa.array([one.label for one in samples], pa.int64()),
-                "source": pa.array([one.source for one in samples], pa.string()),
-                **{name: pa.array([one.about.get(name) for one in samples]) for name in names},
+                SOURCE: pa.array([one.source for one in samples], pa.string()),
+                **{_free(name, names): pa.array([one.about.get(name) for one in samples]) for name in names},
             }
         )
         features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(classes)}}
@@ -198,6 +213,14 @@ def _add(tar: tarfile.TarFile, name: str, contents: bytes) -> None:
     info = tarfile.TarInfo(name)  # with neither time nor owner, so that the same samples give the same bytes
     info.size = len(contents)
     tar.addfile(info, io.BytesIO(contents))
+
+
+def _free(name: str, names: Sequence[str]) -> str:
+    """What a metadata column is called beside the column of images and the other ones."""
+    free = name
+    while name == "image" and free in names:
+        free = f"meta_{free}"
+    return free
 
 
 def _leaves(schema: pa.Schema) -> list[str]:

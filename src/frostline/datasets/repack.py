@@ -17,8 +17,8 @@ import numpy as np
 from frostline.core import Samples, Skipped
 from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.forms.faces import COLUMNS
 from frostline.datasets.in_order import InOrder, Workers
+from frostline.datasets.metadata_left import metadata_in, say_what_is_left
 from frostline.datasets.packing import Loose, Packed, divided, packer_named
 from frostline.datasets.written import WrittenObject, WrittenPart
 from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
@@ -100,7 +100,7 @@ def repack(
         workers: samples read, and objects written, at once.
         skip_allowance: share of the samples that may be unreadable.
         verify: read all objects that are there already, also those whose versions say that nobody touched them.
-        observe: told what happens.
+        observe: told what happens; before it begins, which metadata columns the form has no place for.
 
     Raises:
         SettingError: the source has masks or is a ready form, the form cannot hold it, or something else lies at the
@@ -120,7 +120,8 @@ def repack(
         raise SettingError("a part has at least a byte, and there is at least one worker")
     if shorter_side is not None and shorter_side < 1:
         raise SettingError(f"--resize must be at least 1, not {shorter_side}")
-    packer_named(form)
+    if not packer_named(form).keeps_metadata:
+        say_what_is_left(source, observe)
     claim = {"kind": _KIND, "source": source.digest, "form": form, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
         store = open_store(str(destination))
@@ -150,7 +151,7 @@ class _Copier:
         self._form = form
         self._side = side
         self._verify = verify
-        self._about = {name: source.column(name) for name in source.columns if name not in COLUMNS.names}
+        self._about = {name: source.column(name) for name in metadata_in(source.columns)}
         reader = InOrder(source.url, source.reading, most=workers)
         self._workers: Workers[Loose | Skipped] = Workers(reader, workers, stack)
         self._writers = ThreadPoolExecutor(workers, "frostline-write")

@@ -19,7 +19,7 @@ from frostline.stores.faces import Entry, ObjectStore, Versioned
 
 __all__ = ("WebDataset", "samples_of")
 
-_RULE = "frostline webdataset 1"
+_RULE = "frostline webdataset 2"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 
@@ -45,8 +45,8 @@ class Packed(NamedTuple):
 class WebDataset:
     """Tars of ``key.jpg``, ``key.cls`` and ``key.json``; what is before the first dot of a member's name is its key.
 
-    A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. Scalar
-    fields of the JSON become columns.
+    A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
+    ``label`` that is null says that there is none. The other scalar fields of the JSON become columns.
     """
 
     name = "webdataset"
@@ -95,14 +95,22 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> Packed | None:
     if image is None:
         return None
     about = _json(shard, group["json"]) if "json" in group else {}
-    return Packed(f"{shard}/{image.name}", image.offset, image.size, _label(shard, key, group, about), about)
+    field = None if "cls" in group else _label_field(about)
+    said = _label(shard, key, group, about, field)
+    # What says the label is no metadata, else a copy of a copy would have it as a column.
+    about = {name: value for name, value in about.items() if name != field}
+    return Packed(f"{shard}/{image.name}", image.offset, image.size, said, about)
 
 
-def _label(shard: str, key: str, group: dict[str, Member], about: dict[str, Any]) -> str | None:
+def _label_field(about: dict[str, Any]) -> str | None:
+    names = [name for name in LABEL_FIELDS if about.get(name) is not None]
+    return "label" if "label" in about else next(iter(names), None)
+
+
+def _label(shard: str, key: str, group: dict[str, Member], about: dict[str, Any], field: str | None) -> str | None:
     try:
         if "cls" in group:
             return said_by((group["cls"].contents or b"").decode())
-        field = next((name for name in LABEL_FIELDS if about.get(name) is not None), None)
         if field is not None:
             return said_by(about[field])
     except (DataError, UnicodeDecodeError) as error:
