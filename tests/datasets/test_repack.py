@@ -17,6 +17,7 @@ from PIL import Image
 import frostline as fl
 from frostline.cli import main
 from frostline.cli.ingest import FORMS
+from frostline.cli.progress import ProgressBar
 from frostline.datasets import repack as module
 from frostline.datasets.forms.faces import COLUMNS
 from frostline.datasets.ingest import ingest
@@ -155,6 +156,24 @@ def test_the_command_says_which_columns_stay_behind(images, tmp_path, capsys):
         main(["ingest", str(tmp_path / "shards"), str(tmp_path / "copy"), "--form", "original", "--json"])
     said = " ".join(capsys.readouterr().err.split())
     assert f"no place for these columns, which stay with {shards.url}: frostline_source" in said
+
+
+def test_the_command_copies_the_form_that_is_named_where_several_lie_together(images, tmp_path, capsys):
+    place = tmp_path / "both"
+    copied(images.take(np.arange(5)), place, "webdataset")
+    image_folder(place, per_class=1)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["ingest", str(place), str(tmp_path / "a"), "--from", "webdataset", "--form", "parquet", "--json"])
+    assert json.loads(capsys.readouterr().out)["samples"] == 5
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["ingest", str(place), str(tmp_path / "b"), "--from", "webdatset", "--form", "parquet"])
+    assert "webdataset" in capsys.readouterr().err
+
+
+def test_where_there_is_no_terminal_lines_say_how_far_a_copy_is(images, tmp_path, capsys):
+    with ProgressBar(line_every_s=0) as progress:
+        copied(images, tmp_path / "often", "parquet", observe=progress)
+    assert "copying to parquet: 24 of 24\n" in capsys.readouterr().err
 
 
 def test_between_stores_too(images, s3, monkeypatch):

@@ -15,6 +15,7 @@ from frostline.errors import SettingError
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, efficientnet_lite, imagenet
 
 if TYPE_CHECKING:
+    from frostline.datasets import Dataset
     from frostline.datasets.ingest import Ingested
     from frostline.datasets.into_cql import Put
     from frostline.datasets.repack import Repacked
@@ -37,6 +38,12 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     show_default=True,
     help="What to make: pixels that need no decoding, class folders (original), Parquet files, tar shards, or "
     "rows of a table over CQL.",
+)
+@click.option(
+    "--from",
+    "source_form",
+    metavar="FORM",
+    help="Form of SRC, where several lie there: folders, masks, webdataset, parquet, urls or cql.",
 )
 @click.option(
     "--resize",
@@ -71,7 +78,9 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     "version or size shows.",
 )
 @as_json
-def ingest(source: str, destination: str, *, form: str, as_json: bool, **options: Any) -> None:
+def ingest(
+    source: str, destination: str, *, form: str, source_form: str | None, changed: str, as_json: bool, **options: Any
+) -> None:
     """Copy a data set, from any form and store that Frostline reads, into another form or store.
 
     With --form ready every image is decoded, scaled and cropped once, and jobs on DEST read its pixels with no
@@ -80,22 +89,24 @@ def ingest(source: str, destination: str, *, form: str, as_json: bool, **options
     """
     if options["verify"] and form in ("ready", "cql"):
         raise SettingError("--verify is for copies into class folders, Parquet files and shards")
-    if form == "ready":
-        _ready(source, destination, as_json=as_json, **options)
-    elif form == "cql":
-        _into_table(source, destination, as_json=as_json, **options)
-    else:
-        _copied(source, destination, form, as_json=as_json, **options)
-
-
-def _ready(source: str, destination: str, *, as_json: bool, changed: str, workers: int, **options: Any) -> None:
     from frostline.datasets import Dataset
+
+    data = Dataset(source, form=source_form, changed=changed)
+    if form == "ready":
+        _ready(data, destination, as_json=as_json, **options)
+    elif form == "cql":
+        _into_table(data, destination, as_json=as_json, **options)
+    else:
+        _copied(data, destination, form, as_json=as_json, **options)
+
+
+def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, **options: Any) -> None:
     from frostline.datasets.ingest import ingest as run
 
     applied = _applied(options["resize"], options["preprocess"], options["dtype"])
     with ProgressBar() as progress:
         done = run(
-            Dataset(source, changed=changed),
+            source,
             destination,
             applied,
             object_bytes=options["object_size"],
@@ -110,15 +121,14 @@ def _ready(source: str, destination: str, *, as_json: bool, changed: str, worker
     click.echo(f"applied: {applied}")
 
 
-def _copied(source: str, destination: str, form: str, *, as_json: bool, changed: str, **options: Any) -> None:
-    from frostline.datasets import Dataset
+def _copied(source: "Dataset", destination: str, form: str, *, as_json: bool, **options: Any) -> None:
     from frostline.datasets.repack import repack
 
     if options["preprocess"] is not None or options["dtype"] != "uint8":
         raise SettingError(f"--preprocess and --dtype are for --form ready; {form} keeps encoded images")
     with ProgressBar() as progress:
         done = repack(
-            Dataset(source, changed=changed),
+            source,
             destination,
             form,
             shorter_side=options["resize"],
@@ -134,15 +144,14 @@ def _copied(source: str, destination: str, form: str, *, as_json: bool, changed:
     _say(done, f"in {done.objects} objects ", f"{done.made} of {done.parts} parts copied now")
 
 
-def _into_table(source: str, destination: str, *, as_json: bool, changed: str, **options: Any) -> None:
-    from frostline.datasets import Dataset
+def _into_table(source: "Dataset", destination: str, *, as_json: bool, **options: Any) -> None:
     from frostline.datasets.into_cql import put_into_table
 
     if options["preprocess"] is not None or options["dtype"] != "uint8" or options["resize"] is not None:
         raise SettingError("--preprocess, --dtype and --resize are not for --form cql, which keeps images as they are")
     with ProgressBar() as progress:
         done = put_into_table(
-            Dataset(source, changed=changed),
+            source,
             destination,
             workers=options["workers"],
             skip_allowance=options["skip_allowance"],

@@ -1,4 +1,4 @@
-"""Progress on stderr, read from events alone: a live bar on a terminal, a line an epoch elsewhere."""
+"""Progress on stderr, read from events alone: a live bar on a terminal, a line now and then elsewhere."""
 
 import time
 from types import TracebackType
@@ -28,10 +28,17 @@ from frostline.events import (
 __all__ = ("ProgressBar",)
 
 
-class ProgressBar:
-    """An observer that shows a job as it runs. Use it as a context manager."""
+_LINE_EVERY_S = 10.0
 
-    def __init__(self) -> None:
+
+class ProgressBar:
+    """An observer that shows a job as it runs. Use it as a context manager.
+
+    Args:
+        line_every_s: where there is no terminal, seconds from one line of what was counted to the next.
+    """
+
+    def __init__(self, *, line_every_s: float = _LINE_EVERY_S) -> None:
         self._console = Console(stderr=True)
         self._progress = Progress(
             SpinnerColumn(),
@@ -44,6 +51,9 @@ class ProgressBar:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("starting", total=None, figures="")
+        self._phase = ""
+        self._line_every_s = line_every_s
+        self._line_at = time.monotonic()
         self._started: float | None = None
         self._samples = 0
         self._stall_s = 0.0
@@ -61,6 +71,7 @@ class ProgressBar:
         """Show an event."""
         match event:
             case PhaseStarted():
+                self._phase = event.name
                 self._progress.update(self._task, description=event.name, completed=0, total=None)
             case EpochStarted():
                 self._started = time.monotonic() if self._started is None else self._started
@@ -71,6 +82,7 @@ class ProgressBar:
                 self._progress.update(
                     self._task, completed=event.done, total=event.total or None, figures=self._figures()
                 )
+                self._line(event)
             case StepFinished():
                 self._step(event)
             case Evaluated():
@@ -93,6 +105,13 @@ class ProgressBar:
                 self._say(_in_words(event))
             case _:
                 pass
+
+    def _line(self, event: Counted) -> None:
+        """Say how far it is to whoever reads a log, for a copy may take hours."""
+        now = time.monotonic()
+        if not self._console.is_terminal and now >= self._line_at + self._line_every_s:
+            self._line_at = now
+            self._say(f"{self._phase}: {event.done:,}{f' of {event.total:,}' if event.total else ''}".lstrip(": "))
 
     def _step(self, event: StepFinished) -> None:
         self._progress.update(
