@@ -34,7 +34,7 @@ from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
 from frostline.engines.hardware import hardware_name
 from frostline.errors import EngineUnfit
 from frostline.models import cut_network
-from frostline.preprocess.apply import decode_into
+from frostline.preprocess.apply import decode_into, pixels_into
 from frostline.stores.objects import open_store
 from frostline.training.networks import load_model
 
@@ -178,14 +178,19 @@ def relative_error(values, reference):
     return float(np.sqrt(((values - reference) ** 2).sum(1) / (reference**2).sum(1)).max())
 
 
-def decoded(data, preprocess, rows):
+def decoded(data, preprocess, rows, *, as_kept=False):
+    """Some samples as a network takes them, ``float32[n, C, H, W]``, or as they are kept, ``uint8[n, H, W, C]``."""
     store = open_store(data.url)
     some = data.samples.take(np.linspace(0, len(data) - 1, rows).astype(np.int64))
-    pixels = np.empty((rows, *preprocess.shape), np.float32)
+    channels, *sides = preprocess.shape
+    into = pixels_into if as_kept else decode_into
+    pixels = (
+        np.empty((rows, *sides, channels), np.uint8) if as_kept else np.empty((rows, *preprocess.shape), np.float32)
+    )
     # Spread, so that what is calibrated on and what is judged on hold all classes.
     for row, place in enumerate(np.random.default_rng(0).permutation(rows)):
         encoded = store.read(some.objects[place], int(some.offsets[place]), int(some.lengths[place]))
-        decode_into(preprocess, encoded, pixels[row], id=row, view=None)
+        into(preprocess, encoded, pixels[row], id=row, view=None)
     return pixels
 
 

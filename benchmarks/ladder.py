@@ -7,8 +7,9 @@ and run one after another, as a plain loop does: eager torch, channels last, the
 together, torch in bfloat16, the fastest engine of up to 16 bits, the ready form instead of JPEG, the fastest engine of
 8 bits. The last ones stream features from a node to a client in another process, where reading, computing and sending
 overlap: with 16 bits and with 8 allowed, by the same engines, which the node's own trial measures anew. `alone` is the
-engine by itself, with nothing to read or decode; in each round of the last steps it is measured next to them, and their
-share of it is the median of the rounds' ratios. The error is that of `benchmarks/engines.py`, and of the node's trial.
+engine by itself, with nothing to read or decode; in each round of the last steps it is measured next to them, on floats
+that are ready and on pixels as they are kept, of which the faster counts, and their share of it is the median of the
+rounds' ratios. The error is that of `benchmarks/engines.py`, and of the node's trial.
 Steps take turns in each round; figures are medians. Writes JSON and a table with --out (without suffix).
 
 Where torchvision was built for CUDA and torch was not, `PYTHONPATH=tests/support/torchvision_cpu` lets it be imported.
@@ -34,8 +35,9 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
 from frostline.datasets.ingest import ingest
 from frostline.engines.allocator import keep_freed_memory
-from frostline.engines.catalog import OFFERS, REFERENCE
+from frostline.engines.catalog import OFFERS, REFERENCE, build
 from frostline.engines.hardware import hardware_name
+from frostline.engines.identity import identity, offer_name
 from frostline.models import cut_network
 from frostline.node.process import start_node
 from frostline.preprocess import Applied
@@ -97,8 +99,13 @@ def climbed(name, wanted):
                     times[step].append(rate)
         rows = [row(step, offer, times[step], alone[offer], errors[offer]) for step, offer, _ in steps]
         by_accuracy = {"fp16": rows[-2]["engine"], "int8": rows[-1]["engine"]}
-        batch = np.resize(pixels, (ROWS, *pixels.shape[1:]))
-        alone = {offer: partial(by_itself, engines[offer, ROWS], batch, cut) for offer in by_accuracy.values()}
+        kept_pixels = decoded(data, preprocess, 96, as_kept=True)
+        alone = {}
+        for offer in by_accuracy.values():
+            taking = of_kept(prefix, cut, offer, kept_pixels, preprocess.levels, wanted.threads, Path(kept))
+            pairs = [(engines[offer, ROWS], pixels), (taking, kept_pixels)]
+            batches = [(engine, np.resize(some, (ROWS, *some.shape[1:]))) for engine, some in pairs]
+            alone[offer] = partial(fastest_by_itself, batches, cut)
         engines.clear()
         rows += [
             streamed(model, Dataset(ready), preprocess, wanted, accuracy, engine, alone[engine])
@@ -113,15 +120,30 @@ def climbed(name, wanted):
     return rows
 
 
+def of_kept(prefix, cut, offer, pixels, levels, threads, folder):
+    """An engine that takes pixels as they are kept."""
+    return build(
+        identity(offer, precision_of(offer), pixels, levels),
+        prefix.graph,
+        prefix.cuts,
+        prefix.tensors,
+        cut=cut,
+        most_rows=ROWS,
+        threads=threads,
+        levels=levels,
+        calibration=pixels[:64],
+        folder=folder,
+    )
+
+
 def planned(alone):
     """The steps before the last ones: name, engine, and what is read."""
-    precision = {offer.name: offer.precision for offer in OFFERS}
 
     def fastest(names):
         return max((name for name in names if name in alone), key=alone.get, default=None)
 
-    of_16 = fastest([name for name in alone if precision[name] in ("fp32", "16-bit")])
-    of_8 = fastest([name for name in alone if precision[name] == "int8"])
+    of_16 = fastest([name for name in alone if precision_of(name) in ("fp32", "16-bit")])
+    of_8 = fastest([name for name in alone if precision_of(name) == "int8"])
     return [
         ("eager fp32", REFERENCE, "jpeg"),
         ("+ channels last", fastest(["torch-channels-last"]), "jpeg"),
@@ -160,6 +182,15 @@ def one_after_another(source, engine, cut, count):
     return count / (time.perf_counter() - started)
 
 
+def precision_of(name):
+    return next(offer.precision for offer in OFFERS if offer.name == name)
+
+
+def fastest_by_itself(pairs, cut):
+    """Images a second of the faster of some engines, each with a batch as it takes them."""
+    return max(by_itself(engine, batch, cut) for engine, batch in pairs)
+
+
 def by_itself(engine, batch, cut):
     """Images a second of an engine with nothing else to do."""
     engine.run(batch, cut)
@@ -187,7 +218,7 @@ def streamed(model, data, preprocess, wanted, accuracy, engine, alone):
         pairs = [(alone(), streaming(job, seed)) for seed in range(wanted.rounds + 1)][1:]
         profile = job.situation.store
     rates, shares = [rate for _, rate in pairs], [rate / by_itself for by_itself, rate in pairs]
-    step = row(STREAMED[accuracy], profile.engine, rates, statistics.median(one for one, _ in pairs), None)
+    step = row(STREAMED[accuracy], offer_name(profile.engine), rates, statistics.median(one for one, _ in pairs), None)
     return step | {"error": profile.engine_error, "share": statistics.median(shares), "shares": shares}
 
 

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +218,28 @@ def test_a_damaged_record_is_skipped_and_never_handed_out(images, tmp_path):
     ids = rows(form, imagenet(32), observe=heard.append)[2]
     assert set(form.samples.ids.tolist()) - set(ids.tolist()) == {int(form.samples.ids[4])}
     assert ["checksum" in one.reason for one in heard if isinstance(one, SampleSkipped)] == [True]
+
+
+@pytest.mark.parametrize("length", [1, 1 << 20, 1 << 62], ids=["short", "long", "absurd"])
+def test_a_record_that_a_request_names_wrongly_costs_none_of_those_that_are_read_with_it(images, tmp_path, length):
+    form = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    samples = form.samples.take(np.arange(8))
+    lengths = samples.lengths.copy()
+    lengths[[3, 5]] = length
+    asked = {
+        "data": form.url, "prefix": None, "cut": 1, "reading": form.reading,
+        "preprocess": form.applied.rest(imagenet(32)).to_json(),
+    }  # fmt: skip
+    with Node(NodeSettings(memory_bytes=256 << 20), (form.url,)) as node:
+        whole = joined(node.features(FeatureRequest(samples=samples, **asked)))
+        ids, (pixels,), _, skipped = joined(
+            node.features(FeatureRequest(samples=replace(samples, lengths=lengths), **asked))
+        )
+        assert skipped == samples.ids[[3, 5]].tolist()
+        assert ids == [one for one in whole[0] if one not in skipped]
+        np.testing.assert_array_equal(pixels, np.delete(whole[1][0], [3, 5], axis=0))
+        assert within_budget(node)
+        assert is_idle(node)
 
 
 def test_images_that_cannot_be_read_are_left_out_up_to_the_allowance(images, tmp_path):

@@ -5,11 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from frostline.core import Levels
 from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
-from frostline.engines.identity import calibrating, calibration_of, identity, judging, offer_name
+from frostline.engines.identity import calibrating, calibration_of, identity, judging, levels_of, offer_name
 from frostline.errors import BadRequest, EngineUnfit, UnsafeArtifact
 from frostline.models import cut_network
-from support.prefixes import SHAPE, pixels, relative_error, small_prefix
+from support.prefixes import LEVELS, SHAPE, kept_pixels, pixels, relative_error, small_prefix
 
 TOLERANCES = {"fp32": 1e-5, "16-bit": 2e-2, "int8": 2e-1}
 HERE = [offer for offer in OFFERS if absence(offer.name, "cpu") is None]
@@ -107,6 +108,80 @@ def test_what_an_engine_cannot_take_is_refused(offer, shelf):
         engine.run(pixels(8).astype(np.float64), cut)
 
 
+def taking_pixels(offer, prefix, cut, shelf, levels=LEVELS, **options):
+    """The engine that takes pixels as they are kept."""
+    some = kept_pixels(48, seed=1)
+    name = identity(offer.name, offer.precision, some, levels)
+    folder = shelf / offer.name / str(cut)
+    return built(name, prefix, cut, folder, levels=levels, calibration=calibrating(some), **options)
+
+
+BESIDE = [offer for offer in HERE if offer.takes_pixels]
+
+
+@pytest.mark.parametrize("offer", BESIDE, ids=names(BESIDE))
+def test_an_engine_that_takes_pixels_as_they_are_kept_gives_the_features_of_the_reference(offer, shelf):
+    prefix, batch = small_prefix(), kept_pixels(16)
+    cut = last(prefix)
+    engine, given = taking_pixels(offer, prefix, cut, shelf, most_rows=16), batch.copy()
+    (features,) = engine.run(given, cut)
+    (expected,) = reference(prefix, cut).run(LEVELS.applied(batch), cut)
+    assert (features.shape, features.dtype) == (expected.shape, expected.dtype)
+    assert relative_error(features, expected) <= TOLERANCES[offer.precision]
+    assert (given == batch).all()
+    assert levels_of(engine.name) == LEVELS.digest
+
+
+@pytest.mark.parametrize("offer", BESIDE, ids=names(BESIDE))
+def test_features_of_kept_pixels_are_the_same_bits_whatever_stands_beside_them_in_a_run(offer, shelf):
+    prefix, batch = small_prefix(), kept_pixels(16)
+    cut = last(prefix)
+    engine = taking_pixels(offer, prefix, cut, shelf, most_rows=16)
+    (features,) = engine.run(batch, cut)
+    beside = np.concatenate([batch[:5], kept_pixels(8, seed=7), np.zeros_like(batch[:3])])
+    (again,) = engine.run(beside, cut)
+    assert (again[:5] == features[:5]).all()
+    (turned,) = engine.run(batch[::-1].copy(), cut)
+    assert (turned[::-1] == features).all()
+
+
+@pytest.mark.parametrize("offer", BESIDE, ids=names(BESIDE))
+def test_engines_of_two_meanings_of_pixels_stand_beside_each_other_and_beside_one_that_takes_floats(offer, shelf):
+    prefix, batch = small_prefix(), kept_pixels(16)
+    cut = last(prefix)
+    other = Levels(mean=(0.0, 0.0, 0.0), std=(255.0, 255.0, 255.0))
+    for levels in (LEVELS, other):
+        (features,) = taking_pixels(offer, prefix, cut, shelf, levels, most_rows=16).run(batch, cut)
+        (expected,) = reference(prefix, cut).run(levels.applied(batch), cut)
+        assert relative_error(features, expected) <= TOLERANCES[offer.precision]
+    engine = built(offer.name, prefix, cut, shelf / offer.name / str(cut), calibration=pixels(32, seed=1))
+    with pytest.raises(BadRequest):
+        engine.run(batch, cut)
+    with pytest.raises(BadRequest):
+        taking_pixels(offer, prefix, cut, shelf).run(LEVELS.applied(batch), cut)
+
+
+def test_an_engine_is_not_made_for_pixels_that_mean_something_else_than_its_name_says():
+    prefix, other = small_prefix(), Levels(mean=(0.0,) * 3, std=(1.0,) * 3)
+    name = identity("torch-channels-last", "fp32", kept_pixels(8), LEVELS)
+    for levels in (other, None):
+        with pytest.raises(EngineUnfit, match="mean something else"):
+            built(name, prefix, last(prefix), levels=levels)
+
+
+def test_the_reference_takes_no_pixels_as_they_are_kept():
+    prefix = small_prefix()
+    with pytest.raises(EngineUnfit, match="takes no pixels"):
+        built(identity(REFERENCE, "fp32", kept_pixels(8), LEVELS), prefix, last(prefix), levels=LEVELS)
+
+
+def test_pixels_of_other_channels_than_the_network_takes_are_refused():
+    prefix, grey = small_prefix(), Levels(mean=(0.0,), std=(1.0,))
+    name = identity("torch-channels-last", "fp32", kept_pixels(8), grey)
+    with pytest.raises(EngineUnfit, match="channels"):
+        built(name, prefix, last(prefix), levels=grey)
+
+
 def test_the_reference_stands_first_and_is_always_there():
     assert OFFERS[0].name == REFERENCE
     assert absence(REFERENCE, "cpu") is None
@@ -151,6 +226,19 @@ def test_only_what_is_calibrated_has_the_calibration_in_its_name():
     assert name == identity("openvino-int8", "int8", pixels(8).copy())
     assert name != identity("openvino-int8", "int8", pixels(6))
     assert name != identity("openvino-int8", "int8", pixels(8, seed=3))
+
+
+def test_a_name_says_what_pixels_mean_that_an_engine_takes():
+    some, other = kept_pixels(8), Levels(mean=(0.0,) * 3, std=(1.0,) * 3)
+    assert identity("openvino", "fp32", some, LEVELS) == f"openvino+{LEVELS.digest}"
+    assert identity("openvino", "fp32", some, LEVELS, takes_pixels=False) == "openvino"
+    narrow = identity("openvino-int8", "int8", some, LEVELS)
+    assert (offer_name(narrow), levels_of(narrow), len(calibration_of(narrow))) == ("openvino-int8", LEVELS.digest, 16)
+    names = [narrow, identity("openvino-int8", "int8", some, other), identity("openvino-int8", "int8", some)]
+    names.append(identity("openvino-int8", "int8", some, LEVELS, takes_pixels=False))
+    names.append(identity("openvino-int8", "int8", LEVELS.applied(some)))
+    assert len(set(names)) == len(names)
+    assert len({LEVELS.digest, other.digest, Levels(mean=(0.0,), std=(1.0,)).digest}) == 3
 
 
 def test_a_cut_that_there_is_not_is_refused():

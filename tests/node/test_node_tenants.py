@@ -21,6 +21,7 @@ from frostline.node.tenants import Tenants, read_tenants
 from frostline.wire.messages import ProfileRequest
 from support.nodes import (
     artifact_of,
+    busy_device,
     is_idle,
     joined,
     make_images,
@@ -260,34 +261,6 @@ def test_every_rule_gives_the_same_features_within_the_budget(images, batching):
             assert within_budget(node)
             assert is_idle(node)
     assert all(np.allclose(one, found[0], rtol=1e-5, atol=1e-6) for one in found)
-
-
-@contextmanager
-def busy_device(node, images, digest, begun, go):
-    """Hold the device with a profile, whose clock waits."""
-    from frostline.node import runs
-
-    def waits(*_, **__):
-        begun.set()
-        assert go.wait(20)
-        raise Overloaded("enough", retry_after_s=1)
-
-    wanted = ProfileRequest(features=request(images, 2, digest))
-
-    def profile():
-        with pytest.raises(Overloaded):
-            node.profile(wanted)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "cut_seconds", waits)
-        thread = threading.Thread(target=profile)
-        thread.start()
-        assert begun.wait(20)
-        try:
-            yield
-        finally:
-            go.set()
-            thread.join(20)
 
 
 def test_a_measurement_for_which_nobody_waits_any_more_is_given_up(images):

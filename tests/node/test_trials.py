@@ -1,4 +1,6 @@
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
@@ -8,7 +10,7 @@ import pytest
 
 from frostline.client.local import LocalTransport
 from frostline.config import NodeSettings
-from frostline.core import REFERENCE, Route
+from frostline.core import REFERENCE, Levels, Route
 from frostline.engines.choice import Choice
 from frostline.engines.identity import identity
 from frostline.errors import BadRequest, EngineNotReady, UnknownPrefix
@@ -20,7 +22,19 @@ from frostline.node.profiling import Network, under_engine
 from frostline.node.trials import Room, Trials
 from frostline.node.workshop import Terms
 from frostline.profiles import CutCost, Trial
-from support.nodes import SIDE, artifact_of, is_idle, joined, make_images, preprocess, request, small_network
+from support.nodes import (
+    SIDE,
+    artifact_of,
+    busy_device,
+    is_idle,
+    joined,
+    make_images,
+    preprocess,
+    request,
+    same,
+    small_network,
+    until,
+)
 
 OTHER = "torch-channels-last"
 NETWORK = small_network()
@@ -197,3 +211,74 @@ def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same
     statistics = node.statistics()
     assert statistics.totals.trial_s == statistics.tenants["everybody"].totals.trial_s > 0
     assert is_idle(node)
+
+
+def test_an_engine_that_takes_pixels_as_they_are_kept_gives_what_one_gives_that_takes_floats(node):
+    node, images = node
+    transport = LocalTransport(node)
+    transport.put_prefix(DIGEST, ARTIFACT)
+    levels = preprocess().levels
+    both = {}
+    for engine in (OTHER, identity(OTHER, "fp32", PIXELS, levels)):
+        asked = request(images, LAST, DIGEST, engine=engine)
+        transport.profile(asked)
+        both[engine] = joined(transport.features(asked))
+    plain, kept = both.values()
+    reference = joined(transport.features(request(images, LAST, DIGEST)))
+    assert plain[0] == kept[0] == reference[0]
+    assert plain[3] == kept[3] == reference[3] == []
+    for one in (plain, kept):
+        np.testing.assert_allclose(one[1][0], reference[1][0], rtol=1e-4, atol=1e-5)
+    assert is_idle(node)
+
+
+def test_rows_of_engines_that_take_pixels_and_of_those_that_take_floats_do_not_run_together(node):
+    node, images = node
+    transport = LocalTransport(node)
+    other, body = artifact_of(small_network(width=4))
+    for digest, artifact in ((DIGEST, ARTIFACT), (other, body)):
+        transport.put_prefix(digest, artifact)
+    names = (OTHER, identity(OTHER, "fp32", PIXELS, preprocess().levels))
+    few = request(images, LAST, DIGEST).samples.take(np.arange(3))
+    alone = {}
+    for engine in names:
+        transport.profile(request(images, LAST, DIGEST, engine=engine))
+        alone[engine] = joined(transport.features(request(images, LAST, DIGEST, samples=few, engine=engine)))
+    asked = [request(images, LAST, DIGEST, samples=few, engine=engine) for engine in (*names, *names)]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        with busy_device(node, images, other, threading.Event(), threading.Event()):
+            answers = [threads.submit(lambda one=one: joined(transport.features(one))) for one in asked]
+            until(lambda: node.statistics().waiting_for_device == 1 + len(asked))
+        for one, answer in zip(asked, answers, strict=True):
+            assert same(answer.result(20), alone[one.engine])
+    assert node.statistics().totals.rows_merged == 6
+    assert is_idle(node)
+
+
+def test_an_engine_that_takes_pixels_is_not_used_where_they_mean_something_else(node):
+    node, images = node
+    transport = LocalTransport(node)
+    transport.put_prefix(DIGEST, ARTIFACT)
+    other = identity(OTHER, "fp32", PIXELS, Levels(mean=(1.0, 1.0, 1.0), std=(2.0, 2.0, 2.0)))
+    asked = request(images, LAST, DIGEST, engine=other)
+    with pytest.raises(BadRequest, match="mean something else"):
+        list(transport.features(asked))
+    with pytest.raises(BadRequest, match="mean something else"):
+        transport.profile(asked)
+    assert is_idle(node)
+
+
+def test_a_batch_of_pixels_takes_a_quarter_of_the_memory_that_one_of_floats_takes(node):
+    first, images = node
+    LocalTransport(first).put_prefix(DIGEST, ARTIFACT)
+    peaks = []
+    for engine in (OTHER, identity(OTHER, "fp32", PIXELS, preprocess().levels)):
+        LocalTransport(first).profile(request(images, LAST, DIGEST, engine=engine))
+        # What was tried is there for every node of the machine; this one has done nothing else.
+        with Node(first.settings, (images.as_uri(),)) as node:
+            LocalTransport(node).put_prefix(DIGEST, ARTIFACT)
+            few = request(images, LAST, DIGEST).samples.take(np.arange(8))
+            joined(LocalTransport(node).features(request(images, LAST, DIGEST, samples=few, engine=engine)))
+            peaks.append(node.statistics().memory["work"].peak_bytes)
+    answer = 8 * 2 * NETWORK.prefix.cuts[-1].bytes_per_sample
+    assert peaks == [8 * 3 * SIDE * SIDE * 4 + answer, 8 * 3 * SIDE * SIDE + answer]

@@ -13,7 +13,8 @@ from PIL import Image
 from frostline.core import View
 from frostline.errors import BadRequest, SampleError
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, RandomHorizontalFlip, Resize, imagenet
-from frostline.preprocess.apply import decode_into
+from frostline.preprocess.apply import decode_into, pixels_into
+from frostline.preprocess.steps import Stored
 
 PIXELS = Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 SIZES = [(512, 384), (384, 512), (500, 375), (333, 256), (257, 256), (256, 256), (225, 224), (100, 80), (1000, 301)]
@@ -222,3 +223,24 @@ def test_random_crops_cover_the_image_as_torchvisions_do():
 def test_random_steps_without_a_view_are_refused():
     with pytest.raises(BadRequest, match="view"):
         decoded(imagenet(32, augment=True), encoded(picture(64, 64)))
+
+
+GREY = Preprocess(steps=(Decode("L"), Resize(72), CenterCrop(64), Normalize(mean=(100.0,), std=(50.0,))))
+
+
+@pytest.mark.parametrize(
+    "preprocess", [imagenet(64), imagenet(64, augment=True), GREY], ids=["plain", "random", "grey"]
+)
+def test_pixels_before_the_last_step_and_what_their_levels_mean_are_the_decoded_image_to_the_bit(preprocess):
+    data, view = encoded(picture(130, 97)), View(seed=3, epoch=1)
+    channels, *sides = preprocess.shape
+    kept = np.full((*sides, channels), 7, np.uint8)
+    pixels_into(preprocess, data, kept, id=5, view=view)
+    assert len(np.unique(kept)) > 100
+    expected = decoded(preprocess, data, id=5, view=view)
+    np.testing.assert_array_equal(preprocess.levels.applied(kept[None])[0], expected)
+
+
+def test_what_is_kept_in_16_bits_has_no_pixels_left_to_take():
+    stored = Preprocess(steps=(Stored(side=8, mode="RGB", dtype="fp16", applied="0" * 64),))
+    assert stored.levels is None

@@ -7,17 +7,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import nn
 
 from frostline.core import Samples
+from frostline.errors import Overloaded
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
+from frostline.node import runs
 from frostline.node.server import Server, listen
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize
 from frostline.stores.folder import FolderStore
-from frostline.wire.messages import FeatureRequest
+from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 SIDE = 32
 
@@ -104,6 +107,33 @@ def served(node, port=0):
     finally:
         server.stop()
         thread.join()
+
+
+@contextmanager
+def busy_device(node, images, digest, begun, go):
+    """Hold the device with a profile, whose clock waits."""
+
+    def waits(*_, **__):
+        begun.set()
+        assert go.wait(20)
+        raise Overloaded("enough", retry_after_s=1)
+
+    wanted = ProfileRequest(features=request(images, 2, digest))
+
+    def profile():
+        with pytest.raises(Overloaded):
+            node.profile(wanted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "cut_seconds", waits)
+        thread = threading.Thread(target=profile)
+        thread.start()
+        assert begun.wait(20)
+        try:
+            yield
+        finally:
+            go.set()
+            thread.join(20)
 
 
 def until(holds, timeout_s=20.0):

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from frostline.core import Levels
 from frostline.models import cut_network
 from support.networks import Small
 
@@ -17,6 +18,16 @@ def small_prefix(*, seed=0):
 
 def pixels(rows, *, seed=0):
     return np.random.default_rng(seed).standard_normal((rows, *SHAPE), np.float32)
+
+
+LEVELS = Levels(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
+"""ImageNet's."""
+
+
+def kept_pixels(rows, *, seed=0):
+    """As they are kept: every level is among them."""
+    channels, height, width = SHAPE
+    return np.random.default_rng(seed).integers(0, 256, (rows, height, width, channels), np.uint8)
 
 
 def relative_error(values, reference):

@@ -2,6 +2,7 @@
 
 from frostline.core.features import FeatureBatch, Packed, Skipped
 from frostline.core.graph import Cut, Dim, Graph, Node, Ref, TensorSpec, Token
+from frostline.core.levels import Levels
 from frostline.core.readings import CELLS, OBJECTS, READINGS, URLS, read_as
 from frostline.core.routes import EXACT, REFERENCE, Route
 from frostline.core.samples import Samples, SampleTable, Targets, View
@@ -17,6 +18,7 @@ __all__ = (
     "Dim",
     "FeatureBatch",
     "Graph",
+    "Levels",
     "Node",
     "Packed",
     "Ref",

@@ -29,7 +29,8 @@ class Engine(Protocol):
         """Compute what crosses a cut, with the shapes and dtypes that the cut declares.
 
         Args:
-            inputs: an array ``[n, ...]`` for each input of the network, as cut 1 declares them, or the one; not
+            inputs: an array ``[n, ...]`` for each input of the network, as cut 1 declares them, or the one; or where
+                the engine's name says what they mean (``engines.identity``), pixels ``uint8[n, H, W, C]``. Not
                 changed.
             cut: one that the engine was made for.
 

@@ -1,51 +1,88 @@
-"""Decides what an engine is called: one that is calibrated has another name for each set of samples. Pure."""
+"""Decides what an engine is called: by what stands before the network in it, and by what it was calibrated on. Pure."""
 
 import hashlib
+import re
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("MARK", "calibrating", "calibration_of", "identity", "judging", "offer_name")
+from frostline.core import Levels
+
+__all__ = (
+    "LEVELS_MARK",
+    "MARK",
+    "Pixels",
+    "calibrating",
+    "calibration_of",
+    "identity",
+    "judging",
+    "levels_of",
+    "offer_name",
+)
 
 MARK = "@"
-"""Between the name of an offer and what it was calibrated on."""
+"""Before what an engine was calibrated on."""
+LEVELS_MARK = "+"
+"""Before what stands in front of the network in an engine that takes pixels as they are kept."""
 
-_Pixels = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+"""What goes into an engine: ``float32[n, C, H, W]`` as the network takes it, or pixels ``uint8[n, H, W, C]``."""
+
+_PARTS = re.compile(rf"([^{LEVELS_MARK}{MARK}]*)(?:\{LEVELS_MARK}([^{MARK}]*))?(?:{MARK}(.*))?")
 
 
-def calibrating(pixels: _Pixels) -> _Pixels:
+def calibrating(pixels: Pixels) -> Pixels:
     """Those of a trial's samples that engines are calibrated on: two of three; the others judge them."""
     return np.delete(pixels, np.s_[1::3], axis=0)
 
 
-def judging(pixels: _Pixels) -> _Pixels:
+def judging(pixels: Pixels) -> Pixels:
     """Those of a trial's samples on which errors are measured, of engines that are calibrated too."""
     return pixels[1::3]
 
 
-def identity(name: str, precision: str, pixels: _Pixels) -> str:
+def identity(
+    name: str, precision: str, pixels: Pixels, levels: Levels | None = None, *, takes_pixels: bool = True
+) -> str:
     """The name of an engine that is tried on these samples.
 
-    Ranges of 8 bits are those of the samples, so that another calibration gives other features: its digest is part of
-    the name, and thereby of requests, trials, converted files and of what names a feature in every cache.
+    Whatever decides its bits beside the network is part of the name, and thereby of requests, trials, converted files
+    and of what names a feature in every cache: what its pixels mean, where it takes them as they are kept, and for 8
+    bits, whose ranges are those of the samples, what it was calibrated on.
 
     Args:
         name: of the offer.
         precision: of the offer.
-        pixels: all samples of the trial, as they go into the network.
+        pixels: all samples of the trial.
+        levels: what they mean where they are as they are kept; None where they are as the network takes them.
+        takes_pixels: whether the engine takes them as they are kept, where they are so.
     """
+    meaning = "" if levels is None else levels.digest
+    front = f"{LEVELS_MARK}{meaning}" if meaning and takes_pixels else ""
     if precision != "int8":
-        return name
+        return name + front
     some = np.ascontiguousarray(calibrating(pixels))
-    digest = hashlib.sha256(repr((some.shape, some.dtype.str)).encode() + some.tobytes()).hexdigest()
-    return f"{name}{MARK}{digest[:16]}"
+    kind = repr((some.shape, some.dtype.str, meaning))
+    return f"{name}{front}{MARK}{hashlib.sha256(kind.encode() + some.tobytes()).hexdigest()[:16]}"
 
 
 def offer_name(engine: str) -> str:
     """The name of an engine's offer."""
-    return engine.partition(MARK)[0]
+    return _parts(engine)[0]
+
+
+def levels_of(engine: str) -> str:
+    """What an engine's name says of the pixels that it takes; empty where it takes what the network takes."""
+    return _parts(engine)[1]
 
 
 def calibration_of(engine: str) -> str:
     """What an engine's name says of its calibration; empty where it has none."""
-    return engine.partition(MARK)[2]
+    return _parts(engine)[2]
+
+
+def _parts(engine: str) -> Sequence[str]:
+    found = _PARTS.fullmatch(engine)
+    assert found is not None, "every text has a first part"
+    return found.groups(default="")

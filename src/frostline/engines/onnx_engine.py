@@ -54,7 +54,7 @@ class OnnxEngine(Converted):
         """As ``engines.faces.Engine`` says.
 
         Raises:
-            BadRequest: The inputs are not of the shapes and dtypes that cut 1 declares.
+            BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
             EngineUnfit: ONNX Runtime fails on them.
         """
         batch = self._order.batch(inputs, cut)
@@ -66,7 +66,8 @@ class OnnxEngine(Converted):
 
 
 def _converted(order: Order) -> AbstractContextManager[Path]:
-    return kept(order.folder, versions("onnx", "onnxscript", "torch"), lambda place: _convert(order, place))
+    name = order.file_name(versions("onnx", "onnxscript", "torch"))
+    return kept(order.folder, name, lambda place: _convert(order, place))
 
 
 def _narrowed(order: Order) -> AbstractContextManager[Path]:
@@ -145,7 +146,7 @@ def _settings(order: Order, form: str) -> dict[str, str]:
     if form != "tensorrt":
         return {}
     shapes = {
-        f"trt_profile_{which}_shapes": f"{_input(0)}:{'x'.join(map(str, (rows, *order.cuts[0].shapes[0])))}"
+        f"trt_profile_{which}_shapes": f"{_input(0)}:{'x'.join(map(str, (rows, *order.taken[0][0])))}"
         for which, rows in (("min", 1), ("opt", order.most_rows), ("max", order.most_rows))
     }
     kept_in = {} if order.folder is None else {"trt_engine_cache_path": str(order.folder / "tensorrt")}

@@ -53,7 +53,7 @@ class OpenVinoEngine(Converted):
         """As ``engines.faces.Engine`` says.
 
         Raises:
-            BadRequest: The inputs are not of the shapes and dtypes that cut 1 declares.
+            BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
             EngineUnfit: OpenVINO fails on them.
         """
         batch = [np.ascontiguousarray(one) for one in self._order.batch(inputs, cut)]
@@ -80,7 +80,8 @@ class OpenVinoEngine(Converted):
 
 
 def _converted(order: Order) -> AbstractContextManager[Path]:
-    return kept(order.folder, versions("openvino", "torch"), lambda place: _convert(order, place))
+    name = order.file_name(versions("openvino", "torch"))
+    return kept(order.folder, name, lambda place: _convert(order, place))
 
 
 def _narrowed(order: Order) -> AbstractContextManager[Path]:
@@ -92,7 +93,7 @@ def _convert(order: Order, place: Path) -> None:
     ov = imported("openvino")
     with tracing(), converting("OpenVINO"):
         model = ov.convert_model(exported(order))
-        shapes = [ov.PartialShape([-1, *shape]) for shape in order.cuts[0].shapes]
+        shapes = [ov.PartialShape([-1, *shape]) for shape, _ in order.taken]
         model.reshape(dict(enumerate(shapes)))
         ov.save_model(model, place / _FILE, compress_to_fp16=False)
 

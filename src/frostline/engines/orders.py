@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from frostline.core import Cut, Graph
+from frostline.core import Cut, Graph, Levels
 from frostline.engines.footprint import Footprint, dry_run
+from frostline.engines.identity import Pixels
 from frostline.engines.runner import Arrays, leaf_values
 from frostline.errors import BadRequest, EngineUnfit
 
@@ -28,7 +29,9 @@ class Order:
         device: in torch's words.
         most_rows: the largest batch that will be run.
         threads: of engines that keep threads of their own. Those of torch run on the process's.
-        calibration: real pixels ``float32[n, ...]``, for engines that narrow to 8 bits.
+        levels: what the pixels mean, where the engine is to take them as they are kept, ``uint8[n, H, W, C]``; None
+            where it takes what the network takes.
+        calibration: real samples as the engine takes them, for engines that narrow to 8 bits.
         calibrated_on: what names these pixels, also where they are not given since converted files are there.
         folder: where converted files are kept; None keeps none.
     """
@@ -40,7 +43,8 @@ class Order:
     device: str
     most_rows: int
     threads: int
-    calibration: npt.NDArray[np.float32] | None
+    levels: Levels | None
+    calibration: Pixels | None
     calibrated_on: str
     folder: Path | None
 
@@ -49,11 +53,21 @@ class Order:
             raise BadRequest(f"cut must be from 1 to {len(self.cuts)} for this prefix, not {self.cut}")
         if self.most_rows < 1 or self.threads < 1:
             raise BadRequest("an engine needs room for one row and one thread at least")
+        if self.levels is not None and not self._is_of_images:
+            raise EngineUnfit("the network takes no images of as many channels as its preprocessing gives")
 
     @property
     def last(self) -> Cut:
         """The cut that the engine stops at."""
         return self.cuts[self.cut - 1]
+
+    @property
+    def taken(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of a row of each input that the engine takes."""
+        if self.levels is None:
+            return list(zip(self.cuts[0].shapes, self.cuts[0].dtypes, strict=True))
+        ((channels, height, width),) = self.cuts[0].shapes
+        return [((height, width, channels), "uint8")]
 
     def leaves(self) -> list[torch.Tensor]:
         """The graph's tensors, in the order of ``graph.leaves``."""
@@ -74,7 +88,7 @@ class Order:
         """Whether there is attention up to the cut, which wants other ways of narrowing than convolutions."""
         return any("attention" in node.op or ".softmax" in node.op for node in self.graph.nodes[: self.last.after + 1])
 
-    def pixels(self) -> npt.NDArray[np.float32]:
+    def pixels(self) -> Pixels:
         """What to calibrate on.
 
         Raises:
@@ -82,25 +96,34 @@ class Order:
         """
         if self.calibration is None or len(self.calibration) == 0:
             raise EngineUnfit("8 bits need real samples to be calibrated on, and there are none")
-        if len(self.cuts[0].shapes) != 1 or self.calibration.shape[1:] != self.cuts[0].shapes[0]:
+        if self.taken != [(self.calibration.shape[1:], str(self.calibration.dtype))]:
             raise EngineUnfit("8 bits are calibrated on images, and this network takes something else")
         return self.calibration
 
+    def file_name(self, versions: str) -> str:
+        """What a folder of converted files is called."""
+        return "-".join(filter(None, ("" if self.levels is None else self.levels.digest, versions)))
+
     def narrowed_name(self, versions: str) -> str:
         """What a folder of files of 8 bits is called."""
-        return "-".join(filter(None, ("int8", self.calibrated_on, versions)))
+        return self.file_name("-".join(filter(None, ("int8", self.calibrated_on, versions))))
 
     def batch(self, inputs: Arrays, cut: int) -> list[npt.NDArray[np.generic]]:
         """What was given to ``Engine.run`` as arrays, checked.
 
         Raises:
-            BadRequest: The inputs are not of the shapes and dtypes that cut 1 declares, or it is another cut.
+            BadRequest: The inputs are not of the shapes and dtypes that the engine takes, or it is another cut.
         """
         if cut != self.cut:
             raise BadRequest(f"this engine was made for cut {self.cut} and cannot stop at cut {cut}")
         arrays = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
         given = [(one.shape[1:], str(one.dtype)) for one in arrays]
-        wanted = list(zip(self.cuts[0].shapes, self.cuts[0].dtypes, strict=True))
-        if given != wanted or len({len(one) for one in arrays}) != 1:
-            raise BadRequest(f"the prefix takes inputs {wanted} of one batch, not {given}")
+        if given != self.taken or len({len(one) for one in arrays}) != 1:
+            raise BadRequest(f"the prefix takes inputs {self.taken} of one batch, not {given}")
         return arrays
+
+    @property
+    def _is_of_images(self) -> bool:
+        assert self.levels is not None
+        shapes, dtypes = self.cuts[0].shapes, self.cuts[0].dtypes
+        return list(dtypes) == ["float32"] and len(shapes[0]) == 3 and shapes[0][0] == len(self.levels.mean)

@@ -10,6 +10,7 @@ import torch
 
 from frostline.engines.apart import tracing
 from frostline.engines.converted import Converted
+from frostline.engines.identity import offer_name
 from frostline.engines.module import UNCONVERTED, converting, exported
 from frostline.engines.orders import Order
 from frostline.engines.runner import Arrays, input_tensors
@@ -47,14 +48,15 @@ class TorchCompiled(Converted):
     def __init__(self, name: str, order: Order, dtype: torch.dtype | None = None) -> None:
         super().__init__(name, order)
         self._device = torch.device(order.device)
-        with kept(order.folder, f"{name}-{versions('torch')}", lambda place: _compile(order, dtype, place)) as place:
+        files = f"{offer_name(name)}-{order.file_name(versions('torch'))}"
+        with kept(order.folder, files, lambda place: _compile(order, dtype, place)) as place:
             self._call = _loaded(place)
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """As ``engines.faces.Engine`` says.
 
         Raises:
-            BadRequest: The inputs are not of the shapes and dtypes that cut 1 declares.
+            BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
             EngineUnfit: The compiled prefix fails on them.
         """
         batch = input_tensors(self._order.batch(inputs, cut), self._device)

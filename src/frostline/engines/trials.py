@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from frostline.core import Cut, Graph
+from frostline.core import Cut, Graph, Levels
 from frostline.engines.catalog import OFFERS, build
 from frostline.engines.faces import Engine
-from frostline.engines.identity import calibrating, judging, offer_name
+from frostline.engines.identity import Pixels, calibrating, judging, levels_of, offer_name
 from frostline.engines.process_memory import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
 from frostline.errors import EngineUnfit, UnsafeArtifact
 from frostline.profiles import Trial
@@ -41,8 +41,10 @@ class Subject:
         graph: the frozen part.
         cuts: every place where it may stop, cut 1 first.
         tensors: its weights by name.
-        pixels: real samples, ``float32[n, ...]``, at least two; every third one is kept apart for the error, so that
-            engines that are calibrated are not judged on what they were calibrated with.
+        pixels: real samples, at least two; every third one is kept apart for the error, so that engines that are
+            calibrated are not judged on what they were calibrated with.
+        levels: what they mean where they are as they are kept, ``uint8[n, H, W, C]``; None where they are what the
+            network takes, ``float32[n, ...]``.
         device: in torch's words.
         rows: batches to try, multiples of eight, the one to keep where they are equally fast first.
         threads: numbers of threads to try; the first is what the node would take.
@@ -52,7 +54,8 @@ class Subject:
     graph: Graph
     cuts: Sequence[Cut]
     tensors: Mapping[str, torch.Tensor]
-    pixels: npt.NDArray[np.float32]
+    pixels: Pixels
+    levels: Levels | None
     device: str
     rows: tuple[int, ...]
     threads: tuple[int, ...]
@@ -61,13 +64,14 @@ class Subject:
     def __post_init__(self) -> None:
         assert len(self.pixels) > 1, "one sample cannot both calibrate and judge"
 
-    @property
-    def judged(self) -> npt.NDArray[np.float32]:
-        """The samples on which errors are measured."""
-        return judging(self.pixels)
+    def inputs(self, name: str) -> Pixels:
+        """The samples as an engine takes them."""
+        if self.levels is None or levels_of(name):
+            return self.pixels
+        return self.levels.applied(self.pixels.astype(np.uint8, copy=False))
 
-    def made(self, name: str, cut: int, threads: int) -> Engine:
-        """An engine that is ready to run up to a cut."""
+    def made(self, name: str, cut: int, threads: int, pixels: Pixels | None = None) -> Engine:
+        """An engine that is ready to run up to a cut; calibrated on some of these samples if it was not before."""
         return build(
             name,
             self.graph,
@@ -77,13 +81,10 @@ class Subject:
             device=self.device,
             most_rows=max(self.rows),
             threads=threads,
-            calibration=calibrating(self.pixels),
+            levels=self.levels,
+            calibration=None if pixels is None else calibrating(pixels),
             folder=self.folder / f"cut-{cut}",
         )
-
-    def batch(self, rows: int) -> npt.NDArray[np.float32]:
-        """So many samples, repeated where there are too few."""
-        return np.resize(self.pixels, (rows, *self.pixels.shape[1:]))
 
 
 def try_engine(
@@ -100,7 +101,7 @@ def try_engine(
         subject: what to try it on.
         name: of the engine.
         cut: number of the cut.
-        reference: what the reference gives for ``subject.judged``; None where this is the reference.
+        reference: what the reference gives for those samples that judge; None where this is the reference.
         clock: monotonic seconds.
     """
     trial = Trial(engine=name, precision=next(one.precision for one in OFFERS if one.name == offer_name(name)), cut=cut)
@@ -110,41 +111,40 @@ def try_engine(
         return replace(trial, why_not=str(error))
 
 
-def features(engine: Engine, pixels: npt.NDArray[np.float32], cut: int) -> Arrays:
-    """What crosses a cut for some samples, run by eights."""
-    parts = [
-        engine.run(np.resize(pixels[start : start + _FEWEST_ROWS], (_FEWEST_ROWS, *pixels.shape[1:])), cut)
-        for start in range(0, len(pixels), _FEWEST_ROWS)
-    ]
+def features(engine: Engine, pixels: Pixels, cut: int) -> Arrays:
+    """What crosses a cut for some samples, as the engine takes them, run by eights."""
+    starts = range(0, len(pixels), _FEWEST_ROWS)
+    parts = [engine.run(_batch(pixels[start : start + _FEWEST_ROWS], _FEWEST_ROWS), cut) for start in starts]
     return tuple(np.concatenate(columns)[: len(pixels)] for columns in zip(*parts, strict=True))
 
 
 def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float]) -> Trial:
     # This one may be converted, and brings libraries into the process; it goes before memory is looked at.
-    error, best = _judged(subject, trial, reference, clock)
+    pixels = subject.inputs(trial.engine)
+    error, best = _judged(subject, pixels, trial, reference, clock)
     if not np.isfinite(error):
         return replace(trial, why_not="gives values that are not finite")
     torch.set_num_threads(best.threads)
-    return _weighed(subject, replace(best, error=error))
+    return _weighed(subject, pixels, replace(best, error=error))
 
 
 def _judged(
-    subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float]
+    subject: Subject, pixels: Pixels, trial: Trial, reference: Arrays | None, clock: Callable[[], float]
 ) -> tuple[float, Trial]:
     """The error, and the trial at the best batch and threads."""
     error, best = 0.0, None
     for threads in subject.threads:
         torch.set_num_threads(threads)
-        engine = subject.made(trial.engine, trial.cut, threads)
+        engine = subject.made(trial.engine, trial.cut, threads, pixels)
         if best is None and reference is not None:
-            error = _error(features(engine, subject.judged, trial.cut), reference)
-        here = _fastest(subject, engine, trial, threads, clock)
+            error = _error(features(engine, judging(pixels), trial.cut), reference)
+        here = _fastest(subject.rows, engine, pixels, replace(trial, threads=threads), clock)
         best = here if best is None else _faster(best, here)
     assert best is not None, "there is a number of threads to try"
     return error, best
 
 
-def _weighed(subject: Subject, trial: Trial) -> Trial:
+def _weighed(subject: Subject, pixels: Pixels, trial: Trial) -> Trial:
     """The trial with the memory that its engine takes, made as a node makes it and run at its batch.
 
     Seen as growth of the process; where that cannot be seen, as the engine says.
@@ -166,7 +166,7 @@ def _weighed(subject: Subject, trial: Trial) -> Trial:
     load_bytes = peak_bytes() - before
     give_back_freed()
     standing = resident_bytes()
-    few, many = _peak(subject, engine, trial.cut, _FEWEST_ROWS), _peak(subject, engine, trial.cut, trial.rows)
+    few, many = _peak(engine, pixels, trial.cut, _FEWEST_ROWS), _peak(engine, pixels, trial.cut, trial.rows)
     give_back_freed()
     after = resident_bytes()
     weight_bytes = max(engine.weight_bytes, after - before)
@@ -183,9 +183,9 @@ def _weighed(subject: Subject, trial: Trial) -> Trial:
     )
 
 
-def _peak(subject: Subject, engine: Engine, cut: int, rows: int) -> int:
+def _peak(engine: Engine, pixels: Pixels, cut: int, rows: int) -> int:
     """The most memory of the process during a run, the samples not counted."""
-    batch = subject.batch(rows)
+    batch = _batch(pixels, rows)
     look_anew()
     engine.run(batch, cut)
     return peak_bytes() - batch.nbytes
@@ -197,13 +197,13 @@ def _error(tensors: Arrays, reference: Arrays) -> float:
     return max(relative_error(ours, theirs) for ours, theirs in zip(reference, tensors, strict=True))
 
 
-def _fastest(subject: Subject, engine: Engine, trial: Trial, threads: int, clock: Callable[[], float]) -> Trial:
+def _fastest(sizes: Sequence[int], engine: Engine, pixels: Pixels, trial: Trial, clock: Callable[[], float]) -> Trial:
     """The trial at its best batch; a later one must gain more than the noise."""
     best: Trial | None = None
-    for rows in subject.rows:
-        seconds = _seconds(engine, subject.batch(rows), trial.cut, clock) / rows
+    for rows in sizes:
+        seconds = _seconds(engine, _batch(pixels, rows), trial.cut, clock) / rows
         low_s, middle_s, high_s = np.percentile(seconds, (25, 50, 75)).tolist()
-        here = replace(trial, rows=rows, threads=threads, seconds=middle_s, spread_s=high_s - low_s)
+        here = replace(trial, rows=rows, seconds=middle_s, spread_s=high_s - low_s)
         best = here if best is None else _faster(best, here)
     assert best is not None, "there is a batch to try"
     return best
@@ -213,9 +213,12 @@ def _faster(best: Trial, other: Trial) -> Trial:
     return other if other.seconds < (1 - _NOISE) * best.seconds else best
 
 
-def _seconds(
-    engine: Engine, batch: npt.NDArray[np.float32], cut: int, clock: Callable[[], float]
-) -> npt.NDArray[np.float64]:
+def _batch(pixels: Pixels, rows: int) -> Pixels:
+    """So many samples, repeated where there are too few."""
+    return np.resize(pixels, (rows, *pixels.shape[1:]))
+
+
+def _seconds(engine: Engine, batch: Pixels, cut: int, clock: Callable[[], float]) -> npt.NDArray[np.float64]:
     """Seconds of some runs, after one to warm up."""
     engine.run(batch, cut)
     runs: list[float] = []

@@ -17,7 +17,8 @@ from frostline.stores.faces import Buffer
 
 __all__ = ("Kind", "Made", "Slab", "Work", "batches")
 
-Slab = npt.NDArray[np.float32]
+Slab = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+"""Samples as the device takes them: ``float32[n, C, H, W]``, or pixels ``uint8[n, H, W, C]``."""
 Made = Skipped | Buffer | None
 """What became of a sample: it was skipped, it stays encoded, or it was decoded into its row of the slab."""
 
@@ -58,8 +59,8 @@ class Kind(Protocol):
     def at_a_time(self) -> int:
         """Samples that one thread reads in turn: one where it waits for a store, which others do meanwhile."""
 
-    def sample(self, row: int, out: Slab | None) -> Made:
-        """Read one sample. Called from several threads."""
+    def samples(self, rows: Sequence[int], out: Slab | None) -> Sequence[Made]:
+        """Read some samples, one after another, each into its row of ``out``. Called from several threads."""
 
     def finish(self, work: Work, made: Sequence[Made]) -> FeatureBatch:
         """The answer of a batch; ``made`` tells what became of each sample that was wanted."""
@@ -104,13 +105,13 @@ class _Loading:
     rows: range
     memory: Reservation
     work: Work | None = None
-    samples: "Sequence[Future[list[Made]]]" = ()
+    samples: "Sequence[Future[Sequence[Made]]]" = ()
 
     def start(self, kind: Kind, readers: Executor, leash: Leash) -> Sequence[range]:
         """Begin it, and say which rows are left for another one."""
         work = self.work = kind.begin(self.rows)
         left, self.rows = range(work.rows.stop, self.rows.stop), work.rows
-        samples: list[Future[list[Made]]] = []
+        samples: list[Future[Sequence[Made]]] = []
         self.samples = samples
         for start in range(0, len(work.wanted), kind.at_a_time):
             places = range(start, min(start + kind.at_a_time, len(work.wanted)))
@@ -133,6 +134,6 @@ class _Loading:
         self.memory.release()
 
 
-def _read(kind: Kind, work: Work, places: range) -> list[Made]:
-    slab = work.slab
-    return [kind.sample(work.wanted[place], None if slab is None else slab[place]) for place in places]
+def _read(kind: Kind, work: Work, places: range) -> Sequence[Made]:
+    some = slice(places.start, places.stop)
+    return kind.samples(work.wanted[some], None if work.slab is None else work.slab[some])

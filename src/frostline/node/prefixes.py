@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.batching import readable_bytes
-from frostline.core import REFERENCE, Cut
+from frostline.core import REFERENCE, Cut, Levels
 from frostline.engines.faces import Engine
 from frostline.engines.footprint import Footprint
 from frostline.engines.runner import Arrays
@@ -129,7 +129,12 @@ class Prefixes:
 
     @contextmanager
     def used(
-        self, digest: str, engine: str = REFERENCE, cut: int = 0, asker: Account | None = None
+        self,
+        digest: str,
+        engine: str = REFERENCE,
+        cut: int = 0,
+        asker: Account | None = None,
+        levels: Levels | None = None,
     ) -> Iterator[Resident]:
         """A prefix that stays while the context lasts, with the engine that is to run it.
 
@@ -138,6 +143,7 @@ class Prefixes:
             engine: its name.
             cut: up to which the engine runs; of no account for the reference.
             asker: whose quota an engine counts against where it has to be made; not needed for the reference.
+            levels: what pixels mean, where the engine's name says that it takes them.
 
         Raises:
             UnknownPrefix: It is not held.
@@ -151,20 +157,22 @@ class Prefixes:
                 raise UnknownPrefix(f"this node does not hold the prefix {digest[:12]}: upload it and ask again")
             if engine != REFERENCE:
                 assert asker is not None, "somebody asks for an engine"
-                held = self._with_engine(held, (digest, engine, held.cut(cut).number), asker, stack)
+                held = self._with_engine(held, (digest, engine, held.cut(cut).number), asker, levels, stack)
             yield held
 
-    def _with_engine(self, reference: Resident, key: _Key, asker: Account, stack: ExitStack) -> Resident:
+    def _with_engine(
+        self, reference: Resident, key: _Key, asker: Account, levels: Levels | None, stack: ExitStack
+    ) -> Resident:
         """The engine, which is made where it is not held; ``stack`` lets go of it."""
         held = stack.enter_context(self._using(key))
         while held is None:
             with self._making:
                 if key not in self._held:
-                    self._make(reference, key, asker)
+                    self._make(reference, key, asker, levels)
             held = stack.enter_context(self._using(key))  # None where others took its place at once
         return Resident(prefix=reference.prefix, reference=reference.reference, engine=held.engine, rows=held.rows)
 
-    def _make(self, reference: Resident, key: _Key, asker: Account) -> None:
+    def _make(self, reference: Resident, key: _Key, asker: Account, levels: Levels | None) -> None:
         digest, engine, cut = key
         trial = self._trials.ready(digest, engine, cut)
         if trial is None:
@@ -174,7 +182,7 @@ class Prefixes:
             )
         with self._charged(trial.weight_bytes, asker), ExitStack() as memory:
             room = memory.enter_context(self._room(trial.load_bytes))
-            made = _Measured(engine=self._trials.made(digest, reference.prefix, trial), trial=trial)
+            made = _Measured(engine=self._trials.made(digest, reference.prefix, trial, levels), trial=trial)
             room.shrink(trial.weight_bytes)
             rows = min(trial.rows, self._most_rows)
             resident = Resident(prefix=reference.prefix, reference=reference.reference, engine=made, rows=rows)

@@ -22,7 +22,7 @@ from frostline.node.statistics import Counters
 from frostline.profiles import CodecCost, CutCost
 from frostline.wire.codecs import packing_memory
 
-__all__ = ("Bench", "Loaded", "Network", "Networks", "cut_costs", "fill", "load", "under_engine")
+__all__ = ("Bench", "Loaded", "Network", "Networks", "cut_costs", "load", "under_engine")
 
 _REPEATS = 3
 # More of those, which take milliseconds: a neighbour that has the core for a while is seen in few of them.
@@ -41,7 +41,7 @@ class Loaded:
     """Decoded samples and how long they took.
 
     Attributes:
-        rows: of the slab that they were put into, a multiple of eight.
+        rows: of the slab that they were put into.
         row_bytes: of one of them.
         read_s: reading, a sample, all threads at work.
         decode_s: decoding, a sample, all threads at work.
@@ -148,7 +148,7 @@ def load(reader: SampleReader, slab: Slab, rows: int, readers: Executor, leash: 
 
     Args:
         reader: of the request.
-        slab: of zeros, ``float32[n, C, H, W]``, ``n`` a multiple of eight; samples are repeated to fill it.
+        slab: of zeros; samples are repeated to fill it.
         rows: how many samples.
         readers: threads that read and decode.
         leash: of the request.
@@ -157,24 +157,19 @@ def load(reader: SampleReader, slab: Slab, rows: int, readers: Executor, leash: 
     reader.pixels_into(0, slab[0])  # not measured: the first image makes Pillow load its readers
     before = counters.totals()
     started = time.perf_counter()
-    fill(reader, slab[:rows], readers, leash)
+    reader.expect(range(rows))
+    samples = [leash.submit(readers, reader.pixels_into, row, slab[row]) for row in range(rows)]
+    try:
+        for sample in samples:
+            sample.result()
+    finally:
+        wait(samples)
     seconds = (time.perf_counter() - started) / rows
     totals = counters.totals()
     read_s, decode_s = totals.read_s - before.read_s, totals.decode_s - before.decode_s
     share = read_s / (read_s + decode_s) if read_s + decode_s else 1.0
     slab[rows:] = np.resize(slab[:rows], (len(slab) - rows, *slab.shape[1:]))
     return Loaded(rows=len(slab), row_bytes=slab[0].nbytes, read_s=seconds * share, decode_s=seconds * (1 - share))
-
-
-def fill(reader: SampleReader, slab: Slab, readers: Executor, leash: Leash) -> None:
-    """Read and decode as many of a request's samples as a slab has rows; what cannot be read is zeros."""
-    reader.expect(range(len(slab)))
-    samples = [leash.submit(readers, reader.pixels_into, row, slab[row]) for row in range(len(slab))]
-    try:
-        for sample in samples:
-            sample.result()
-    finally:
-        wait(samples)
 
 
 def cut_costs(loaded: Loaded, network: Network | None, resident: Resident | None) -> Sequence[CutCost]:

@@ -12,6 +12,7 @@ from frostline.core import CELLS, OBJECTS, URLS, Samples
 from frostline.datasets.cells import CELLS_BYTES, CellCache
 from frostline.datasets.reading import check_object, open_samples
 from frostline.datasets.urls import UrlReader
+from frostline.engines.identity import levels_of
 from frostline.errors import BadRequest, SettingError
 from frostline.node.memory import Pool, Reservation
 from frostline.preprocess import Preprocess
@@ -115,6 +116,8 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
         raise BadRequest("view: random preprocessing needs one, with seed and epoch")
     if request.cut > 1 and request.prefix is None:
         raise BadRequest(f"prefix: cut {request.cut} lies inside a network; name its prefix")
+    if request.cut > 1:
+        _check_levels(request.engine, preprocess)
     return preprocess
 
 
@@ -148,6 +151,12 @@ def read_ahead(store: Versioned, request: FeatureRequest, ahead: Pool, threads: 
     one_by_one = Ahead(store, room, threads)
     held.callback(one_by_one.close)
     return one_by_one
+
+
+def _check_levels(engine: str, preprocess: Preprocess) -> None:
+    named, levels = levels_of(engine), preprocess.levels
+    if named and (levels is None or levels.digest != named):
+        raise BadRequest(f"engine: {engine} takes pixels that mean something else than preprocess says")
 
 
 def _check_samples(samples: Samples, reading: str) -> None:

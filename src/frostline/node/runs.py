@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from frostline.batching import ROWS, Limit, readable_bytes
 from frostline.core import Cut
+from frostline.engines.identity import levels_of
 from frostline.engines.profile import cut_seconds, cut_values
 from frostline.errors import OverBudget
 from frostline.node.device import Device
@@ -49,6 +50,14 @@ class PrefixRun:
     def crossing(self) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
         """Shapes of what crosses the cut, a sample, and the dtypes."""
         return self._cut.shapes, self._cut.dtypes
+
+    @property
+    def takes(self) -> tuple[tuple[int, ...], type[np.generic]]:
+        """Shape and dtype of a row that the engine takes: what the network takes, or the pixels before that."""
+        channels, *sides = self._resident.prefix.input_shape
+        if levels_of(self._resident.engine.name):
+            return (*sides, channels), np.uint8
+        return (channels, *sides), np.float32
 
     @property
     def answer_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,15 +12,19 @@ from frostline.batching import readable_bytes
 from frostline.core import Samples, Skipped, View
 from frostline.errors import ObjectNotFound, SampleError
 from frostline.node.memory import Pool
+from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
-from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_needed, scratch_bytes
+from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
 from frostline.stores.ahead import Ahead
 from frostline.stores.faces import Buffer, Place, Versioned
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.versions import is_other_version
 
 __all__ = ("Decoding", "SampleReader")
+
+Row = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+"""A sample's place: ``float32[C, H, W]`` for what the network takes, ``uint8[H, W, C]`` for the pixels before that."""
 
 # The encoded bytes as read, Pillow's copy of them, and the metadata that it keeps of them.
 _COPIES = 3
@@ -88,8 +92,12 @@ class SampleReader:
         except (ObjectNotFound, SampleError) as error:
             return self._lost(row, error)
 
-    def pixels_into(self, row: int, out: npt.NDArray[np.float32]) -> Skipped | None:
+    def pixels_into(self, row: int, out: Row) -> Skipped | None:
         """Read and decode a sample into ``out``, or say why it cannot be; ``out`` is zeros then.
+
+        Args:
+            row: of the request.
+            out: its place.
 
         Raises:
             Abandoned: Nobody wants it any more.
@@ -101,6 +109,23 @@ class SampleReader:
             out.fill(0)
             return self._lost(row, error)
         return None
+
+    def all_pixels_into(self, rows: Sequence[int], out: Slab) -> list[Skipped | None]:
+        """As ``pixels_into`` for some samples, one after another, each into its row of ``out``.
+
+        A mapped record takes hundredths of a millisecond, about as long as asking for its memory and counting it: that
+        is done for all of them at once, where their memory is there at once.
+        """
+        nbytes = _COPIES * sum(self._samples.lengths[list(rows)].tolist()) + scratch_bytes(self._first_guess)
+        if not self.is_mapped or nbytes > self._decoding.memory.total_bytes:
+            return [self.pixels_into(*one) for one in zip(rows, out, strict=True)]
+        with self._decoding.memory.reserve(nbytes, self._is_abandoned):
+            found = self._read_all(rows)
+            with self._decoding.turns:
+                started = time.perf_counter()
+                made = [self._made(*one) for one in zip(rows, found, out, strict=True)]
+                self._decoding.counters.add(decode_s=time.perf_counter() - started)
+        return made
 
     @property
     def is_mapped(self) -> bool:
@@ -119,7 +144,7 @@ class SampleReader:
         # What was listed and is not there any more has changed too.
         return replace(self.skipped(row, str(error)), changed=isinstance(error, ObjectNotFound))
 
-    def _decode(self, row: int, out: npt.NDArray[np.float32]) -> None:
+    def _decode(self, row: int, out: Row) -> None:
         """Guess the image's size, and where it is larger read it again with memory for it.
 
         Asking for more while holding some could have two threads wait for each other.
@@ -148,25 +173,57 @@ class SampleReader:
 
     def _read(self, row: int) -> Buffer:
         started = time.perf_counter()
-        samples = self._samples
         data, version = self._store.read_version(*self._place(row))
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
+        self._check_version(row, version)
+        return data
+
+    def _read_all(self, rows: Sequence[int]) -> list[Buffer | Skipped]:
+        started, found = time.perf_counter(), list[Buffer | Skipped]()
+        for row in rows:
+            try:
+                data, version = self._store.read_version(*self._place(row))
+                self._check_version(row, version)
+                found.append(data)
+            except (ObjectNotFound, SampleError) as error:
+                found.append(self._lost(row, error))
+        nbytes = sum(len(one) for one in found if not isinstance(one, Skipped))
+        self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=nbytes)
+        return found
+
+    def _check_version(self, row: int, version: str) -> None:
+        samples = self._samples
         listed = samples.versions[row] if samples.versions else ""
         if is_other_version(listed, version):
             raise ObjectNotFound(f"{samples.objects[row]} has changed since it was listed: make the data set anew")
         if not version:
             self._unknown.add(row)
-        return data
 
     def _place(self, row: int) -> Place:
         samples = self._samples
         return Place(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
 
-    def _decode_now(self, row: int, encoded: Buffer, out: npt.NDArray[np.float32]) -> None:
+    def _decode_now(self, row: int, encoded: Buffer, out: Row) -> None:
         with self._decoding.turns:
             started = time.perf_counter()
-            decode_into(self._preprocess, encoded, out, id=int(self._samples.ids[row]), view=self._view)
+            self._write(row, encoded, out)
             self._decoding.counters.add(decode_s=time.perf_counter() - started)
+
+    def _made(self, row: int, found: Buffer | Skipped, out: Row) -> Skipped | None:
+        """A sample of which is known how large it is."""
+        if isinstance(found, Skipped):
+            out.fill(0)
+            return found
+        try:
+            self._write(row, found, out)
+        except SampleError as error:
+            out.fill(0)
+            return self._lost(row, error)
+        return None
+
+    def _write(self, row: int, encoded: Buffer, out: Row) -> None:
+        into: Callable[..., None] = pixels_into if out.dtype == np.uint8 else decode_into
+        into(self._preprocess, encoded, out, id=int(self._samples.ids[row]), view=self._view)
 
 
 def _pixels_within(nbytes: int) -> int:

@@ -17,6 +17,7 @@ from frostline.config import NodeSettings
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.engines.choice import Choice
 from frostline.engines.hardware import hardware_name, host_digest
+from frostline.engines.identity import levels_of
 from frostline.errors import BadRequest
 from frostline.node.admission import Admission
 from frostline.node.answers import Answer, Ending
@@ -26,9 +27,9 @@ from frostline.node.leash import Leash
 from frostline.node.memory import cells_bytes
 from frostline.node.packing import Packing
 from frostline.node.patrons import Patron
-from frostline.node.pipeline import Kind, batches
+from frostline.node.pipeline import Kind, Slab, batches
 from frostline.node.prefixes import Prefixes, Resident
-from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, fill, load, under_engine
+from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, load, under_engine
 from frostline.node.requests import Stores, checked_preprocess, read_ahead
 from frostline.node.runs import HEADROOM, PrefixRun
 from frostline.node.samples import Decoding, SampleReader
@@ -280,7 +281,8 @@ class Node:
         """The request's prefix with an engine, which stay until ``held`` is closed."""
         if request.prefix is None:
             return None
-        resident = held.enter_context(self._prefixes.used(request.prefix, engine, request.cut, account))
+        used = self._prefixes.used(request.prefix, engine, request.cut, account, preprocess.levels)
+        resident = held.enter_context(used)
         if preprocess.shape != tuple(resident.prefix.input_shape):
             raise BadRequest(
                 f"preprocess gives samples of shape {list(preprocess.shape)}, "
@@ -303,8 +305,10 @@ class Node:
         lane, nbytes = self._sharing.lane(account), 2 * _FLOAT * math.prod(shape)
         bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         nbytes += 0 if bench is None else bench.nbytes
-        tried = self._tried(wanted, preprocess.shape, max(nbytes, lane.total_bytes // _PART)) if bench else ()
-        tried_bytes = _FLOAT * math.prod(tried) if tried else 0
+        most_bytes = max(nbytes, lane.total_bytes // _PART)
+        tried = _shape_of_tried(wanted, preprocess, most_bytes) if bench and self._trials.are_wanted(wanted) else ()
+        kind = np.dtype(np.float32 if preprocess.levels is None else np.uint8)
+        tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
         # What engines are tried on is read when the rest has gone.
         room = held.enter_context(lane.reserve(max(nbytes, tried_bytes), leash.is_cut))
         slab = np.zeros(shape, np.float32)
@@ -319,11 +323,13 @@ class Node:
         if network is None or resident is None or not tried:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         room.shrink(tried_bytes)  # trials may take minutes, elsewhere
-        pixels = np.zeros(tried, np.float32)
-        fill(reader, pixels, readers, leash)
-        choice = self._trials.wanted(wanted, resident.prefix, pixels, self._patron(request, account, leash))
+        pixels: Slab = np.zeros(tried, kind)
+        kept = load(reader, pixels, len(pixels), readers, leash, counters)
+        patron = self._patron(request, account, leash)
+        choice = self._trials.wanted(wanted, resident.prefix, pixels, patron, preprocess.levels)
         if choice.engine != REFERENCE:
-            costs = under_engine(costs, network, resident.prefix.cuts, loaded.decode_s, choice)
+            decode_s = (kept if levels_of(choice.engine) else loaded).decode_s
+            costs = under_engine(costs, network, resident.prefix.cuts, decode_s, choice)
         return self._profile_of(loaded, costs, codecs, choice)
 
     def _patron(self, request: FeatureRequest, account: Account, leash: Leash) -> Patron:
@@ -336,11 +342,6 @@ class Node:
             spent=partial(self._sharing.tried, account),
             room_bytes=room_bytes,
         )
-
-    def _tried(self, wanted: ProfileRequest, shape: tuple[int, ...], room_bytes: int) -> tuple[int, ...]:
-        """The shape of all samples together on which engines are tried; of none where no engine is."""
-        rows = min(len(wanted.features.samples), room_bytes // (_FLOAT * math.prod(shape)))
-        return (rows, *shape) if self._trials.are_wanted(wanted) else ()
 
     def _bench(
         self, wanted: ProfileRequest, run: PrefixRun, resident: Resident, loaded_bytes: int, known: Network | None
@@ -407,6 +408,14 @@ class Node:
         with self._lock:
             self._answers.discard(answer)
         held.close()
+
+
+def _shape_of_tried(wanted: ProfileRequest, preprocess: Preprocess, most_bytes: int) -> tuple[int, ...]:
+    """Of all samples on which engines are tried: pixels where they can be had, else what the network takes."""
+    channels, *sides = preprocess.shape
+    row_bytes = math.prod(preprocess.shape) * (_FLOAT if preprocess.levels is None else 1)
+    rows = min(len(wanted.features.samples), most_bytes // row_bytes)
+    return (rows, channels, *sides) if preprocess.levels is None else (rows, *sides, channels)
 
 
 def _cores() -> tuple[int, ...]:

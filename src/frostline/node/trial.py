@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from frostline.core import REFERENCE
+from frostline.core import REFERENCE, Levels
+from frostline.engines.identity import judging
 from frostline.engines.process_memory import limit_memory
 from frostline.engines.trials import Arrays, Subject, features, try_engine
 from frostline.models.artifact import read_prefix
@@ -23,7 +24,8 @@ def main(argument: str) -> int:
     """Try an engine as described by a JSON object.
 
     Its fields: ``folder`` with ``prefix.safetensors`` and ``pixels.npy``, where the reference's features go or are,
-    and where trials are written, a line each, to ``trials.jsonl``; ``engine``; ``cuts`` to try it at;
+    and where trials are written, a line each, to ``trials.jsonl``; ``levels``, ``mean`` and ``std`` of the pixels or
+    null; ``engine``; ``cuts`` to try it at;
     ``reference_cuts`` at which the reference is to be kept for others; ``device``, ``rows``, ``threads`` and
     ``converted`` as in ``engines.trials.Subject``; ``most_bytes`` that it may take.
     """
@@ -50,6 +52,7 @@ def _subject(wanted: dict[str, Any], folder: Path) -> Subject:
         cuts=prefix.cuts,
         tensors=prefix.tensors,
         pixels=np.load(folder / "pixels.npy", allow_pickle=False),
+        levels=_levels(wanted["levels"]),
         device=wanted["device"],
         rows=tuple(wanted["rows"]),
         threads=tuple(wanted["threads"]),
@@ -57,9 +60,16 @@ def _subject(wanted: dict[str, Any], folder: Path) -> Subject:
     )
 
 
+def _levels(wanted: dict[str, list[float]] | None) -> Levels | None:
+    return None if wanted is None else Levels(mean=tuple(wanted["mean"]), std=tuple(wanted["std"]))
+
+
 def _keep_reference(subject: Subject, cuts: list[int], folder: Path) -> None:
+    if not cuts:
+        return
+    judged = judging(subject.inputs(REFERENCE))
     for cut in cuts:
-        tensors = features(subject.made(REFERENCE, cut, subject.threads[0]), subject.judged, cut)
+        tensors = features(subject.made(REFERENCE, cut, subject.threads[0]), judged, cut)
         for place, tensor in enumerate(tensors):
             np.save(folder / f"reference-{cut}-{place}.npy", tensor)
 

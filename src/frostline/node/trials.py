@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from frostline.config import NodeSettings, cache_folder
-from frostline.core import REFERENCE
+from frostline.core import REFERENCE, Levels
 from frostline.core.amounts import in_bytes
 from frostline.engines.allocator import keeps_freed_memory
 from frostline.engines.catalog import OFFERS, Offer, absence, build
 from frostline.engines.choice import Choice, choose, may_use, worth_trying
 from frostline.engines.faces import Engine
-from frostline.engines.identity import identity, offer_name
+from frostline.engines.identity import Pixels, identity, levels_of, offer_name
 from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.artifact import Prefix
 from frostline.node.patrons import NOBODY, Patron
@@ -84,8 +83,9 @@ class Trials:
         self,
         request: ProfileRequest,
         prefix: Prefix,
-        pixels: npt.NDArray[np.float32],
+        pixels: Pixels,
         patron: Patron = NOBODY,
+        levels: Levels | None = None,
     ) -> Choice:
         """The engine for the job that asks for a profile; one that it names is made ready first.
 
@@ -94,6 +94,7 @@ class Trials:
             prefix: to be run.
             pixels: real samples.
             patron: for whom it is.
+            levels: what they mean where they are as they are kept, as engines then take them too; else None.
 
         Raises:
             BadRequest: There is no such cut.
@@ -107,12 +108,12 @@ class Trials:
         if features.engine != REFERENCE:
             if not 1 <= features.cut <= len(prefix.cuts):
                 raise BadRequest(f"cut must be from 1 to {len(prefix.cuts)} for this prefix, not {features.cut}")
-            trial = self.prepare(features.prefix, prefix, pixels, features.engine, features.cut, patron)
+            trial = self.prepare(features.prefix, prefix, pixels, features.engine, features.cut, patron, levels)
             if trial.why_not is not None:
                 raise EngineNotReady(f"{features.engine} cannot be used at cut {features.cut}: {trial.why_not}")
         if len(pixels) < _FEWEST:
             return Choice(engine=REFERENCE, trials=())
-        return self.choose(features.prefix, prefix, pixels, request.accuracy, patron)
+        return self.choose(features.prefix, prefix, pixels, request.accuracy, patron, levels)
 
     def are_wanted(self, request: ProfileRequest) -> bool:
         """Whether a job that asks for a profile has any engine looked at beside the reference."""
@@ -122,9 +123,10 @@ class Trials:
         self,
         digest: str,
         prefix: Prefix,
-        pixels: npt.NDArray[np.float32],
+        pixels: Pixels,
         accuracy: str | float,
         patron: Patron = NOBODY,
+        levels: Levels | None = None,
     ) -> Choice:
         """The engine for a job: the fastest that is exact enough, tried up to the cuts that a plan may want.
 
@@ -134,6 +136,7 @@ class Trials:
             pixels: real samples.
             accuracy: that the job allows.
             patron: for whom it is.
+            levels: what the pixels mean, as for ``wanted``.
 
         Raises:
             Abandoned: Nobody waits for it any more.
@@ -144,26 +147,29 @@ class Trials:
         if len(prefix.cuts) == 1 or not self._tries(accuracy):
             return Choice(engine=REFERENCE, trials=())
         cuts = _cuts(prefix)
-        with self._workshop(digest, prefix, pixels, patron) as workshop:
-            last = [_empty(offer, cuts[-1:], pixels) for offer in offers]
+        with self._workshop(digest, prefix, pixels, patron, levels) as workshop:
+            last = [_empty(offer, cuts[-1:], pixels, levels) for offer in offers]
             trials = [one for empty in last for one in self._tried(digest, empty, workshop)]
             while True:
                 choice = choose(trials, accuracy)
                 missing = sorted(set(cuts) - {one.cut for one in trials if one.engine == choice.engine})
                 if choice.engine == REFERENCE or not missing:
                     return choice
-                trials += self._tried(digest, _empty(_offer(choice.engine), missing, pixels), workshop)
+                trials += self._tried(digest, _empty(_offer(choice.engine), missing, pixels, levels), workshop)
 
     def prepare(
         self,
         digest: str,
         prefix: Prefix,
-        pixels: npt.NDArray[np.float32],
+        pixels: Pixels,
         engine: str,
         cut: int,
         patron: Patron = NOBODY,
+        levels: Levels | None = None,
     ) -> Trial:
         """Have an engine ready for one cut; the trial says why it cannot be, where it cannot.
+
+        One whose name says nothing of pixels gets what the network takes, whatever ``pixels`` are.
 
         Raises:
             BadRequest: There is no such engine.
@@ -177,10 +183,10 @@ class Trials:
         if len(pixels) < _FEWEST:
             pixels = np.resize(pixels, (_FEWEST, *pixels.shape[1:]))
         wanted = Trial(engine=engine, precision=offer.precision, cut=cut)
-        (here,) = _empty(offer, [cut], pixels)
-        if engine != here.engine and self._known(digest, wanted) is None:
-            return replace(wanted, why_not=f"was calibrated on other samples: on these it would be {here.engine}")
-        with self._workshop(digest, prefix, pixels, patron) as workshop:
+        here = identity(offer.name, offer.precision, pixels, levels, takes_pixels=bool(levels_of(engine)))
+        if engine != here and self._known(digest, wanted) is None:
+            return replace(wanted, why_not=f"was calibrated on other samples: on these it would be {here}")
+        with self._workshop(digest, prefix, pixels, patron, levels) as workshop:
             return self._tried(digest, [wanted], workshop)[0]
 
     def ready(self, digest: str, engine: str, cut: int) -> Trial | None:
@@ -191,8 +197,18 @@ class Trials:
         found = self._shelf.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
         return None if found is None or self._unfit(found) is not None else found
 
-    def made(self, digest: str, prefix: Prefix, trial: Trial) -> Engine:
-        """Make an engine from what its trial left."""
+    def made(self, digest: str, prefix: Prefix, trial: Trial, levels: Levels | None = None) -> Engine:
+        """Make an engine from what its trial left.
+
+        Args:
+            digest: of the prefix.
+            prefix: to be run.
+            trial: of the engine.
+            levels: what pixels mean, where the engine's name says that it takes them.
+
+        Raises:
+            EngineUnfit: The pixels of its name mean something else.
+        """
         return build(
             trial.engine,
             prefix.graph,
@@ -202,6 +218,7 @@ class Trials:
             device=self._terms.device,
             most_rows=max(self._terms.rows),
             threads=trial.threads,
+            levels=levels,
             folder=self._shelf.place(digest) / f"cut-{trial.cut}",
         )
 
@@ -220,11 +237,17 @@ class Trials:
 
     @contextmanager
     def _workshop(
-        self, digest: str, prefix: Prefix, pixels: npt.NDArray[np.float32], patron: Patron
+        self,
+        digest: str,
+        prefix: Prefix,
+        pixels: Pixels,
+        patron: Patron,
+        levels: Levels | None,
     ) -> Iterator[Workshop]:
         with Workshop(
             prefix,
             pixels,
+            levels,
             self._terms,
             converted=self._shelf.place(digest),
             children=self._children,
@@ -342,7 +365,7 @@ def _offer(engine: str) -> Offer:
     return next(one for one in OFFERS if one.name == offer_name(engine))
 
 
-def _empty(offer: Offer, cuts: Sequence[int], pixels: npt.NDArray[np.float32]) -> list[Trial]:
+def _empty(offer: Offer, cuts: Sequence[int], pixels: Pixels, levels: Levels | None) -> list[Trial]:
     """What is to be known of an engine."""
-    name = identity(offer.name, offer.precision, pixels)
+    name = identity(offer.name, offer.precision, pixels, levels, takes_pixels=offer.takes_pixels)
     return [Trial(engine=name, precision=offer.precision, cut=cut) for cut in cuts]

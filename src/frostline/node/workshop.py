@@ -10,17 +10,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from frostline.core import REFERENCE
+from frostline.core import REFERENCE, Levels
 from frostline.core.amounts import in_bytes, in_seconds
 from frostline.engines.allocator import ENVIRONMENT
+from frostline.engines.identity import Pixels
 from frostline.errors import Unavailable
 from frostline.models.artifact import Prefix, save_prefix
 from frostline.node.memory import Abandoned
@@ -133,7 +133,8 @@ class Workshop:
 
     Args:
         prefix: to be run.
-        pixels: real samples, ``float32[n, ...]``.
+        pixels: real samples.
+        levels: what they mean where they are as they are kept (``engines.trials.Subject``).
         terms: how.
         converted: the folder that keeps converted files of this prefix.
         children: runs the processes.
@@ -149,7 +150,8 @@ class Workshop:
     def __init__(
         self,
         prefix: Prefix,
-        pixels: npt.NDArray[np.float32],
+        pixels: Pixels,
+        levels: Levels | None,
         terms: Terms,
         *,
         converted: Path,
@@ -160,6 +162,7 @@ class Workshop:
     ) -> None:
         self._prefix = prefix
         self._pixels = pixels
+        self._levels = levels
         self._terms = terms
         self._converted = converted
         self._children = children
@@ -242,6 +245,7 @@ class Workshop:
         terms = self._terms
         wanted = {
             "folder": str(folder),
+            "levels": None if self._levels is None else asdict(self._levels),
             "engine": engine,
             "cuts": list(cuts),
             "reference_cuts": list(reference_cuts),

@@ -19,15 +19,13 @@ from frostline.preprocess.steps import (
     CenterCrop,
     ColorJitter,
     Decode,
-    Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
     Step,
-    Stored,
 )
 
-__all__ = ("MOST_PIXELS", "decode_applied", "decode_into", "pixels_needed", "scratch_bytes")
+__all__ = ("MOST_PIXELS", "decode_applied", "decode_into", "pixels_into", "pixels_needed", "scratch_bytes")
 
 MOST_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 
@@ -63,13 +61,35 @@ def decode_into(
 
     Safe for use by several threads at once; decoding, scaling and arithmetic run without the interpreter's lock.
     """
-    draw = draws(preprocess, id, view)
-    last = preprocess.steps[-1]
-    if isinstance(last, Normalize):
-        _normalise(_pixels(preprocess, encoded, draw, most_pixels), last, out)
+    levels = preprocess.levels
+    if levels is not None:
+        levels.into(_pixels(preprocess, encoded, draws(preprocess, id, view), most_pixels), out)
     else:
-        assert isinstance(last, Stored)
-        np.copyto(out, unpacked(last, encoded))
+        assert preprocess.stored is not None
+        np.copyto(out, unpacked(preprocess.stored, encoded))
+
+
+def pixels_into(
+    preprocess: Preprocess,
+    encoded: bytes | memoryview,
+    out: npt.NDArray[np.uint8],
+    *,
+    id: int,
+    view: View | None,
+    most_pixels: int = MOST_PIXELS,
+) -> None:
+    """Decode one image and write its pixels into ``out``, as they are before the last step.
+
+    Args:
+        preprocess: one that has ``levels``.
+        encoded: see ``decode_into``, as everything below, and what is raised.
+        out: ``uint8[H, W, C]``.
+        id: of the sample.
+        view: which random view.
+        most_pixels: of the image.
+    """
+    assert preprocess.levels is not None, "there are no pixels left to take"
+    np.copyto(out, _pixels(preprocess, encoded, draws(preprocess, id, view), most_pixels))
 
 
 def decode_applied(
@@ -90,8 +110,7 @@ def decode_applied(
     """
     whole = applied.whole
     if applied.dtype == "uint8":
-        pixels = _pixels(whole, encoded, no_draw, most_pixels)
-        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+        return _pixels(whole, encoded, no_draw, most_pixels)
     out = np.empty(whole.shape, np.float32)
     decode_into(whole, encoded, out, id=0, view=None, most_pixels=most_pixels)
     if np.abs(out).max() > np.finfo(np.float16).max:
@@ -141,7 +160,7 @@ def _size(preprocess: Preprocess, encoded: bytes | memoryview) -> tuple[int, int
 def _pixels(
     preprocess: Preprocess, encoded: bytes | memoryview, draw: Callable[[], float], most_pixels: int
 ) -> npt.NDArray[np.uint8]:
-    """The pixels before ``Normalize``: ``uint8[H, W, C]``, or ``uint8[H, W]`` of a grey image."""
+    """The pixels before ``Normalize``: ``uint8[H, W, C]``."""
     stored, between = preprocess.stored, preprocess.steps[1:-1]
     if stored is None:
         enough = _enough(preprocess)
@@ -153,7 +172,8 @@ def _pixels(
         image = Image.fromarray(pixels if stored.mode == "RGB" else pixels[:, :, 0])
     for step in between:
         image = _applied(step, image, draw, most_pixels)
-    return np.asarray(image)
+    found = np.asarray(image)
+    return found if found.ndim == 3 else found[:, :, None]
 
 
 def _enough(preprocess: Preprocess) -> Callable[[tuple[int, int]], tuple[int, int]] | None:
@@ -186,12 +206,3 @@ def _resized(step: Resize, image: Image.Image, most_pixels: int) -> Image.Image:
     size = scaled_size(step, image.size)
     check_size((max(size[0], 1), max(size[1], image.size[1])), most_pixels, "scaled it has")
     return image if size == image.size else image.resize(size, _FILTERS[step.filter])
-
-
-def _normalise(pixels: npt.NDArray[np.uint8], step: Normalize, out: npt.NDArray[np.float32]) -> None:
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-    for channel, (mean, std) in enumerate(zip(step.mean, step.std, strict=True)):
-        plane = out[channel]
-        np.subtract(pixels[:, :, channel], np.float32(mean), out=plane, dtype=np.float32)
-        np.divide(plane, np.float32(std), out=plane)

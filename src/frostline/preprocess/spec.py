@@ -10,6 +10,7 @@ from typing import Any
 import PIL
 from PIL import features
 
+from frostline.core import Levels
 from frostline.errors import BadRequest, SettingError
 from frostline.preprocess.steps import (
     CHANNELS,
@@ -74,6 +75,12 @@ class Preprocess:
         """The first step, where pixels are taken from a ready form; None where images are decoded."""
         first = self.steps[0]
         return first if isinstance(first, Stored) else None
+
+    @property
+    def levels(self) -> Levels | None:
+        """What the pixels before the last step mean to the network; None where a ready form holds more than pixels."""
+        last = self.steps[-1]
+        return Levels(mean=last.mean, std=last.std) if isinstance(last, Normalize) else None
 
     @property
     def mode(self) -> str:

@@ -48,7 +48,7 @@ class FeatureRequest:
         if self.reading not in READINGS:
             raise BadRequest(f"reading must be {', '.join(READINGS[:-1])} or {READINGS[-1]}")
         if not _ENGINE.fullmatch(self.engine):
-            raise BadRequest("engine must be a name in small letters, digits and dashes, and may have @ and a digest")
+            raise BadRequest("engine must be small letters, digits and dashes, and may have digests behind + and @")
         try:
             Codec.parse(self.codec)
         except SettingError as error:
@@ -175,7 +175,7 @@ class Health:
 
 
 _MOST_SAMPLES = 65_536
-_ENGINE = re.compile(r"[a-z0-9-]{1,40}(@[0-9a-f]{16})?")
+_ENGINE = re.compile(r"[a-z0-9-]{1,40}(\+[0-9a-f]{16})?(@[0-9a-f]{16})?")
 _LONGEST_VERSION = 256
 _LIMIT = 1 << 63
 
