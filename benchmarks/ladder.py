@@ -216,10 +216,11 @@ def streamed(model, data, preprocess, wanted, accuracy, engine, alone):
         fl.offload(model, data, preprocess=preprocess, near=node.url, **options) as job,
     ):
         pairs = [(alone(), streaming(job, seed)) for seed in range(wanted.rounds + 1)][1:]
-        profile = job.situation.store
+        profile, last = job.situation.store, options["cut"]
     rates, shares = [rate for _, rate in pairs], [rate / by_itself for by_itself, rate in pairs]
     step = row(STREAMED[accuracy], offer_name(profile.engine), rates, statistics.median(one for one, _ in pairs), None)
-    return step | {"error": profile.engine_error, "share": statistics.median(shares), "shares": shares}
+    error = next(one.error for one in profile.trials if (one.engine, one.cut) == (profile.engine, last))
+    return step | {"error": error, "share": statistics.median(shares), "shares": shares}
 
 
 def streaming(job, seed):

@@ -117,6 +117,8 @@ def taking_pixels(offer, prefix, cut, shelf, levels=LEVELS, **options):
 
 
 BESIDE = [offer for offer in HERE if offer.takes_pixels]
+# Compiling takes seconds for each meaning.
+QUICK = [offer for offer in BESIDE if "compiled" not in offer.name]
 
 
 @pytest.mark.parametrize("offer", BESIDE, ids=names(BESIDE))
@@ -132,7 +134,7 @@ def test_an_engine_that_takes_pixels_as_they_are_kept_gives_the_features_of_the_
     assert levels_of(engine.name) == LEVELS.digest
 
 
-@pytest.mark.parametrize("offer", BESIDE, ids=names(BESIDE))
+@pytest.mark.parametrize("offer", QUICK, ids=names(QUICK))
 def test_features_of_kept_pixels_are_the_same_bits_whatever_stands_beside_them_in_a_run(offer, shelf):
     prefix, batch = small_prefix(), kept_pixels(16)
     cut = last(prefix)
@@ -145,7 +147,7 @@ def test_features_of_kept_pixels_are_the_same_bits_whatever_stands_beside_them_i
     assert (turned[::-1] == features).all()
 
 
-@pytest.mark.parametrize("offer", BESIDE, ids=names(BESIDE))
+@pytest.mark.parametrize("offer", QUICK, ids=names(QUICK))
 def test_engines_of_two_meanings_of_pixels_stand_beside_each_other_and_beside_one_that_takes_floats(offer, shelf):
     prefix, batch = small_prefix(), kept_pixels(16)
     cut = last(prefix)

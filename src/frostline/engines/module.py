@@ -67,10 +67,9 @@ class PrefixModule(torch.nn.Module):
 class LevelsModule(torch.nn.Module):
     """What a network takes, of pixels as they are kept: ``float32[n, C, H, W]`` of ``uint8[n, H, W, C]``.
 
-    One multiplication and one addition over lines of pixels, which vectors have no trouble with: in OpenVINO that takes
-    no more than reading floats in their place, where a number for each of three channels, pixels first or channels
-    first, takes up to 0.4 ms more for an image of 224 x 224. It rounds otherwise than a difference that is divided, by
-    1e-7 or so.
+    One multiplication and one addition over lines of pixels, which vectors have no trouble with; with three numbers for
+    three channels that lie side by side OpenVINO takes 0.4 ms longer for an image of 224 x 224. It rounds otherwise
+    than a difference that is divided, by 1e-7 or so.
 
     Args:
         levels: what the pixels mean.

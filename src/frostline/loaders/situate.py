@@ -29,8 +29,8 @@ __all__ = ("Scene", "situate", "tried")
 
 # Samples that the node measures on: one device batch of real ones keeps it within a second or two.
 _PROFILED = 16
-# Where engines are tried, two of three of these calibrate those of 8 bits, and the error is judged on the others.
-# Ranges that 16 samples show are too narrow for some: ResNet-18's error is 22 % there, and 6 % with 64.
+# Where engines are tried, two of three of these calibrate those of 8 bits, and the error is judged on the others: it is
+# the worst sample's, which fewer may not show.
 _TRIED = 96
 # What crosses to measure the link and this side counts as traffic: enough for a rate, and no more.
 _CROSSING_BYTES = 512 << 10
