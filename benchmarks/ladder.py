@@ -102,8 +102,10 @@ def climbed(name, wanted):
         kept_pixels = decoded(data, preprocess, 96, as_kept=True)
         alone = {}
         for offer in by_accuracy.values():
-            taking = of_kept(prefix, cut, offer, kept_pixels, preprocess.levels, wanted.threads, Path(kept))
-            pairs = [(engines[offer, ROWS], pixels), (taking, kept_pixels)]
+            pairs = [(engines[offer, ROWS], pixels)]
+            if offer_of(offer).takes_pixels:
+                taking = of_kept(prefix, cut, offer, kept_pixels, preprocess.levels, wanted.threads, Path(kept))
+                pairs.append((taking, kept_pixels))
             batches = [(engine, np.resize(some, (ROWS, *some.shape[1:]))) for engine, some in pairs]
             alone[offer] = partial(fastest_by_itself, batches, cut)
         engines.clear()
@@ -123,7 +125,7 @@ def climbed(name, wanted):
 def of_kept(prefix, cut, offer, pixels, levels, threads, folder):
     """An engine that takes pixels as they are kept."""
     return build(
-        identity(offer, precision_of(offer), pixels, levels),
+        identity(offer, offer_of(offer).precision, pixels, levels),
         prefix.graph,
         prefix.cuts,
         prefix.tensors,
@@ -142,8 +144,8 @@ def planned(alone):
     def fastest(names):
         return max((name for name in names if name in alone), key=alone.get, default=None)
 
-    of_16 = fastest([name for name in alone if precision_of(name) in ("fp32", "16-bit")])
-    of_8 = fastest([name for name in alone if precision_of(name) == "int8"])
+    of_16 = fastest([name for name in alone if offer_of(name).precision in ("fp32", "16-bit")])
+    of_8 = fastest([name for name in alone if offer_of(name).precision == "int8"])
     return [
         ("eager fp32", REFERENCE, "jpeg"),
         ("+ channels last", fastest(["torch-channels-last"]), "jpeg"),
@@ -182,8 +184,8 @@ def one_after_another(source, engine, cut, count):
     return count / (time.perf_counter() - started)
 
 
-def precision_of(name):
-    return next(offer.precision for offer in OFFERS if offer.name == name)
+def offer_of(name):
+    return next(offer for offer in OFFERS if offer.name == name)
 
 
 def fastest_by_itself(pairs, cut):

@@ -124,8 +124,8 @@ class Decoded:
     ) -> None:
         self._samples = samples
         self._reader = reader
-        pixels_as: tuple[tuple[int, ...], type[np.generic]] = (shape, np.float32)
-        self._shape, self._dtype = pixels_as if run is None else run.takes
+        shipped: tuple[tuple[int, ...], type[np.generic]] = (shape, np.float32)
+        self._shape, self._dtype = shipped if run is None else run.takes
         self._run = run
         self._packing = packing
         pixels = math.prod(self._shape) * np.dtype(self._dtype).itemsize
