@@ -266,19 +266,3 @@ def test_an_engine_that_takes_pixels_is_not_used_where_they_mean_something_else(
     with pytest.raises(BadRequest, match="mean something else"):
         transport.profile(asked)
     assert is_idle(node)
-
-
-def test_a_batch_of_pixels_takes_a_quarter_of_the_memory_that_one_of_floats_takes(node):
-    first, images = node
-    LocalTransport(first).put_prefix(DIGEST, ARTIFACT)
-    peaks = []
-    for engine in (OTHER, identity(OTHER, "fp32", PIXELS, preprocess().levels)):
-        LocalTransport(first).profile(request(images, LAST, DIGEST, engine=engine))
-        # What was tried is there for every node of the machine; this one has done nothing else.
-        with Node(first.settings, (images.as_uri(),)) as node:
-            LocalTransport(node).put_prefix(DIGEST, ARTIFACT)
-            few = request(images, LAST, DIGEST).samples.take(np.arange(8))
-            joined(LocalTransport(node).features(request(images, LAST, DIGEST, samples=few, engine=engine)))
-            peaks.append(node.statistics().memory["work"].peak_bytes)
-    answer = 8 * 2 * NETWORK.prefix.cuts[-1].bytes_per_sample
-    assert peaks == [8 * 3 * SIDE * SIDE * 4 + answer, 8 * 3 * SIDE * SIDE + answer]
