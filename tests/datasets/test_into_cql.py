@@ -1,6 +1,7 @@
 """Putting data sets into tables of a real Cassandra: each sample once, read back, and taken up again after a kill."""
 
 import dataclasses
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from cassandra import InvalidRequest
 
 import frostline as fl
 from frostline.datasets.into_cql import put_into_table
-from frostline.errors import DataError
-from frostline.events import Counted
+from frostline.errors import DataError, SettingError
+from frostline.events import ColumnsLeft, Counted
 from frostline.stores.cql_link import Link
 from frostline.stores.objects import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER
@@ -145,6 +146,38 @@ class Unversioned:
 
     def __getattr__(self, name):
         return getattr(self._source, name)
+
+
+def test_a_sample_of_other_data_is_not_overwritten_by_one_of_its_name(server, session, few, tmp_path):
+    first = fl.Dataset(few, cache=tmp_path)
+    put_into_table(first, url(server), observe=quiet)
+    before = rows(session)
+    # The same names and classes, as in most data sets with numbered files.
+    second = fl.Dataset(image_folder(tmp_path / "second", per_class=2, size=(30, 30)), cache=tmp_path)
+    assert second.names == first.names
+    with pytest.raises(SettingError, match=r"another sample called \w+/00\d\.jpg, .* into another table") as caught:
+        put_into_table(second, url(server), observe=quiet)
+    assert "\n" not in str(caught.value)
+    assert rows(session) == before
+    assert contents(fl.Dataset(url(server), cache=tmp_path)) == contents(first)
+
+
+def test_data_sets_share_a_table_where_their_names_differ_or_their_samples_are_the_same(server, session, few, tmp_path):
+    first = fl.Dataset(few, cache=tmp_path)
+    put_into_table(first, url(server), observe=quiet)
+    moved = tmp_path / "moved"
+    shutil.copytree(few / "circle", moved / "circle")
+    shutil.copytree(few / "noise", moved / "dots")
+    second = fl.Dataset(moved, cache=tmp_path)
+    put_into_table(second, url(server), observe=quiet)
+    assert contents(fl.Dataset(url(server), cache=tmp_path)) == contents(first) | contents(second)
+
+
+def test_columns_that_a_table_has_no_place_for_are_named_before_it_is_made(server, session, few, tmp_path):
+    happened = []
+    source = fl.Dataset(few, cache=tmp_path).with_columns({"patient": ["p"] * 6})
+    put_into_table(source, url(server), observe=happened.append)
+    assert happened[0] == ColumnsLeft(url=source.url, columns=("patient",))
 
 
 def test_a_table_without_a_column_for_seals_gets_every_sample_again_and_each_once(server, session, few, tmp_path):

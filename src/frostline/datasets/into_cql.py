@@ -21,6 +21,7 @@ from frostline.errors import SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.stores.cql import CqlStore
 from frostline.stores.cql_putting import TableSample, seal_of
+from frostline.stores.faces import Buffer
 from frostline.stores.objects import open_store
 
 __all__ = ("Put", "put_into_table")
@@ -29,7 +30,8 @@ __all__ = ("Put", "put_into_table")
 _ROWS_AT_ONCE = 1024
 # Read at once, and held until they are put.
 _BYTES_AT_ONCE = 16 << 20
-_ORIGIN_BYTES, _SHA256_BYTES = 16, 32
+# A seal is the SHA-256 of the data, then what the data was read from, then the data set.
+_SHA256_BYTES, _ORIGIN_BYTES, _SOURCE_BYTES = 32, 16, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,8 @@ def put_into_table(
 ) -> Put:
     """Put every sample with its name, label and size into a table, which is made where it is missing.
 
-    A sample's key follows from its name, so none is there twice, however often this is run. Each is read back, and then
+    A sample's key follows from its name, so none is there twice, however often this is run. A table takes several data
+    sets as long as no two of their samples have one name and other bytes. Each is read back, and then
     its row is sealed with the SHA-256 of its bytes and with what they were read from. Samples whose seal says that they
     are there are not read again; where the source has no versions they are read, and not put again. Names and order
     are those of the source: training on the table is training on the source. For metadata columns there is no place,
@@ -77,7 +80,7 @@ def put_into_table(
 
     Raises:
         SettingError: the destination is no table, or the source has masks, or is a ready form, whose pixels no table
-            can describe.
+            can describe; or a row holds a sample of the same name that came from other data, which is left as it is.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: the table is of another kind, or a sample came back otherwise than it was put.
@@ -146,12 +149,22 @@ class _Reader:
                 self._skip(data)
                 continue
             row = rows[place]
+            self._require_own(asked.names[row], data, seals[row])
             self._count(asked, {row})
             if seals[row] != seal_of(data, asked.origins[row]):
                 self.made += 1
                 yield TableSample(
                     asked.names[row], data, int(some.labels[place]), asked.classes[row], asked.origins[row]
                 )
+
+    def _require_own(self, name: str, data: Buffer, seal: bytes) -> None:
+        """Make sure that a row does not hold another data set's sample, whose name is the same by chance."""
+        theirs = seal[_SHA256_BYTES + _ORIGIN_BYTES :]
+        if theirs and theirs != _named(self._source.url) and seal[:_SHA256_BYTES] != hashlib.sha256(data).digest():
+            raise SettingError(
+                f"{self._table.url} holds another sample called {name}, which was put there from other data than "
+                f"{self._source.url}: put this data into another table"
+            )
 
     def _skip(self, skipped: Skipped) -> None:
         self.skipped.append(skipped)
@@ -177,12 +190,18 @@ class _Asked:
     def of(cls, source: Dataset, rows: npt.NDArray[np.int64]) -> "_Asked":
         samples = source.samples.take(rows)
         classes = [source.classes[label] if label >= 0 else None for label in samples.labels.tolist()]
-        origins = [_origin(samples, row, classes[row]) for row in range(len(rows))]
+        place = _named(source.url)
+        origins = [_origin(samples, row, classes[row]) + place for row in range(len(rows))]
         return cls(samples=samples, names=taken(source.names, rows), classes=classes, origins=origins)
 
     def is_there(self, row: int, seal: bytes) -> bool:
         """Whether a seal says that the row was made from the very version of the object that is listed."""
         return bool(self.samples.versions and self.samples.versions[row]) and seal[_SHA256_BYTES:] == self.origins[row]
+
+
+def _named(url: str) -> bytes:
+    """Stands for a data set in the seals of its rows."""
+    return hashlib.blake2b(url.encode(), digest_size=_SOURCE_BYTES).digest()
 
 
 def _origin(samples: Samples, row: int, class_name: str | None) -> bytes:
