@@ -246,6 +246,9 @@ def test_extract_writes_a_row_for_each_sample(capsys, folder, near, tmp_path):
     [
         (("index", "--data", "nowhere"), "nowhere"),
         (("index", "--data", "{empty}"), "no"),
+        (("serve", "--data-root", "{folder}", "--engines", "torch-bf16,onnx"), "no engine onnx"),
+        (("serve", "--data-root", "{folder}", "--device-batch", "12"), "device_batch"),
+        (("serve", "--data-root", "{folder}", "--shared-cache-wait", "-1"), "shared_cache_wait_s"),
         (("train", "--data", "{one}", *SMALL), "1 class"),
         (("train", "--data", "{folder}", "--model", "torchvision:resnet81", "--until", "x"), "did you mean resnet18"),
         (

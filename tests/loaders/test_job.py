@@ -16,6 +16,7 @@ from frostline.events import RequestRetried, SampleSkipped
 from frostline.models import freeze
 from frostline.node.process import start_node
 from frostline.ordering import Order
+from frostline.preprocess import CenterCrop, ColorJitter, Decode, Normalize, Preprocess, Resize
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
@@ -45,6 +46,20 @@ def job_for(folder, model, *, near=None, **options):
     return fl.offload(
         model, fl.Dataset(folder), preprocess=options.pop("preprocess", tiny_preprocess()), near=near, **options
     )
+
+
+def test_colours_change_alike_on_both_sides_of_the_network(folder, node):
+    steps = [Decode(), Resize(36), CenterCrop(32), Normalize(mean=(127.0,) * 3, std=(64.0,) * 3)]
+    jitter = ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+
+    def rows(cut, *more):
+        preprocess = Preprocess(steps=(*steps[:-1], *more, steps[-1]))
+        with job_for(folder, frozen(), near=node.url, cut=cut, preprocess=preprocess) as job:
+            return torch.cat([batch.features for batch in job.loader(BATCH, shuffle=True, seed=3, epoch=1)])
+
+    at_the_trainer, at_the_node = rows(0, jitter), rows(1, jitter)
+    assert torch.equal(at_the_trainer, at_the_node)
+    assert not torch.equal(at_the_trainer, rows(0))
 
 
 @pytest.mark.parametrize("over_http", [False, True], ids=["in-process", "http"])

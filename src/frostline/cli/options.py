@@ -36,7 +36,14 @@ where_option = click.option(
 )
 
 _NODE = (
-    click.option("--memory", type=BYTES, default="2GiB", show_default=True, help="The node's memory budget."),
+    click.option(
+        "--memory",
+        type=BYTES,
+        default="2GiB",
+        show_default=True,
+        help="The node's budget for weights, samples and answers. Beside it stand the idle process; that of a trial "
+        "of an engine, one at a time, which may take as much again; and --training-memory.",
+    ),
     click.option("--device", default="cpu", show_default=True, help="Where the node runs networks."),
     click.option(
         "--read-threads",

@@ -48,6 +48,11 @@ __all__ = ("serve",)
     show_default=True,
     help="Of bodies, a second; slower ones are given up after a minute more.",
 )
+@click.option(
+    "--device-batch", type=click.IntRange(min=1), default=32, show_default=True, help="Samples a run, a multiple of 8."
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Of a run and of decoding; as many as cores by default.")
+@click.option("--engines", metavar="NAMES", help="Engines that may be tried, with commas; all by default, '' none.")
 @click.option("--cache", "cache_folder", metavar="DIR", help="Keep features here for later epochs, jobs and tenants.")
 @click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them.")
 @click.option("--shared-cache", metavar="URL", help="Keep features there too, for all nodes that are given the same.")
@@ -57,6 +62,14 @@ __all__ = ("serve",)
     default="100GiB",
     show_default=True,
     help="Most bytes there, by all nodes; what nobody used for an hour makes room.",
+)
+@click.option(
+    "--shared-cache-wait",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest that a batch waits for features from there before they are computed.",
 )
 @click.option("--allow-training", is_flag=True, help="Train heads beside the node, for policy all_in_store.")
 @click.option(
@@ -75,10 +88,14 @@ def serve(
     batching: str,
     max_requests: int,
     least_rate: int,
+    device_batch: int,
+    threads: int | None,
+    engines: str | None,
     cache_folder: str | None,
     cache_size: int,
     shared_cache: str | None,
     shared_cache_size: int,
+    shared_cache_wait: float,
     allow_training: bool,
     training_memory: int,
     node: NodeSettings,
@@ -103,11 +120,16 @@ def serve(
         batching=batching,
         max_requests=max_requests,
         least_bytes_per_s=least_rate,
+        device_batch=device_batch,
+        decode_threads=threads or node.decode_threads,
+        compute_threads=threads or node.compute_threads,
+        engines=None if engines is None else _engines(engines),
         tenants=known,
         cache_folder=cache_folder,
         cache_bytes=cache_size,
         shared_cache=shared_cache,
         shared_cache_bytes=shared_cache_size,
+        shared_cache_wait_s=shared_cache_wait,
         allow_training=allow_training,
         training_memory_bytes=training_memory,
     )
@@ -116,6 +138,22 @@ def serve(
     with closing(listening), Node(node, roots) as running:
         server = Server(running, listening)
         server.run(on_ready=lambda: _say(server.url, running.health().roots, as_json=as_json))
+
+
+def _engines(names: str) -> tuple[str, ...]:
+    """Names of engines as they are typed.
+
+    Raises:
+        SettingError: There is no such engine.
+    """
+    from frostline.engines.catalog import OFFERS
+
+    found = tuple(name.strip() for name in names.split(",") if name.strip())
+    known = [one.name for one in OFFERS]
+    for name in found:
+        if name not in known:
+            raise SettingError(f"--engines: there is no engine {name}; there are {', '.join(known)}")
+    return found
 
 
 def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:
