@@ -1,5 +1,7 @@
 """Several nodes as one: work goes to the least busy, another takes over where one dies, nothing is lost or doubled."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from frostline.client.http import HttpTransport
 from frostline.client.spread import SpreadTransport, Turns
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.core import FeatureBatch
+from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import BadRequest, NodeUnreachable, Overloaded, UnknownPrefix
 from frostline.node import Node
 from support.nodes import artifact_of, joined, make_images, request, served, small_network
@@ -33,6 +35,7 @@ class Scripted:
 
 
 GONE = NodeUnreachable("gone")
+ASKED = SimpleNamespace(engine=REFERENCE)
 
 
 def rows(*ids):
@@ -46,14 +49,14 @@ def ids(answer):
 def test_a_request_that_a_dead_node_did_not_begin_goes_to_another():
     dead, alive = Scripted([GONE]), Scripted([rows(1), rows(2)], [rows(3)])
     spread = SpreadTransport([dead, alive], clock=lambda: 0.0)
-    assert ids(spread.features(None)) == [1, 2]
-    assert ids(spread.features(None)) == [3]
+    assert ids(spread.features(ASKED)) == [1, 2]
+    assert ids(spread.features(ASKED)) == [3]
     assert (dead.asked, alive.asked) == (1, 2)
 
 
 def test_an_answer_that_breaks_half_way_is_not_begun_again():
     one, other = Scripted([rows(1), GONE]), Scripted([rows(1), rows(2)])
-    answer = SpreadTransport([one, other], clock=lambda: 0.0).features(None)
+    answer = SpreadTransport([one, other], clock=lambda: 0.0).features(ASKED)
     assert next(answer).ids.tolist() == [1]
     with pytest.raises(NodeUnreachable):
         next(answer)
@@ -63,14 +66,14 @@ def test_an_answer_that_breaks_half_way_is_not_begun_again():
 def test_where_no_node_answers_the_caller_is_told():
     spread = SpreadTransport([Scripted([GONE]), Scripted([GONE])], clock=lambda: 0.0)
     with pytest.raises(NodeUnreachable):
-        next(spread.features(None))
+        next(spread.features(ASKED))
 
 
 @pytest.mark.parametrize("refusal", [BadRequest("no"), UnknownPrefix("none")])
 def test_what_a_node_refuses_is_not_asked_of_another(refusal):
     one, other = Scripted([refusal]), Scripted()
     with pytest.raises(type(refusal)):
-        next(SpreadTransport([one, other], clock=lambda: 0.0).features(None))
+        next(SpreadTransport([one, other], clock=lambda: 0.0).features(ASKED))
     assert other.asked == 0
 
 
@@ -79,19 +82,19 @@ def test_a_node_that_was_away_is_tried_again_and_a_busy_one_when_it_said():
     back = Scripted([GONE], [rows(5)])
     busy = Scripted([rows(1)], [Overloaded("busy", retry_after_s=60.0)])
     spread = SpreadTransport([back, busy], clock=lambda: now[0])
-    assert ids(spread.features(None)) == [1]
+    assert ids(spread.features(ASKED)) == [1]
     now[0] = 10.0
-    assert ids(spread.features(None)) == [5]
+    assert ids(spread.features(ASKED)) == [5]
     assert (back.asked, busy.asked) == (2, 1)
 
 
 def test_a_closed_answer_gives_nothing_more_and_frees_its_node():
     spread = SpreadTransport([Scripted([rows(1), rows(2)], [rows(3)])], clock=lambda: 0.0)
-    answer = spread.features(None)
+    answer = spread.features(ASKED)
     next(answer)
     answer.close()
     assert next(answer, None) is None
-    assert ids(spread.features(None)) == [3]
+    assert ids(spread.features(ASKED)) == [3]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))

@@ -1,15 +1,21 @@
-"""A job that allows less than exact: the node tries its engines, and the job says which one it got and why."""
+"""Jobs that allow less than exact: nodes try their engines, and a job says which one it got, and why."""
 
 import numpy as np
+import pytest
 import torch
 
 import frostline as fl
 from frostline.config import NodeSettings
-from frostline.core import REFERENCE
+from frostline.core import EXACT, REFERENCE
 from frostline.datasets.ingest import ingest
+from frostline.events import NodeLeftOut
+from frostline.node import Node
 from frostline.preprocess import Applied
+from frostline.wire.codecs import relative_error
+from support.engines import make_fastest
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
+from support.nodes import served
 
 OTHER = "torch-channels-last"
 TAKING_PIXELS = f"{OTHER}+{tiny_preprocess().levels.digest}"
@@ -59,3 +65,72 @@ def test_pixels_of_a_ready_form_go_into_an_engine_as_they_are_kept_and_what_is_k
         names = {one.engine for one in explained.plan.trials}
         assert names == {REFERENCE, TAKING_PIXELS if dtype == "uint8" else OTHER}
         np.testing.assert_allclose(close, exact, rtol=1e-3, atol=1e-4 if dtype == "uint8" else 1e-2)
+
+
+HALF = "torch-bf16"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def node(folder, *engines):
+    return Node(NodeSettings(memory_bytes=1 << 29, device_batch=8, engines=engines), (folder.as_uri(),))
+
+
+def features_near(folder, near, accuracy, cut, events):
+    """Rows in the manifest's order, and what the job says of itself."""
+    torch.manual_seed(1)
+    model = fl.freeze(Small().train(), "body", input_shape=(3, 32, 32))
+    asked = {
+        "near": near,
+        "cut": cut,
+        "codec": None if cut is None else EXACT,
+        "accuracy": accuracy,
+        "observe": events.append,
+    }
+    with fl.offload(model, fl.Dataset(folder), preprocess=tiny_preprocess(), **asked) as job:
+        return torch.cat([batch.features for batch in job.loader(batch_size=8)]).numpy(), job.explain()
+
+
+@pytest.mark.timeout(400)
+def test_a_node_without_the_engine_of_a_job_is_left_out_of_its_work(tmp_path, cache):
+    folder = image_folder(tmp_path / "images", per_class=8)
+    with (
+        node(folder, HALF) as able,
+        node(folder) as unable,
+        served(able) as has_it,
+        served(unable) as has_not,
+    ):
+        line = len(features_near(folder, has_it, "fp16", None, [])[1].situation.cuts) - 1
+        assert make_fastest(cache, HALF)
+        alone, _ = features_near(folder, has_it, "fp16", line, [])
+        events = []
+        # The first node carries the samples that measure the link, and so the next one is asked for its engine.
+        together, explained = features_near(folder, [has_not, has_it], "fp16", line, events)
+    engine = f"{HALF}+{tiny_preprocess().levels.digest}"
+    assert explained.plan.engine == engine
+    np.testing.assert_array_equal(together, alone)
+    left_out = [event for event in events if isinstance(event, NodeLeftOut)]
+    assert [(one.url, one.engine) for one in left_out] == [(has_not, engine)]
+    assert "--engines" in left_out[0].reason
+
+
+@pytest.mark.timeout(400)  # an engine is converted and calibrated at every cut
+def test_features_in_8_bits_come_through_a_job_as_exact_as_they_were_tried(tmp_path, cache):
+    engine = "onnxruntime-int8"
+    folder = image_folder(tmp_path / "images", per_class=8)
+    with node(folder, engine) as running, served(running) as url:
+        line = len(features_near(folder, url, "int8", None, [])[1].situation.cuts) - 1
+        exact, _ = features_near(folder, url, "exact", line, [])
+        assert make_fastest(cache, engine)
+        found, explained = features_near(folder, url, "int8", line, [])
+    assert explained.plan.engine.startswith(f"{engine}@")
+    (tried,) = [one for one in explained.plan.trials if one.engine == explained.plan.engine and one.cut == line]
+    error = relative_error(exact, found)
+    assert error > 0
+    # Samples that judged it are among these; others may be somewhat further off.
+    assert tried.error / 2 <= error <= 4 * tried.error
+    assert f"engine at the node: {engine}" in str(explained)

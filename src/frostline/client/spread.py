@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 from frostline.client.transport import Transport, TransportStatistics
 from frostline.core import EXACT, REFERENCE, FeatureBatch
-from frostline.errors import Overloaded, Unavailable
+from frostline.errors import EngineNotReady, Overloaded, Unavailable
 from frostline.profiles import Profile
 from frostline.wire.messages import FeatureRequest, Health
 
@@ -18,6 +18,10 @@ __all__ = ("SpreadAnswer", "SpreadTransport", "Turns")
 _AWAY_S = 2.0
 
 T = TypeVar("T")
+
+
+def _nobody_told(_: int, __: str, ___: EngineNotReady) -> None:
+    pass
 
 
 @dataclass(slots=True)
@@ -70,13 +74,24 @@ class SpreadTransport:
     A node that does not answer is left out for a while, and another one takes what it had been asked for; rows that
     arrived already are not asked for again. Only where none answers does a call fail.
 
+    A node that cannot run an engine, or not exactly enough, gets none of the requests that name it, as long as there
+    is another one that can: numbers of two engines are never mixed.
+
     Args:
         nodes: a way to each; closed with this one.
         clock: seconds that only grow.
+        left_out: told of a node, by its place, that cannot run an engine; once for each, in the caller's thread.
     """
 
-    def __init__(self, nodes: Sequence[Transport], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Transport],
+        clock: Callable[[], float] = time.monotonic,
+        left_out: Callable[[int, str, EngineNotReady], None] = _nobody_told,
+    ) -> None:
         self._nodes = tuple(nodes)
+        self._left_out = left_out
+        self._unable: dict[tuple[int, str], EngineNotReady] = {}
         self._clock = clock
         self._lock = threading.Lock()
         self._turns = Turns(len(self._nodes))
@@ -90,9 +105,13 @@ class SpreadTransport:
         self._every(lambda node: node.put_prefix(digest, artifact))
 
     def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
-        """See ``Transport``; of the first node that answers. An engine is made ready at every one that does."""
+        """See ``Transport``; of the first node that answers. An engine is made ready at every one that does.
+
+        Then the profile is that of the node where the engine is furthest from the reference.
+        """
         if request.engine != REFERENCE:
-            return self._every(lambda node: node.profile(request, codecs, accuracy))[0]
+            found = self._every(lambda node: node.profile(request, codecs, accuracy), request.engine)
+            return max(found, key=lambda one: max((trial.error for trial in one.trials), default=0.0))
         return self._first(lambda node: node.profile(request, codecs, accuracy))
 
     def features(self, request: FeatureRequest) -> "SpreadAnswer":
@@ -123,9 +142,14 @@ class SpreadTransport:
             node.close()
 
     def begin(self, request: FeatureRequest, tried: set[int]) -> tuple[int, Iterator[FeatureBatch]]:
-        """Ask the node whose turn it is and that was not tried yet."""
+        """Ask the node whose turn it is, that was not tried yet and that can run the engine.
+
+        Raises:
+            EngineNotReady: None of them can.
+        """
         with self._lock:
-            number = next(one for one in self._turns.order(self._clock()) if one not in tried)
+            able = self._able(self._turns.order(self._clock()), request.engine)
+            number = next(one for one in able if one not in tried)
             self._turns.began(number)
         return number, self._nodes[number].features(request)
 
@@ -140,27 +164,48 @@ class SpreadTransport:
         with self._lock:
             self._turns.failed(number, self._clock(), away_s=away_s)
 
-    def others(self, tried: set[int]) -> bool:
-        """Whether a node is left that is not known to be away."""
+    def others(self, request: FeatureRequest, tried: set[int]) -> bool:
+        """Whether a node is left that can run the request's engine and is not known to be away."""
         with self._lock:
-            return bool(set(self._turns.present(self._clock())) - tried)
+            able = self._able(self._turns.order(self._clock()), request.engine)
+            return bool(set(self._turns.present(self._clock())).intersection(able) - tried)
 
     def _order(self) -> list[int]:
         with self._lock:
             return self._turns.order(self._clock())
 
-    def _every(self, call: Callable[[Transport], T]) -> list[T]:
-        """What every node says that answers, one at least."""
+    def _able(self, numbers: Sequence[int], engine: str) -> list[int]:
+        able = [one for one in numbers if (one, engine) not in self._unable]
+        if not able:
+            raise self._unable[numbers[0], engine]
+        return able
+
+    def _cannot(self, number: int, engine: str, why: EngineNotReady) -> None:
+        with self._lock:
+            is_new = (number, engine) not in self._unable
+            self._unable[number, engine] = why
+        if is_new:
+            self._left_out(number, engine, why)
+
+    def _every(self, call: Callable[[Transport], T], engine: str = REFERENCE) -> list[T]:
+        """What every node says that answers and can run the engine, one at least."""
         failure: Unavailable | None = None
         found: list[T] = []
-        for number in self._order():
+        with self._lock:
+            numbers = self._able(self._turns.order(self._clock()), engine)
+        for number in numbers:
             try:
                 found.append(call(self._nodes[number]))
+            except EngineNotReady as error:
+                self._cannot(number, engine, error)
             except Unavailable as error:
                 failure = _better_known(failure, error)
                 self.failed(number, error)
         if failure is not None and not found:
             raise failure
+        if not found:
+            with self._lock:
+                self._able(numbers, engine)
         return found
 
     def _first(self, call: Callable[[Transport], T]) -> T:
@@ -237,7 +282,7 @@ class SpreadAnswer:
             self._spread.failed(number, error)
             self._tried.add(number)
         with self._lock:
-            if self._has_arrived or self._is_closed or not self._spread.others(self._tried):
+            if self._has_arrived or self._is_closed or not self._spread.others(self._request, self._tried):
                 return False
             self._batches = None
         return True

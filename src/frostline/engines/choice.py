@@ -9,7 +9,7 @@ from frostline.core import EXACT, REFERENCE
 from frostline.core.amounts import in_rate
 from frostline.profiles import PRECISIONS, Trial
 
-__all__ = ("Choice", "choose", "interpolated", "may_use", "worth_trying")
+__all__ = ("Choice", "choose", "inexact", "interpolated", "may_use", "worth_trying")
 
 # Two runs of one measurement differ by this share on a busy machine: a gain below it is none, and the reference stays.
 _NOISE = 0.05
@@ -119,13 +119,19 @@ def _refusals(trials: Sequence[Trial], accuracy: str | float) -> dict[str, str]:
     """Why engines may not be used, by name; the first reason of each."""
     found: dict[str, str] = {}
     for one in trials:
-        why = one.why_not if one.samples_per_s is None else _inexact(one, accuracy)
+        why = one.why_not if one.samples_per_s is None else inexact(one, accuracy)
         if why is not None and one.engine != REFERENCE:
             found.setdefault(one.engine, why)
     return found
 
 
-def _inexact(one: Trial, accuracy: str | float) -> str | None:
+def inexact(one: Trial, accuracy: str | float) -> str | None:
+    """Why a job may not use an engine that ran, by its precision and its error; None where it may.
+
+    Args:
+        one: the trial.
+        accuracy: ``exact``, ``fp16``, ``int8``, or the largest relative error.
+    """
     if one.engine == REFERENCE:
         return None
     if isinstance(accuracy, str) and not may_use(one.precision, accuracy):

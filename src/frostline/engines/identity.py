@@ -16,6 +16,7 @@ __all__ = (
     "calibrating",
     "calibration_of",
     "identity",
+    "judged_on",
     "judging",
     "levels_of",
     "offer_name",
@@ -42,6 +43,16 @@ def judging(pixels: Pixels) -> Pixels:
     return pixels[1::3]
 
 
+def judged_on(pixels: Pixels, levels: Levels | None = None) -> str:
+    """Names the samples on which errors are measured: an error says little of other samples.
+
+    Args:
+        pixels: all samples of the trial.
+        levels: what they mean where they are as they are kept; None where they are as the network takes them.
+    """
+    return _digest(judging(pixels), levels)
+
+
 def identity(
     name: str, precision: str, pixels: Pixels, levels: Levels | None = None, *, takes_pixels: bool = True
 ) -> str:
@@ -58,13 +69,10 @@ def identity(
         levels: what they mean where they are as they are kept; None where they are as the network takes them.
         takes_pixels: whether the engine takes them as they are kept, where they are so.
     """
-    meaning = "" if levels is None else levels.digest
-    front = f"{LEVELS_MARK}{meaning}" if meaning and takes_pixels else ""
+    front = "" if levels is None or not takes_pixels else f"{LEVELS_MARK}{levels.digest}"
     if precision != "int8":
         return name + front
-    some = np.ascontiguousarray(calibrating(pixels))
-    kind = repr((some.shape, some.dtype.str, meaning))
-    return f"{name}{front}{MARK}{hashlib.sha256(kind.encode() + some.tobytes()).hexdigest()[:16]}"
+    return f"{name}{front}{MARK}{_digest(calibrating(pixels), levels)}"
 
 
 def offer_name(engine: str) -> str:
@@ -80,6 +88,12 @@ def levels_of(engine: str) -> str:
 def calibration_of(engine: str) -> str:
     """What an engine's name says of its calibration; empty where it has none."""
     return _parts(engine)[2]
+
+
+def _digest(pixels: Pixels, levels: Levels | None) -> str:
+    some = np.ascontiguousarray(pixels)
+    kind = repr((some.shape, some.dtype.str, "" if levels is None else levels.digest))
+    return hashlib.sha256(kind.encode() + some.tobytes()).hexdigest()[:16]
 
 
 def _parts(engine: str) -> Sequence[str]:

@@ -19,7 +19,7 @@ from frostline.errors import EngineUnfit, UnsafeArtifact
 from frostline.profiles import Trial
 from frostline.wire.codecs import relative_error
 
-__all__ = ("Arrays", "Subject", "features", "try_engine")
+__all__ = ("Arrays", "Subject", "compare_engine", "features", "try_engine")
 
 Arrays = tuple[npt.NDArray[np.generic], ...]
 
@@ -31,6 +31,7 @@ _RUNS = 5
 _RUNS_S = 4.0
 # A larger batch or fewer threads must gain as much: two runs of one measurement differ by that.
 _NOISE = 0.05
+_NOT_FINITE = "gives values that are not finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,11 +105,29 @@ def try_engine(
         reference: what the reference gives for those samples that judge; None where this is the reference.
         clock: monotonic seconds.
     """
-    trial = Trial(engine=name, precision=next(one.precision for one in OFFERS if one.name == offer_name(name)), cut=cut)
+    trial = _empty(name, cut)
     try:
         return _tried(subject, trial, reference, clock)
     except (EngineUnfit, UnsafeArtifact) as error:
         return replace(trial, why_not=str(error))
+
+
+def compare_engine(subject: Subject, name: str, cut: int, reference: Arrays) -> Trial:
+    """Measure nothing of an engine but its error, which belongs to the samples.
+
+    Args:
+        subject: what to try it on.
+        name: of the engine.
+        cut: number of the cut.
+        reference: what the reference gives for those samples that judge.
+    """
+    trial, pixels = _empty(name, cut), subject.inputs(name)
+    try:
+        engine = subject.made(name, cut, subject.threads[0])  # on what its name says it was calibrated on
+        error = _error(features(engine, judging(pixels), cut), reference)
+    except (EngineUnfit, UnsafeArtifact) as unfit:
+        return replace(trial, why_not=str(unfit))
+    return replace(trial, error=error) if np.isfinite(error) else replace(trial, why_not=_NOT_FINITE)
 
 
 def features(engine: Engine, pixels: Pixels, cut: int) -> Arrays:
@@ -118,12 +137,16 @@ def features(engine: Engine, pixels: Pixels, cut: int) -> Arrays:
     return tuple(np.concatenate(columns)[: len(pixels)] for columns in zip(*parts, strict=True))
 
 
+def _empty(name: str, cut: int) -> Trial:
+    return Trial(engine=name, precision=next(one.precision for one in OFFERS if one.name == offer_name(name)), cut=cut)
+
+
 def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float]) -> Trial:
     # This one may be converted, and brings libraries into the process; it goes before memory is looked at.
     pixels = subject.inputs(trial.engine)
     error, best = _judged(subject, pixels, trial, reference, clock)
     if not np.isfinite(error):
-        return replace(trial, why_not="gives values that are not finite")
+        return replace(trial, why_not=_NOT_FINITE)
     torch.set_num_threads(best.threads)
     return _weighed(subject, pixels, replace(best, error=error))
 

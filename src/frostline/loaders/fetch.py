@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from frostline.client.transport import Transport
-from frostline.core import REFERENCE, FeatureBatch, Route, Samples, View
+from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, Samples, View
 from frostline.errors import EngineNotReady, UnknownPrefix
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.preprocess import Preprocess
@@ -45,6 +45,7 @@ class Fetcher:
         tolerance: largest relative error that a lossy codec may make; None where the codec itself is the bound.
         engine: that runs the prefix at the node.
         arrived: told of every batch that arrived: its way, and the batch as it came.
+        accuracy: that the engine must have wherever it runs.
         tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
     """
 
@@ -57,6 +58,7 @@ class Fetcher:
     tolerance: float | None
     engine: str
     arrived: Callable[[Route, FeatureBatch], None]
+    accuracy: str | float = EXACT
     tried: FeatureRequest | None = None
 
     def fetch(self, samples: Samples, route: Route, view: View | None) -> "Answer":
@@ -82,7 +84,7 @@ class Fetcher:
         """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised."""
         few = request.samples.take(np.arange(min(_TRIED, len(request.samples))))
         tried = self.tried or replace(request, samples=few)
-        self.transport.profile(replace(tried, engine=request.engine, cut=request.cut))
+        self.transport.profile(replace(tried, engine=request.engine, cut=request.cut), accuracy=self.accuracy)
 
 
 class Answer:

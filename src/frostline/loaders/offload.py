@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +18,15 @@ from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, read_as
 from frostline.datasets import Dataset
-from frostline.errors import SettingError
-from frostline.events import Event, Observer, PhaseStarted
+from frostline.errors import EngineNotReady, SettingError
+from frostline.events import Event, NodeLeftOut, Observer, PhaseStarted
 from frostline.loaders.asking import Asking
 from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.job import Job
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
 from frostline.loaders.pilot import Clocks, Pilot
-from frostline.loaders.situate import Scene, situate, tried
+from frostline.loaders.situate import Scene, agreed, situate, tried
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.models import CutNetwork, cut_network
 from frostline.models.artifact import digest_of, write_prefix
@@ -103,7 +103,13 @@ def offload(
     preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
     with ExitStack() as stack:
         nodes = [near] if isinstance(near, str) else list(near or ())
-        transport = _transport(nodes, data, settings, node or NodeSettings(), stack)
+        lacking: set[int] = set()
+
+        def left_out(number: int, engine: str, why: EngineNotReady) -> None:
+            lacking.add(number)
+            observe(NodeLeftOut(url=nodes[number], engine=engine, reason=str(why)))
+
+        transport = _transport(nodes, data, settings, node or NodeSettings(), left_out, stack)
         network = None
         if model is not None:
             observe(PhaseStarted(name="tracing the network"))
@@ -127,7 +133,11 @@ def offload(
         situation, plan = None, None
         if network is not None:
             observe(PhaseStarted(name=_MEASURING if accuracy == EXACT else _TRYING))
-            situation = replace(situate(scene), nodes=max(1, len(nodes)))
+            situation = situate(scene)
+            if len(nodes) > 1 or (cut or 0) > 1:
+                line = scene.cuts[-1].number
+                store = agreed(scene, situation.store, min(cut or line, line))
+                situation = replace(situation, store=store, nodes=max(1, len(nodes) - len(lacking)))
             plan = make_plan(situation, policy) if cut is None else fixed(situation, cut, codec)
         ledger = Ledger(
             observe, most_skipped=settings.most_skipped(len(data)), refuses_changes=data.changed == "refuse"
@@ -181,12 +191,17 @@ def _device(model: nn.Module | None) -> str:
 
 
 def _transport(
-    nodes: Sequence[str], data: Dataset, settings: LoaderSettings, node: NodeSettings, stack: ExitStack
+    nodes: Sequence[str],
+    data: Dataset,
+    settings: LoaderSettings,
+    node: NodeSettings,
+    left_out: Callable[[int, str, EngineNotReady], None],
+    stack: ExitStack,
 ) -> Transport:
     """The way to the nodes, or to one of this process; ``stack`` closes what was made."""
     if nodes:
         ways = [HttpTransport(url, settings) for url in nodes]
-        transport: Transport = ways[0] if len(ways) == 1 else SpreadTransport(ways)
+        transport: Transport = ways[0] if len(ways) == 1 else SpreadTransport(ways, left_out=left_out)
     else:
         embedded = Node(node, data.roots)
         stack.callback(embedded.close)
@@ -273,5 +288,6 @@ def _fetcher(
         tolerance=_tolerance(scene.accuracy, situation),
         engine=REFERENCE if situation is None else situation.store.engine,
         arrived=arrived,
+        accuracy=scene.accuracy,
         tried=tried(scene),
     )

@@ -25,7 +25,7 @@ from frostline.profiles import Profile
 from frostline.wire.codecs import offered
 from frostline.wire.messages import FeatureRequest, Health
 
-__all__ = ("Scene", "situate", "tried")
+__all__ = ("Scene", "agreed", "situate", "tried")
 
 # Samples that the node measures on: one device batch of real ones keeps it within a second or two.
 _PROFILED = 16
@@ -133,6 +133,27 @@ def situate(scene: Scene) -> Situation:
         keeps_features=_keeps_features(scene),
         accuracy=scene.accuracy,
     )
+
+
+def agreed(scene: Scene, store: Profile, cut: int) -> Profile:
+    """Have the engine that one node chose made ready at all, and know its error where it is furthest off.
+
+    Args:
+        scene: of the job.
+        store: that node's profile.
+        cut: up to which the engine is to run.
+
+    Raises:
+        EngineNotReady: None of them can run it so far on these samples, exactly enough.
+        Unavailable: None of them answers.
+    """
+    if store.engine == REFERENCE or cut < 2:
+        return store
+    request = replace(tried(scene), engine=store.engine, cut=cut)
+    found = scene.asking(lambda: scene.transport.profile(request, (), scene.accuracy))
+    worst = max((one.error for one in found.trials), default=0.0)
+    trials = (replace(one, error=max(one.error, worst)) if one.engine == store.engine else one for one in store.trials)
+    return replace(store, trials=tuple(trials))
 
 
 def tried(scene: Scene) -> FeatureRequest:

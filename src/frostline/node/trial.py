@@ -14,8 +14,9 @@ import torch
 from frostline.core import REFERENCE, Levels
 from frostline.engines.identity import judging
 from frostline.engines.process_memory import limit_memory
-from frostline.engines.trials import Arrays, Subject, features, try_engine
+from frostline.engines.trials import Arrays, Subject, compare_engine, features, try_engine
 from frostline.models.artifact import read_prefix
+from frostline.profiles import Trial
 
 __all__ = ("main",)
 
@@ -25,9 +26,9 @@ def main(argument: str) -> int:
 
     Its fields: ``folder`` with ``prefix.safetensors`` and ``pixels.npy``, where the reference's features go or are,
     and where trials are written, a line each, to ``trials.jsonl``; ``levels``, ``mean`` and ``std`` of the pixels or
-    null; ``engine``; ``cuts`` to try it at;
-    ``reference_cuts`` at which the reference is to be kept for others; ``device``, ``rows``, ``threads`` and
-    ``converted`` as in ``engines.trials.Subject``; ``most_bytes`` that it may take.
+    null; ``engine``; ``cuts`` to try it at; ``reference_cuts`` at which the reference is to be kept for others;
+    ``device``, ``rows``, ``threads`` and ``converted`` as in ``engines.trials.Subject``; ``most_bytes`` that it may
+    take; ``only_error``, whether its speed and memory are known.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     wanted = json.loads(argument)
@@ -39,10 +40,16 @@ def main(argument: str) -> int:
     _keep_reference(subject, wanted["reference_cuts"], folder)
     with (folder / "trials.jsonl").open("w", encoding="utf-8") as out:
         for cut in wanted["cuts"]:
-            reference = None if wanted["engine"] == REFERENCE else _reference(folder, cut)
-            out.write(json.dumps(asdict(try_engine(subject, wanted["engine"], cut, reference)), allow_nan=False) + "\n")
+            out.write(json.dumps(asdict(_trial(wanted, subject, cut, folder)), allow_nan=False) + "\n")
             out.flush()
     return 0
+
+
+def _trial(wanted: dict[str, Any], subject: Subject, cut: int, folder: Path) -> Trial:
+    engine = wanted["engine"]
+    if wanted["only_error"]:
+        return compare_engine(subject, engine, cut, _reference(folder, cut))
+    return try_engine(subject, engine, cut, None if engine == REFERENCE else _reference(folder, cut))
 
 
 def _subject(wanted: dict[str, Any], folder: Path) -> Subject:

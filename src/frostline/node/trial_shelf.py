@@ -1,4 +1,4 @@
-"""Keeps trials of engines on disk, by prefix and by all that they hold for, beside the converted files."""
+"""Keeps trials of engines on disk by prefix and by all that they hold for, and errors by samples as well."""
 
 import hashlib
 import json
@@ -62,12 +62,30 @@ class TrialShelf:
         Raises:
             OSError: It cannot be written.
         """
-        path = self._path(digest, one)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            json.dump({"trial": asdict(one), "circumstances": self._circumstances()}, file, indent=1)
-        Path(file.name).replace(path)
-        self._prune(path.parent)
+        _write(self._path(digest, one), {"trial": asdict(one), "circumstances": self._circumstances()})
+        self._prune(self.place(digest))
+
+    def error(self, digest: str, one: Trial, samples: str) -> float | None:
+        """The error that was measured of an engine at a cut on some samples; None where it was not."""
+        try:
+            found = json.loads(self._path(digest, one, samples).read_bytes())["error"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return float(found) if isinstance(found, int | float) else None
+
+    def put_error(self, digest: str, one: Trial, samples: str) -> None:
+        """Keep the error of a trial as that on some samples.
+
+        Args:
+            digest: of the prefix.
+            one: the trial.
+            samples: what names them.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        of = {"engine": one.engine, "cut": one.cut, "samples": samples, "error": one.error}
+        _write(self._path(digest, one, samples), {**of, "circumstances": self._circumstances()})
 
     def _prune(self, spared: Path) -> None:
         """Drop prefixes, longest unused first, while the folder holds more than it may."""
@@ -79,8 +97,9 @@ class TrialShelf:
                 shutil.rmtree(folder, ignore_errors=True)
                 total -= sizes[folder]
 
-    def _path(self, digest: str, one: Trial) -> Path:
-        named = json.dumps({**self._circumstances(), "engine": one.engine, "cut": one.cut}, sort_keys=True)
+    def _path(self, digest: str, one: Trial, samples: str = "") -> Path:
+        of = {"engine": one.engine, "cut": one.cut, **({"samples": samples} if samples else {})}
+        named = json.dumps({**self._circumstances(), **of}, sort_keys=True)
         return self.place(digest) / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json"
 
     def _circumstances(self) -> dict[str, object]:
@@ -96,3 +115,10 @@ class TrialShelf:
             "keeps_freed": terms.keeps_freed,
             "packages": {name: version_of(name) for name in _PACKAGES},
         }
+
+
+def _write(path: Path, value: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+        json.dump(value, file, indent=1)
+    Path(file.name).replace(path)

@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from frostline.config import NodeSettings, cache_folder
-from frostline.core import REFERENCE, Levels
+from frostline.core import EXACT, REFERENCE, Levels
 from frostline.core.amounts import in_bytes
 from frostline.engines.allocator import keeps_freed_memory
 from frostline.engines.catalog import OFFERS, Offer, absence, build
 from frostline.engines.choice import Choice, choose, may_use, worth_trying
 from frostline.engines.faces import Engine
-from frostline.engines.identity import Pixels, identity, levels_of, offer_name
+from frostline.engines.identity import Pixels, identity, judged_on, levels_of, offer_name
 from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.artifact import Prefix
+from frostline.node.judging import Judging
 from frostline.node.patrons import NOBODY, Patron
 from frostline.node.trial_shelf import TrialShelf
 from frostline.node.trial_turns import TrialTurns
@@ -87,7 +88,7 @@ class Trials:
         patron: Patron = NOBODY,
         levels: Levels | None = None,
     ) -> Choice:
-        """The engine for the job that asks for a profile; one that it names is made ready first.
+        """The engine for the job that asks for a profile; where it names one, that is made ready and no other tried.
 
         Args:
             request: of the job.
@@ -108,9 +109,11 @@ class Trials:
         if features.engine != REFERENCE:
             if not 1 <= features.cut <= len(prefix.cuts):
                 raise BadRequest(f"cut must be from 1 to {len(prefix.cuts)} for this prefix, not {features.cut}")
-            trial = self.prepare(features.prefix, prefix, pixels, features.engine, features.cut, patron, levels)
+            engine, cut, accuracy = features.engine, features.cut, request.accuracy
+            trial = self.prepare(features.prefix, prefix, pixels, engine, cut, patron, levels, accuracy=accuracy)
             if trial.why_not is not None:
-                raise EngineNotReady(f"{features.engine} cannot be used at cut {features.cut}: {trial.why_not}")
+                raise EngineNotReady(f"{engine} cannot be used at cut {cut}: {trial.why_not}")
+            return Choice(engine=REFERENCE, trials=(trial,))
         if len(pixels) < _FEWEST:
             return Choice(engine=REFERENCE, trials=())
         return self.choose(features.prefix, prefix, pixels, request.accuracy, patron, levels)
@@ -147,15 +150,19 @@ class Trials:
         if len(prefix.cuts) == 1 or not self._tries(accuracy):
             return Choice(engine=REFERENCE, trials=())
         cuts = _cuts(prefix)
-        with self._workshop(digest, prefix, pixels, patron, levels) as workshop:
+        with self._judging(digest, prefix, pixels, patron, levels) as judging:
             last = [_empty(offer, cuts[-1:], pixels, levels) for offer in offers]
-            trials = [one for empty in last for one in self._tried(digest, empty, workshop)]
+            trials = [one for empty in last for one in self._tried(digest, empty, judging)]
             while True:
-                choice = choose(trials, accuracy)
-                missing = sorted(set(cuts) - {one.cut for one in trials if one.engine == choice.engine})
-                if choice.engine == REFERENCE or not missing:
-                    return choice
-                trials += self._tried(digest, _empty(_offer(choice.engine), missing, pixels, levels), workshop)
+                choice = choose([judging.here(one) for one in trials], accuracy)
+                mine = [one for one in trials if one.engine == choice.engine]
+                missing = sorted(set(cuts) - {one.cut for one in mine})
+                if unknown := judging.unknown(mine):
+                    judging.measure(unknown)
+                elif choice.engine == REFERENCE or not missing:
+                    return judging.said(choice, trials)
+                else:
+                    trials += self._tried(digest, _empty(_offer(choice.engine), missing, pixels, levels), judging)
 
     def prepare(
         self,
@@ -166,18 +173,33 @@ class Trials:
         cut: int,
         patron: Patron = NOBODY,
         levels: Levels | None = None,
+        *,
+        accuracy: str | float = EXACT,
     ) -> Trial:
         """Have an engine ready for one cut; the trial says why it cannot be, where it cannot.
 
         One whose name says nothing of pixels gets what the network takes, whatever ``pixels`` are.
 
+        Args:
+            digest: of the prefix.
+            prefix: to be run.
+            pixels: real samples.
+            engine: its name.
+            cut: up to which it is to run.
+            patron: for whom it is.
+            levels: what the pixels mean, as for ``wanted``.
+            accuracy: that the engine must have on these samples; ``exact`` where its asker has seen to that.
+
         Raises:
             BadRequest: There is no such engine.
             Abandoned: Nobody waits for it any more.
+            EngineNotReady: This node may not use it.
             Overloaded: The tenant has to wait before more is tried for it.
             Unavailable: The node is stopping.
         """
         offer = self._offered(engine)
+        if offer is None and any(one.name == offer_name(engine) for one in OFFERS):
+            raise EngineNotReady(f"this node was started without {offer_name(engine)} (--engines)")
         if offer is None:
             raise BadRequest(f"engine: this node has no engine {engine!r}")
         if len(pixels) < _FEWEST:
@@ -186,8 +208,9 @@ class Trials:
         here = identity(offer.name, offer.precision, pixels, levels, takes_pixels=bool(levels_of(engine)))
         if engine != here and self._known(digest, wanted) is None:
             return replace(wanted, why_not=f"was calibrated on other samples: on these it would be {here}")
-        with self._workshop(digest, prefix, pixels, patron, levels) as workshop:
-            return self._tried(digest, [wanted], workshop)[0]
+        with self._judging(digest, prefix, pixels, patron, levels) as judging:
+            trial = self._tried(digest, [wanted], judging)[0]
+            return trial if accuracy == EXACT else judging.allowed(trial, accuracy)
 
     def ready(self, digest: str, engine: str, cut: int) -> Trial | None:
         """What was measured of an engine that can be made without a trial; None where there has to be one."""
@@ -236,14 +259,9 @@ class Trials:
         self._children.close()
 
     @contextmanager
-    def _workshop(
-        self,
-        digest: str,
-        prefix: Prefix,
-        pixels: Pixels,
-        patron: Patron,
-        levels: Levels | None,
-    ) -> Iterator[Workshop]:
+    def _judging(
+        self, digest: str, prefix: Prefix, pixels: Pixels, patron: Patron, levels: Levels | None
+    ) -> Iterator[Judging]:
         with Workshop(
             prefix,
             pixels,
@@ -254,7 +272,14 @@ class Trials:
             longest_s=self._longest_s,
             patron=patron,
         ) as workshop:
-            yield workshop
+            yield Judging(self._shelf, digest, judged_on(pixels, levels), workshop, lambda: self._turn(workshop))
+
+    @contextmanager
+    def _turn(self, workshop: Workshop) -> Iterator[None]:
+        """The turn of a tenant, which may run processes meanwhile."""
+        self._check(workshop)
+        with self._turns.turn(workshop.patron.name, workshop.patron.is_abandoned):
+            yield
 
     def _allowed(self, accuracy: str | float) -> list[Offer]:
         """The reference, and what a job may use beside it."""
@@ -266,29 +291,28 @@ class Trials:
     def _offered(self, engine: str) -> Offer | None:
         return next((one for one in self._offers if one.name == offer_name(engine)), None)
 
-    def _tried(self, digest: str, empty: Sequence[Trial], workshop: Workshop) -> list[Trial]:
+    def _tried(self, digest: str, empty: Sequence[Trial], judging: Judging) -> list[Trial]:
         """What is known of one engine at some cuts, and what was missing of it."""
         missing = absence(empty[0].engine, self._terms.device)
         if missing is not None:
             return [replace(one, why_not=missing) for one in empty]
         found = [self._known(digest, one) for one in empty]
         if None in found:
-            self._check(workshop)
-            patron = workshop.patron
-            with self._turns.turn(patron.name, patron.is_abandoned):
-                found = self._found_out(digest, empty, workshop)
-        return [self._judged(one, workshop.patron) for one in found if one is not None]
+            with self._turn(judging.workshop):
+                found = self._found_out(digest, empty, judging)
+        return [self._judged(one, judging.workshop.patron) for one in found if one is not None]
 
-    def _found_out(self, digest: str, empty: Sequence[Trial], workshop: Workshop) -> list[Trial | None]:
+    def _found_out(self, digest: str, empty: Sequence[Trial], judging: Judging) -> list[Trial | None]:
         known = {one.cut: self._known(digest, one) for one in empty}  # somebody may have been faster
         unknown = [one for one in empty if known[one.cut] is None]
         if unknown:
-            self._check(workshop)  # others of the same tenant had their turn meanwhile
+            self._check(judging.workshop)  # others of the same tenant had their turn meanwhile
         try:
             self._shelf.place(digest).mkdir(parents=True, exist_ok=True)
-            for trial in workshop.tried(unknown) if unknown else []:
+            for trial in judging.workshop.tried(unknown) if unknown else []:
                 known[trial.cut] = trial
-                self._put(digest, trial, is_late=workshop.is_late)
+                self._put(digest, trial, is_late=judging.workshop.is_late)
+                judging.keep(trial)
         except OSError as error:
             why_not = f"cannot be tried here: {error}"
             known.update({one.cut: replace(one, why_not=why_not) for one in unknown if known[one.cut] is None})

@@ -206,6 +206,19 @@ class Workshop:
                 why_not = f"has nothing to be compared with: {REFERENCE} {why_not}"
         return [found.get(one.cut) or _refused(one, why_not or "gave no answer") for one in trials]
 
+    def compared(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The error of one engine, whose speed and memory are known, at some cuts; the trials say nothing else.
+
+        Args:
+            trials: of the one engine.
+        """
+        engine, cuts = trials[0].engine, [one.cut for one in trials]
+        missing = [cut for cut in cuts if cut not in self._referenced]
+        found, why_not = self._run(engine, cuts, missing, only_error=True)
+        if why_not is None:
+            self._referenced.update(missing)
+        return [found.get(one.cut) or _refused(one, why_not or "gave no answer") for one in trials]
+
     def _refer(self, cuts: Sequence[int], missing: Sequence[int]) -> tuple[dict[int, Trial], str | None]:
         """Try the reference, and keep its features at some cuts, to compare with; once it failed, it is left alone."""
         found: dict[int, Trial] = {}
@@ -215,7 +228,7 @@ class Workshop:
         return found, self._lacking
 
     def _run(
-        self, engine: str, cuts: Sequence[int], reference_cuts: Sequence[int]
+        self, engine: str, cuts: Sequence[int], reference_cuts: Sequence[int], *, only_error: bool = False
     ) -> tuple[dict[int, Trial], str | None]:
         """The trials that came about, by cut, and why others did not."""
         self.has_begun = True
@@ -225,7 +238,7 @@ class Workshop:
         folder = self._opened()
         words, out = folder / "stderr.txt", folder / "trials.jsonl"
         out.unlink(missing_ok=True)
-        argument = self._argument(engine, cuts, reference_cuts, folder)
+        argument = json.dumps({**self._wanted(engine, cuts, reference_cuts, folder), "only_error": only_error})
         # As the node's own process was started; what it was told itself is passed on in any case.
         environment = ENVIRONMENT if self._terms.keeps_freed else {}
         began_s = self._clock()
@@ -241,9 +254,11 @@ class Workshop:
             return found, f"took longer than {in_seconds(left_s)}"
         return found, None if status == 0 else self._failure(status, words)
 
-    def _argument(self, engine: str, cuts: Sequence[int], reference_cuts: Sequence[int], folder: Path) -> str:
+    def _wanted(
+        self, engine: str, cuts: Sequence[int], reference_cuts: Sequence[int], folder: Path
+    ) -> dict[str, object]:
         terms = self._terms
-        wanted = {
+        return {
             "folder": str(folder),
             "levels": None if self._levels is None else asdict(self._levels),
             "engine": engine,
@@ -256,7 +271,6 @@ class Workshop:
             "converted": str(self._converted),
             "most_bytes": terms.most_bytes,
         }
-        return json.dumps(wanted)
 
     def _opened(self) -> Path:
         if self._folder is None:

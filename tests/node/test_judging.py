@@ -1,0 +1,101 @@
+"""Errors of engines: the speed of one holds for all data, its error only for the samples it was measured on."""
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from frostline.core import REFERENCE, Levels
+from frostline.engines.identity import identity, judged_on
+from frostline.node.trials import Room, Trials
+from frostline.node.workshop import Terms
+from support.engines import make_fastest
+from support.nodes import SIDE, artifact_of, preprocess, small_network
+
+HALF = "torch-bf16"
+NETWORK = small_network()
+DIGEST, _ = artifact_of(NETWORK)
+pytestmark = pytest.mark.timeout(400)  # trials are processes, which a busy machine takes long to start
+TERMS = Terms(device="cpu", rows=(8,), threads=(1,), keeps_freed=False, most_bytes=1 << 30)
+ROOM = Room(weights_bytes=1 << 30, run_bytes=1 << 30)
+LAST = NETWORK.cuts[-1].number
+ONE = np.random.default_rng(0).normal(size=(16, 3, SIDE, SIDE)).astype(np.float32)
+# The weights' own rounding tells more where little light comes in beside the biases.
+OTHER = ONE * 100
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("engines")
+
+
+def chosen(folder, pixels, accuracy, longest_s=60.0):
+    with closing(Trials(folder, TERMS, ROOM, longest_s=longest_s, engines=(HALF,))) as trials:
+        return trials.choose(DIGEST, NETWORK.prefix, pixels, accuracy)
+
+
+def of_half(choice):
+    """Where it is furthest from the reference."""
+    return max((one for one in choice.trials if one.engine == HALF), key=lambda one: one.error)
+
+
+@pytest.fixture(scope="module")
+def errors(folder):
+    """The error on each of two sets of samples, once the first job has tried the engine."""
+    chosen(folder, ONE, "fp16")
+    assert make_fastest(folder, HALF)
+    return [of_half(chosen(folder, pixels, "fp16")).error for pixels in (ONE, OTHER)]
+
+
+def test_an_error_belongs_to_the_samples_and_the_speed_does_not(folder, errors):
+    assert min(errors) > 0
+    assert errors[0] != errors[1]
+    again = chosen(folder, OTHER, "fp16", longest_s=1e-9)  # nothing is left to be measured
+    assert again.engine == HALF
+    assert of_half(again).error == errors[1]
+    assert [one.seconds for one in again.trials if (one.engine, one.cut) == (HALF, LAST)] == [1e-9]
+
+
+def test_an_engine_is_used_only_on_data_on_which_it_is_exact_enough(folder, errors):
+    accuracy = sum(errors) / 2
+    picked = [chosen(folder, pixels, accuracy, longest_s=1e-9) for pixels in (ONE, OTHER)]
+    expected = [HALF if error <= accuracy else REFERENCE for error in errors]
+    assert [one.engine for one in picked] == expected
+    assert {HALF, REFERENCE} == set(expected)
+    refused = next(one for one in picked if one.engine == REFERENCE)
+    assert any("accuracy allows" in (one.why_not or "") for one in refused.trials)
+
+
+def test_without_time_to_look_the_reference_is_used(folder, errors):
+    never_seen = ONE + np.float32(1)
+    choice = chosen(folder, never_seen, "fp16", longest_s=1e-9)
+    assert choice.engine == REFERENCE
+    assert any("took longer than" in (one.why_not or "") for one in choice.trials)
+
+
+def test_an_engine_that_a_job_names_is_looked_at_on_its_samples_too(folder, errors):
+    def named(pixels, accuracy):
+        return trials.prepare(DIGEST, NETWORK.prefix, pixels, HALF, LAST, accuracy=accuracy)
+
+    with closing(Trials(folder, TERMS, ROOM, longest_s=1e-9, engines=(HALF,))) as trials:
+        found = [named(pixels, 1.0).error for pixels in (ONE, OTHER)]
+        assert found[0] != found[1]
+        assert [named(pixels, found[0]).why_not is None for pixels in (ONE, OTHER)] == [True, found[1] <= found[0]]
+        assert [named(pixels, found[1]).why_not is None for pixels in (ONE, OTHER)] == [found[0] <= found[1], True]
+
+
+def test_an_error_on_pixels_as_they_are_kept_belongs_to_them_and_to_what_they_mean(folder):
+    levels, other = preprocess().levels, Levels(mean=(1.0,) * 3, std=(2.0,) * 3)
+    light = np.random.default_rng(0).integers(0, 256, (16, SIDE, SIDE, 3), np.uint8)
+    dark = light // 16
+    assert len({judged_on(light, levels), judged_on(light, other), judged_on(light), judged_on(dark, levels)}) == 4
+    engine = identity(HALF, "fp16", light, levels)
+    with closing(Trials(folder, TERMS, ROOM, longest_s=60.0, engines=(HALF,))) as trials:
+        found = [
+            trials.prepare(DIGEST, NETWORK.prefix, pixels, engine, LAST, levels=levels, accuracy=1.0)
+            for pixels in (light, dark)
+        ]
+    assert [(one.engine, one.why_not) for one in found] == [(engine, None)] * 2
+    assert min(one.error for one in found) > 0
+    assert found[0].error != found[1].error
+    assert found[0].seconds == found[1].seconds
