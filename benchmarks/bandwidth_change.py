@@ -10,12 +10,11 @@ root. Writes JSON and a picture with --out FILE (without suffix).
 
 import argparse
 import json
-import sys
 import threading
 import time
 from pathlib import Path
 
-from links import STORE, TRAINER, Inside, ShapedLink
+from links import STORE, TRAINER, Inside, ShapedLink, answer_questions
 from shaped_link import BATCH, Trainer, node_inside
 
 
@@ -72,10 +71,7 @@ def change_the_link(link, rates, seconds, trainer):
 def trainer_inside(wanted):
     wanted.samples, wanted.accuracy, wanted.networks = 512, "exact", wanted.network
     side = Following(wanted)
-    does = {"start": side.start, "train": side.train}
-    for line in sys.stdin:
-        question = json.loads(line)
-        print(json.dumps(does[question.pop("do")](**question)), flush=True)
+    answer_questions({"start": side.start, "train": side.train})
 
 
 class Following(Trainer):

@@ -347,17 +347,18 @@ def job_of(fl, model, data, network, question, settings):
 def epoch(job, source, epochs=1):
     transport = job._fetcher.transport  # noqa: SLF001 (the figures of the node beside those of the job)
     before, link, started = transport.node_statistics()["totals"], received_bytes(), time.perf_counter()
-    payload = 0
+    payload = samples = 0
     for number in range(epochs):
         for batch in job.loader(64, shuffle=True, seed=0, epoch=number):
             payload += batch.features.nbytes
+            samples += len(batch)
     seconds, received = time.perf_counter() - started, received_bytes() - link
     after = transport.node_statistics()["totals"]
     return {
         "source": source,
         "seconds": round(seconds, 4),
         "payload_MB_per_s": round(payload / seconds / 1e6, 1),
-        "samples_per_s": round(epochs * len(job._data) / seconds),  # noqa: SLF001
+        "samples_per_s": round(samples / seconds),
         "bytes": received,
         "node": {name: round(after[name] - before[name], 2) for name in COUNTED},
     }

@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from links import STORE, TRAINER, Inside
+from links import STORE, TRAINER, Inside, answer_questions
 from wide_link import STORE_ADDRESS, WideLink
 
 SLACKS = {"in order": 0, "slack of 128": 128, "no order": None}
@@ -90,10 +90,7 @@ def node_inside(wanted):
 
 def trainer_inside(wanted):
     side = Trainer(wanted)
-    does = {"start": side.start, "epoch": side.epoch}
-    for line in sys.stdin:
-        question = json.loads(line)
-        print(json.dumps(does[question.pop("do")](**question)), flush=True)
+    answer_questions({"start": side.start, "epoch": side.epoch})
 
 
 class Trainer:

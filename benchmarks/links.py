@@ -89,6 +89,13 @@ class Inside:
             self._process.wait()
 
 
+def answer_questions(does):
+    """Inside: answer each line of standard input, until it ends, by the function that it names."""
+    for line in sys.stdin:
+        question = json.loads(line)
+        print(json.dumps(does[question.pop("do")](**question)), flush=True)
+
+
 def _path():
     """Where a torchvision that was built for CUDA is made to import under a torch without it."""
     shim = os.environ.get("SHIM") or (Path(__file__).parents[1] / "tests" / "support" / "torchvision_cpu")

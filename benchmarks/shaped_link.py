@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from links import STORE, STORE_ADDRESS, TRAINER, Inside, ShapedLink, received_bytes
+from links import STORE, STORE_ADDRESS, TRAINER, Inside, ShapedLink, answer_questions, received_bytes
 
 NETWORKS = ("efficientnet_lite0", "resnet18", "alexnet", "mobilenet_v3_large")
 RULES = ("best", "baseline", "freeze", "min_bytes", "neurosurgeon", "hapi_v1", "hapi_v3", "all_in_store")
@@ -112,10 +112,7 @@ def node_inside(wanted):
 
 def trainer_inside(wanted):
     side = Trainer(wanted)
-    does = {"plan": side.plan, "run": side.run, "train in the store": side.in_store}
-    for line in sys.stdin:
-        question = json.loads(line)
-        print(json.dumps(does[question.pop("do")](**question)), flush=True)
+    answer_questions({"plan": side.plan, "run": side.run, "train in the store": side.in_store})
 
 
 class Trainer:

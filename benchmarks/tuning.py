@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from links import STORE, TRAINER, Inside
+from links import STORE, TRAINER, Inside, answer_questions
 from wide_link import STORE_ADDRESS, WideLink
 
 FIXED = (1, 2, 4, 8, 16, 32, 64)
@@ -116,10 +116,7 @@ def node_inside(wanted):
 
 def trainer_inside(wanted):
     side = Trainer(wanted)
-    does = {"start": side.start, "run": side.run}
-    for line in sys.stdin:
-        question = json.loads(line)
-        print(json.dumps(does[question.pop("do")](**question)), flush=True)
+    answer_questions({"start": side.start, "run": side.run})
 
 
 class Trainer:
