@@ -11,7 +11,7 @@ import numpy.typing as npt
 from frostline.errors import SettingError
 from frostline.ordering.interleaving import Interleaving
 from frostline.ordering.order import check_inside
-from frostline.ordering.permutation import check_number, permute_each, round_keys
+from frostline.ordering.permutation import check_epoch, check_number, permute_each, round_keys
 
 __all__ = ("ENDS", "Mixture")
 
@@ -56,9 +56,7 @@ class Mixture:
         if min(self.sizes) < 1:
             raise SettingError(f"a mixture needs members with samples, and number {self.sizes.index(0)} has none")
         check_number("samples of all members", sum(self.sizes), _MOST)
-        check_number("size", self.size, _MOST)
-        check_number("seed", self.seed, (1 << 63) - 1)
-        check_number("epoch", self.epoch, (1 << 63) - 1)
+        check_epoch(self.size, self.seed, self.epoch)
 
     @classmethod
     def of(

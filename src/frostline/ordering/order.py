@@ -6,11 +6,10 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from frostline.ordering.permutation import check_number, permute, permute_at, round_keys
+from frostline.ordering.permutation import check_epoch, permute, permute_at, round_keys
 
 __all__ = ("EpochOrder", "Order", "check_inside")
 
-_MOST = 1 << 62
 
 _Rows = npt.NDArray[np.int64]
 
@@ -61,9 +60,7 @@ class Order:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        check_number("size", self.size, _MOST)
-        check_number("seed", self.seed, (1 << 63) - 1)
-        check_number("epoch", self.epoch, (1 << 63) - 1)
+        check_epoch(self.size, self.seed, self.epoch)
 
     def __len__(self) -> int:
         return self.size

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from frostline.errors import SettingError
 
 __all__ = (
+    "check_epoch",
     "check_number",
     "draw_of_stretches",
     "permute",
@@ -117,6 +118,17 @@ def check_number(name: str, value: int, most: int) -> None:
     """
     if not 0 <= value <= most:
         raise SettingError(f"{name} must lie from 0 to {most}, not {value}")
+
+
+def check_epoch(size: int, seed: int, epoch: int) -> None:
+    """Make sure that an order of an epoch can be drawn: ``size`` up to 2^62, ``seed`` and ``epoch`` below 2^63.
+
+    Raises:
+        SettingError: it cannot.
+    """
+    check_number("size", size, 1 << 62)
+    check_number("seed", seed, (1 << 63) - 1)
+    check_number("epoch", epoch, (1 << 63) - 1)
 
 
 def _permuted(values: _Words, size: int, keys: tuple[int, ...]) -> _Words:

@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from frostline.errors import SettingError
 from frostline.ordering.order import check_inside
-from frostline.ordering.permutation import check_number, round_keys, words_at
+from frostline.ordering.permutation import check_epoch, round_keys, words_at
 
 __all__ = ("Weighted", "Weights", "weights_by_class")
 
-_MOST = 1 << 62
 _DRAW = 0x44524157  # "DRAW": keeps the keys of draws apart from those of permutations
 
 _Rows = npt.NDArray[np.int64]
@@ -75,9 +74,7 @@ class Weighted:
     epoch: int
 
     def __post_init__(self) -> None:
-        check_number("size", self.size, _MOST)
-        check_number("seed", self.seed, (1 << 63) - 1)
-        check_number("epoch", self.epoch, (1 << 63) - 1)
+        check_epoch(self.size, self.seed, self.epoch)
 
     def __len__(self) -> int:
         return self.size
