@@ -35,7 +35,7 @@ def leave(namespace):
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
-    patterns=["README.md", "docs/quickstart.md", "docs/splits.md", "docs/order.md"],
+    patterns=["README.md", "docs/quickstart.md", "docs/splits.md", "docs/order.md", "docs/frameworks.md"],
     setup=enter,
     teardown=leave,
 ).pytest()

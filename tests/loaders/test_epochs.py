@@ -12,7 +12,7 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import FeatureBatch, Route, Samples
 from frostline.errors import OrderMismatch, SettingError
 from frostline.events import EpochFinished, EpochStarted
-from frostline.loaders.loader import Epochs, Loader
+from frostline.loaders import ArrayLoader, Epochs, Loader
 from frostline.loaders.rows import Source
 from frostline.ordering import Order
 from frostline.prefetch import Deal
@@ -174,7 +174,7 @@ class Sixteen:
 
 def test_the_next_epoch_is_asked_for_while_one_ends_and_handed_out_only_after_it():
     store = Store()
-    loader = Loader(store.source, Sixteen, order=Order(size=16, seed=0, epoch=0), batch_size=8)
+    loader = Loader(ArrayLoader(store.source, Sixteen, order=Order(size=16, seed=0, epoch=0), batch_size=8))
     for epoch in Epochs(loader, range(4)):
         batches = iter(epoch)
         first = next(batches)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from frostline.cache import FeatureCache, Scope, TieredCache
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
-from frostline.loaders.loader import Epochs, Loader
+from frostline.loaders import ArrayLoader, Epochs
 from frostline.loaders.rows import Source
 from frostline.ordering import Order, RecordedOrder, Replay
 from support.mixing import one_way
@@ -65,7 +65,7 @@ def loader(data, store, cache, *, batch_size=10, replay=None, **settings):
     )
     order = Order(size=len(data.samples), seed=5, epoch=0)
     order = order if replay is None else Replay(recorded=replay, order=order)
-    return Loader(lambda epoch: source, data, order=order, batch_size=batch_size, record=True)
+    return ArrayLoader(lambda epoch: source, data, order=order, batch_size=batch_size, record=True)
 
 
 def kept(data, rows):
@@ -88,7 +88,7 @@ def test_every_sample_comes_once_with_its_own_row_whatever_is_late(slack, held, 
     lost = {int(data.samples.ids[one]) for one in lost if one not in set(rows.tolist())}
     cache = kept(data, rows) if held else None
     batches = list(loader(data, Store(data, waits, lost), cache, slack=slack))
-    ids = np.concatenate([batch.ids.numpy() for batch in batches])
+    ids = np.concatenate([batch.ids for batch in batches])
     assert sorted(ids.tolist()) == sorted(set(data.samples.ids.tolist()) - lost)
     assert all(len(batch) == 10 for batch in batches[:-1])
     for batch in batches:
@@ -112,7 +112,7 @@ def test_over_epochs_through_one_window_every_sample_comes_once_in_each(slack, c
     cache = kept(data, rows) if held else None
     for epoch in Epochs(loader(data, Store(data, waits), cache, slack=slack), range(3)):
         batches = list(epoch)
-        ids = np.concatenate([batch.ids.numpy() for batch in batches])
+        ids = np.concatenate([batch.ids for batch in batches])
         assert sorted(ids.tolist()) == data.samples.ids.tolist()
         assert all((batch.features[:, 0] == batch.ids).all() for batch in batches)
         if slack == 0:

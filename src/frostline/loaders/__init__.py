@@ -1,15 +1,20 @@
 """The loader and the job: features in, batches out."""
 
+from frostline.loaders.array_loader import ArrayLoader
+from frostline.loaders.arrays import Arrays
 from frostline.loaders.augment import FeatureMixup, FeatureNoise
 from frostline.loaders.batch import Batch
 from frostline.loaders.blend import Blend
+from frostline.loaders.epochs import Epochs
 from frostline.loaders.job import Job
 from frostline.loaders.ledger import JobStatistics
-from frostline.loaders.loader import Epochs, Loader
+from frostline.loaders.loader import Loader
 from frostline.loaders.offload import offload
 from frostline.loaders.ranks import Ranks
 
 __all__ = (
+    "ArrayLoader",
+    "Arrays",
     "Batch",
     "Blend",
     "Epochs",

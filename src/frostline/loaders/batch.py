@@ -1,10 +1,13 @@
 """The batch that a training loop takes: activations at the frost line, labels and sample ids, as torch tensors."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-__all__ = ("Batch", "Features", "Mixed")
+from frostline.loaders.arrays import Arrays, MixedArrays
+
+__all__ = ("Batch", "Features", "Mixed", "arrays_of", "batch_of")
 
 Features = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -57,3 +60,35 @@ class Batch:
         labels = self.labels.to(device, non_blocking=True)
         targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
         return Batch(features=features, labels=labels, ids=self.ids, mixed=mixed, targets=targets)
+
+
+def batch_of(arrays: Arrays) -> Batch:
+    """The same batch as tensors, in the same memory."""
+    features, mixed = arrays.features, arrays.mixed
+    return Batch(
+        features=tuple(map(torch.from_numpy, features)) if isinstance(features, tuple) else torch.from_numpy(features),
+        labels=torch.from_numpy(arrays.labels),
+        ids=torch.from_numpy(arrays.ids),
+        mixed=None if mixed is None else _mixed(mixed),
+        targets=None if arrays.targets is None else torch.from_numpy(arrays.targets),
+    )
+
+
+def arrays_of(batch: Batch) -> Arrays:
+    """The same batch as arrays, in the same memory where it is in CPU memory."""
+    features, mixed = batch.features, batch.mixed
+    return Arrays(
+        features=tuple(map(_array, features)) if isinstance(features, tuple) else _array(features),
+        labels=_array(batch.labels),
+        ids=_array(batch.ids),
+        mixed=None if mixed is None else MixedArrays(labels=_array(mixed.labels), weights=_array(mixed.weights)),
+        targets=None if batch.targets is None else _array(batch.targets),
+    )
+
+
+def _mixed(mixed: MixedArrays) -> Mixed:
+    return Mixed(labels=torch.from_numpy(mixed.labels), weights=torch.from_numpy(mixed.weights))
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return tensor.detach().cpu().numpy()

@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from torch import nn
 
 from frostline.client.transport import TrainsBeside
 from frostline.config import LoaderSettings
@@ -16,26 +15,29 @@ from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
-from frostline.loaders.assignment import Assignment
-from frostline.loaders.augment import Augment
-from frostline.loaders.beside import Trained, train_beside
-from frostline.loaders.blend import Blend, GivenWeights, order_of, replayed
+from frostline.loaders.array_loader import ArrayLoader
+from frostline.loaders.blend import Blend, GivenWeights
+from frostline.loaders.epochs import Epochs
 from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import JobStatistics, Ledger
-from frostline.loaders.loader import Epochs, Loader
+from frostline.loaders.making import Maker
 from frostline.loaders.pilot import Pilot
 from frostline.loaders.ranks import Ranks
-from frostline.loaders.rows import Source
-from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
-from frostline.models.portable import portable
 from frostline.ordering import RecordedOrder
 from frostline.planning import Plan, Situation
 from frostline.prefetch import Tuner
 from frostline.preprocess import Preprocess
 from frostline.tuning import rule_of
 from frostline.wire.recipes import Recipe
+
+if TYPE_CHECKING:  # of PyTorch, which other frameworks do without
+    from torch import nn
+
+    from frostline.loaders.augment import Augment
+    from frostline.loaders.beside import Trained
+    from frostline.loaders.loader import Loader
 
 __all__ = ("Job",)
 
@@ -58,7 +60,7 @@ class Job:
         pilot: Pilot,
         ledger: Ledger,
         cuts: Sequence[Cut],
-        head: nn.Module | None,
+        head: "nn.Module | None",
         fallback: str | None,
         settings: LoaderSettings,
         near: str | None,
@@ -67,7 +69,6 @@ class Job:
     ) -> None:
         self._data = data
         self._fetcher = fetcher
-        self._keeper = keeper
         self._pilot = pilot
         self._ledger = ledger
         self._cuts = tuple(cuts)
@@ -78,7 +79,16 @@ class Job:
         self._near = near
         self._trains_in_store = trains_in_store
         self._close = close
-        self._tuner = Tuner(rule_of(settings), time.monotonic())
+        self._maker = Maker(
+            data=data,
+            fetcher=fetcher,
+            keeper=keeper,
+            pilot=pilot,
+            ledger=ledger,
+            settings=settings,
+            tuner=Tuner(rule_of(settings), time.monotonic()),
+            observe=self._observe,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +136,7 @@ class Job:
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
-    def head(self) -> nn.Module:
+    def head(self) -> "nn.Module":
         """The trainable rest of the network; the whole of it where it could not be cut (see ``fallback``).
 
         Raises:
@@ -150,11 +160,11 @@ class Job:
         last: str = "keep",
         drop_last: bool = False,
         ranks: Ranks | None = None,
-        augment: Augment | None = None,
+        augment: "Augment | None" = None,
         targets: bool | None = None,
         record: bool = False,
         replay: RecordedOrder | None = None,
-    ) -> Loader:
+    ) -> "Loader":
         """The batches of one epoch.
 
         Args:
@@ -187,36 +197,50 @@ class Job:
             SettingError: a figure that makes no sense, or data from another place than the job's, or without masks
                 where they are asked for; or the job's policy trains on the node.
         """
-        if self._trains_in_store:
-            raise SettingError(
-                "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
-                "of your own"
-            )
-        if drop_last and last not in ("keep", "drop"):
-            raise SettingError(f"drop_last=True and last={last!r} say different things: give one of them")
-        blend, data = (data, data.joined()) if isinstance(data, Blend) else (None, data)
-        data = self._own(data)
-        fetcher = self._fetcher
-        if preprocess is not None:
-            fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
-        has_targets = with_targets(data, targets)
-        ranks = Ranks.current() if ranks is None else ranks
-        order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, draws=draws)
-        # With slack each rank would be somewhere else in a step, and a replay would be another order.
-        is_strict = ranks.are_several or replay is not None
-        settings = replace(self._settings, slack=0) if is_strict else self._settings
-        return Loader(
-            lambda number: replace(self._source(fetcher, seed, number, has_targets=has_targets), settings=settings),
-            data,
-            order=order if replay is None else replayed(data, order, replay),
-            batch_size=batch_size,
-            last="drop" if drop_last else last,
-            ranks=ranks,
-            augment=augment,
-            record=record,
-        )
+        from frostline.loaders.loader import Loader
 
-    def epochs(self, batch_size: int, epochs: Sequence[int], **options: Any) -> Epochs:
+        self._refuse_loops()
+        arrays = self._maker.arrays(
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            epoch=epoch,
+            data=data,
+            weights=weights,
+            draws=draws,
+            preprocess=preprocess,
+            last=last,
+            drop_last=drop_last,
+            ranks=ranks,
+            targets=targets,
+            record=record,
+            replay=replay,
+        )
+        return Loader(arrays, augment=augment)
+
+    def arrays(self, batch_size: int, *, augment: "Augment | None" = None, **options: Any) -> ArrayLoader:
+        """The batches of one epoch as NumPy arrays, for a framework other than PyTorch or for none.
+
+        They are those of ``loader``, sample by sample, and so are their states. PyTorch is not asked for them, unless
+        something is augmented.
+
+        Args:
+            batch_size: as of ``loader``.
+            augment: as of ``loader``; it is given a ``Batch`` here too.
+            options: as of ``loader``.
+
+        Raises:
+            OrderMismatch: as ``loader``.
+            SettingError: as ``loader``.
+        """
+        self._refuse_loops()
+        if augment is not None:
+            from frostline.loaders.loader import in_arrays
+
+            options["change"] = in_arrays(augment)
+        return self._maker.arrays(batch_size, **options)
+
+    def epochs(self, batch_size: int, epochs: Sequence[int], **options: Any) -> "Epochs[Loader]":
         """Several epochs, such as ``range(10)``: each a loader, asked for while the one before it ends.
 
         What an epoch is asked for early waits in the window until all of the one before was handed out. Where features
@@ -239,7 +263,7 @@ class Job:
         held_out: Dataset | None = None,
         *,
         plain_preprocess: Preprocess | None = None,
-    ) -> Trained:
+    ) -> "Trained":
         """Train the head on the node, with cross-entropy over the data set's classes; its tensors come back into it.
 
         The node must have been started with ``--allow-training``. What happens is told to the job's observer, as it
@@ -258,8 +282,12 @@ class Job:
             Unavailable: The node is busy with another training, or went away.
             KeyboardInterrupt: Ctrl-C; what was learned by then has come back.
         """
-        data = self._own(train)
-        held = None if held_out is None else self._own(held_out)
+        from frostline.loaders.assignment import Assignment
+        from frostline.loaders.beside import train_beside
+        from frostline.models.portable import portable
+
+        data = self._maker.own(train)
+        held = None if held_out is None else self._maker.own(held_out)
         shipment, transport = self._fetcher.shipment, self._fetcher.transport
         if shipment is None or not isinstance(transport, TrainsBeside):
             raise SettingError(
@@ -285,32 +313,6 @@ class Job:
         )
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
         return train_beside(transport, assignment, self._observe)
-
-    def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
-        """Where the rows of an epoch come from."""
-        view = self._keeper.view(fetcher.preprocess, seed, epoch)
-        return Source(
-            fetch=fetch_of(fetcher, view, has_targets=has_targets),
-            dealer=MaskedDealer(self._pilot, mask_bytes(fetcher.preprocess)) if has_targets else self._pilot,
-            cache=self._keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
-            unreadable=self._ledger.unreadable,
-            settings=self._settings,
-            observe=self._observe,
-            has_targets=has_targets,
-            tuner=self._tuner,
-        )
-
-    def _own(self, data: Dataset | None) -> Dataset:
-        """A part of the job's data; all of it where none is named."""
-        data = self._data if data is None else data
-        if data.url == self._data.url and data.listing != self._data.listing and self._data.changed == "rebuild":
-            return data.among(self._data)
-        if (data.url, data.listing) != (self._data.url, self._data.listing):
-            raise SettingError(
-                f"this job reads {self._data.url} as it was listed when the job was made, not {data.url} as it is "
-                "listed now; make another job for other data"
-            )
-        return data
 
     def use(self, shares: Mapping[Route, float], *, follow: bool = False) -> None:
         """Let the samples that are not asked for yet take these ways, whatever the plan says; for comparisons.
@@ -359,6 +361,13 @@ class Job:
     def close(self) -> None:
         """Close the connections, and the embedded node where there is one. Calling it again does nothing."""
         self._close()
+
+    def _refuse_loops(self) -> None:
+        if self._trains_in_store:
+            raise SettingError(
+                "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
+                "of your own"
+            )
 
     def _observe(self, event: Event) -> None:
         """Count an event, and look whether the plan still fits what is measured."""

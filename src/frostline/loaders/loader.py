@@ -1,315 +1,88 @@
-"""Batches for a training loop: of one epoch, or of several that are prefetched across."""
+"""Batches for a PyTorch training loop: an iterable as it stands, and a data set for its ``DataLoader``."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
+from torch.utils.data import IterableDataset
 
-from frostline.core import SampleTable, View
-from frostline.errors import OrderMismatch, SettingError
-from frostline.events import BatchTaken, EpochFinished, EpochStarted
-from frostline.loaders.ahead import Ahead
+from frostline.core import View
+from frostline.loaders.array_loader import ArrayLoader, Change
+from frostline.loaders.arrays import Arrays
 from frostline.loaders.augment import Augment
-from frostline.loaders.batch import Batch
-from frostline.loaders.ranks import ALONE, Ranks
-from frostline.loaders.rows import EpochRows, Source
-from frostline.ordering import EpochOrder, Order, OrderState, RecordedOrder, Shard
-from frostline.prefetch.assemble import BatchAssembler, Columns
+from frostline.loaders.batch import Batch, arrays_of, batch_of
+from frostline.loaders.rows import EpochRows
+from frostline.ordering import RecordedOrder
 from frostline.prefetch.stretches import Delivery
 
-__all__ = ("Epochs", "Listed", "Loader")
+__all__ = ("Loader", "in_arrays")
 
 
-class Listed(Protocol):
-    """What a loader needs of a data set."""
-
-    @property
-    def samples(self) -> SampleTable:
-        """Its samples, in the manifest's order."""
-
-    @property
-    def digest(self) -> str:
-        """Names exactly these samples."""
-
-
-class Loader:
+class Loader(IterableDataset[Batch]):
     """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
 
     Leaving a pass early cancels what it had asked for. It is for one thread at a time.
 
-    One rank alone fills every batch but the last: where a sample cannot be read, the next one takes its place. Of
-    several ranks each takes the same positions whatever can be read, so that all keep step; a batch is then shorter.
-
     Args:
-        sources: says where the rows of an epoch come from.
-        data: the samples.
-        order: of the epoch.
-        batch_size: rows of every batch but perhaps the last.
-        last: what becomes of samples that fill no batch; see ``ordering.Shard``.
-        ranks: that share the epoch.
+        arrays: the same batches as NumPy arrays, which become tensors without a copy.
         augment: changes each batch, by seed and epoch; None leaves it as it is.
-        record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded``.
 
-    Raises:
-        SettingError: a figure that makes no sense.
+    Attributes:
+        arrays: as given.
     """
 
-    def __init__(
-        self,
-        sources: Callable[[int], Source],
-        data: Listed,
-        *,
-        order: EpochOrder,
-        batch_size: int,
-        last: str = "keep",
-        ranks: Ranks = ALONE,
-        augment: Augment | None = None,
-        record: bool = False,
-    ) -> None:
-        self._sources = sources
-        self._source = sources(order.epoch)
-        self._data = data
-        self._order = order
-        self._batch_size = batch_size
-        self._last = last
-        self._ranks = ranks
+    def __init__(self, arrays: ArrayLoader, *, augment: Augment | None = None) -> None:
+        self.arrays = arrays
         self._augment = augment
-        self._record = record
-        self._happened: list[npt.NDArray[np.int64]] = []
-        self._start = self._position = 0
-        self._followed: Callable[[], tuple[EpochRows, Iterator[Delivery]]] | None = None
-        self._shard(0)
 
     @property
     def epoch(self) -> int:
         """Its number."""
-        return self._order.epoch
+        return self.arrays.epoch
 
     def __len__(self) -> int:
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
-        if self._ranks.are_several or not isinstance(self._order, Order):
-            return self._shard(0).steps
-        lost, samples = self._source.unreadable(), self._data.samples
-        readable = len(samples) - (int(np.isin(samples.ids, lost).sum()) if len(lost) else 0)
-        return readable // self._batch_size if self._last == "drop" else -(-readable // self._batch_size)
+        return len(self.arrays)
 
     def __iter__(self) -> Iterator[Batch]:
-        """A pass over the epoch, from where ``load_state_dict`` put it; the next pass is whole again.
-
-        Raises:
-            OrderMismatch: the ranks would not read the same epoch.
-            Unavailable: a rank did not say what it is about to read.
-        """
-        self._position = self._start
-        self._ranks.agree(self._state(self._start))
-        followed, self._followed = self._followed, None
-        if followed is None:
-            rows = self.rows()
-            arrivals = rows.arrivals()
-        else:
-            rows, arrivals = followed()
-        self._start = 0
-        return self._pass(rows, arrivals)
+        """A pass over the epoch; see ``ArrayLoader.__iter__``."""
+        return self._batches(iter(self.arrays))
 
     def in_epoch(self, epoch: int) -> "Loader":
         """The same kind of loader of another epoch."""
-        return Loader(
-            self._sources,
-            self._data,
-            order=self._order.in_epoch(epoch),
-            batch_size=self._batch_size,
-            last=self._last,
-            ranks=self._ranks,
-            augment=self._augment,
-            record=self._record,
-        )
+        return Loader(self.arrays.in_epoch(epoch), augment=self._augment)
 
     def rows(self) -> EpochRows:
-        """The rows of the next pass."""
-        return EpochRows(self._source, self._data.samples, self._order, self._shard(self._start))
+        """See ``ArrayLoader``."""
+        return self.arrays.rows()
 
     def follow(self, rows: Callable[[], tuple[EpochRows, Iterator[Delivery]]]) -> None:
-        """Let somebody else ask for the rows of the next pass."""
-        self._followed = rows
+        """See ``ArrayLoader``."""
+        self.arrays.follow(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far this loader is, by what it handed out, the same at all ranks that are equally far: plain JSON.
-
-        Raises:
-            SettingError: samples may be handed out before others, so that what was is no beginning of the order.
-        """
-        if self._source.settings.slack != 0:
-            raise SettingError(
-                "with slack the samples that were handed out are no beginning of the order: a run that is to go on "
-                "from its state needs LoaderSettings(slack=0)"
-            )
-        return self._state(self._position).to_json()
+        """See ``ArrayLoader.state_dict``."""
+        return self.arrays.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on from there, whatever the number of ranks and the batch size were.
-
-        Raises:
-            OrderMismatch: the state is of other samples, another seed, order or epoch, or of a newer Frostline.
-        """
-        found = OrderState.from_json(state)
-        found.require(self._state(0))
-        if found.epoch != self._order.epoch:
-            raise OrderMismatch(
-                f"this state stands in epoch {found.epoch}, and this loader is of epoch {self._order.epoch}: make it "
-                f"with epoch={found.epoch}"
-            )
-        self._start = self._position = found.position
+        """See ``ArrayLoader.load_state_dict``."""
+        self.arrays.load_state_dict(state)
 
     def recorded(self) -> RecordedOrder:
-        """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
+        """See ``ArrayLoader.recorded``."""
+        return self.arrays.recorded()
 
-        Raises:
-            SettingError: it was not recorded, or several ranks shared the epoch, which keep its order.
-        """
-        if not self._record or self._ranks.are_several:
-            raise SettingError("only what one rank hands out is recorded, where its loader is made with record=True")
-        positions = np.concatenate([np.zeros(0, np.int64), *self._happened])
-        return RecordedOrder(state=self._state(self._position), positions=positions)
-
-    def _shard(self, start: int) -> Shard:
-        """This rank's part from a position on. One rank alone drops what it could not fill, which it learns last."""
-        return Shard(
-            size=len(self._order),
-            batch_size=self._batch_size,
-            start=start,
-            rank=self._ranks.rank,
-            world_size=self._ranks.world_size,
-            last="keep" if self._last == "drop" and not self._ranks.are_several else self._last,
-        )
-
-    def _state(self, position: int) -> OrderState:
-        return OrderState(
-            manifest=self._data.digest,
-            order=self._order.name,
-            seed=self._order.seed,
-            epoch=self._order.epoch,
-            position=position,
-            samples=len(self._order),
-            batch_size=self._batch_size * self._ranks.world_size,
-            last=self._last,
-        )
-
-    def _pass(self, epoch: EpochRows, arrivals: Iterator[Delivery]) -> Iterator[Batch]:
-        observe, number = self._source.observe, self._order.epoch
-        observe(EpochStarted(epoch=number, samples=len(epoch)))
-        self._happened, start = [], self._position
-        started = waiting = time.perf_counter()
-        taken, from_cache, stall_s = 0, 0, 0.0
-        view = View(seed=self._order.seed, epoch=number)
-        try:
-            drop_last = self._last == "drop" and not self._ranks.are_several
-            assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last)
-            for columns, places, position in epoch.batches(assembler, arrivals):
-                waited = time.perf_counter() - waiting
-                rows, cached = len(columns[0]), assembler.kept
-                taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
-                observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
-                batch = _batch(columns, has_targets=self._source.has_targets)
-                self._position = position
-                if self._record:
-                    self._happened.append(start + places)
-                yield batch if self._augment is None else self._augment(batch, view)
-                waiting = time.perf_counter()
-            self._position = len(self._order)
-        finally:
-            seconds = time.perf_counter() - started
-            observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
+    def _batches(self, arrays: Generator[Arrays]) -> Iterator[Batch]:
+        with closing(arrays):
+            for one in arrays:
+                batch = batch_of(one)
+                yield batch if self._augment is None else self._augment(batch, self.arrays.view)
 
 
-class Epochs:
-    """Several epochs one after the other: each is a ``Loader``, asked for while the one before it ends.
+def in_arrays(augment: Augment) -> Change:
+    """The same change, of arrays."""
 
-    Leaving an epoch early, or this iteration, cancels what was asked for. It is for one thread at a time.
+    def change(arrays: Arrays, view: View) -> Arrays:
+        return arrays_of(augment(batch_of(arrays), view))
 
-    Args:
-        loader: of any epoch.
-        numbers: of the epochs, in the order in which they come.
-
-    Raises:
-        SettingError: there is no epoch.
-    """
-
-    def __init__(self, loader: Loader, numbers: Sequence[int]) -> None:
-        if not numbers:
-            raise SettingError("epochs names the epochs to come, such as range(10), and there is none in it")
-        self._numbers = numbers
-        self._now = loader.in_epoch(numbers[0])
-        self._loaded: OrderState | None = None
-
-    def __len__(self) -> int:
-        """How many epochs."""
-        return len(self._numbers)
-
-    def __iter__(self) -> Iterator[Loader]:
-        """The epochs, from where ``load_state_dict`` put them; the next iteration has all again."""
-        state, self._loaded = self._loaded, None
-        if state is None:
-            return self._run(0, self._now.in_epoch(self._numbers[0]))
-        place = self._numbers.index(state.epoch)
-        self._now = first = self._now.in_epoch(state.epoch)
-        first.load_state_dict(state.to_json())
-        if state.is_over:
-            place += 1
-            first = first if place == len(self._numbers) else first.in_epoch(self._numbers[place])
-        return self._run(place, first)
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the epoch is that is under way; see ``Loader.state_dict``."""
-        return self._now.state_dict() if self._loaded is None else self._loaded.to_json()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on from there, with that epoch; with the one after it where it was over.
-
-        Raises:
-            OrderMismatch: as ``Loader.load_state_dict``, or the epoch is none of these.
-        """
-        found = OrderState.from_json(state)
-        if found.epoch not in self._numbers:
-            raise OrderMismatch(
-                f"this state stands in epoch {found.epoch}, which is none of those to come: name it in epochs"
-            )
-        self._now.in_epoch(found.epoch).load_state_dict(state)
-        self._loaded = found
-
-    def _run(self, start: int, first: Loader) -> Iterator[Loader]:
-        loaders = {start: first}
-
-        def loader_at(place: int) -> Loader | None:
-            if place not in loaders and place < len(self._numbers):
-                loaders[place] = first.in_epoch(self._numbers[place])
-            return loaders.get(place)
-
-        def rows_at(place: int) -> EpochRows | None:
-            found = loader_at(place)
-            return None if found is None else found.rows()
-
-        with Ahead(rows_at) as ahead:
-            for place in range(start, len(self._numbers)):
-                loader = loader_at(place)
-                loader_at(place + 1)  # made here, and only found by the window's threads
-                assert loader is not None
-                loader.follow(partial(ahead.rows, place))
-                self._now = loader
-                yield loader
-                loaders.pop(place)
-
-
-def _batch(columns: Columns, *, has_targets: bool) -> Batch:
-    ids, labels, *tensors = columns
-    targets = torch.from_numpy(tensors.pop().astype(np.int64)) if has_targets else None
-    features = [torch.from_numpy(one) for one in tensors]
-    return Batch(
-        features=features[0] if len(features) == 1 else tuple(features),
-        labels=torch.from_numpy(labels),
-        ids=torch.from_numpy(ids),
-        targets=targets,
-    )
+    return change

@@ -1,15 +1,16 @@
 """Which rank of how many this process is, and how the ranks tell each other what they are about to read."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from frostline.errors import SettingError, Unavailable
 from frostline.ordering import Gather, OrderState, Terms, check_terms
 from frostline.ordering.handshake import RECORD_BYTES
+
+if TYPE_CHECKING:
+    from torch import distributed as dist
 
 __all__ = ("ALONE", "KeyValueStore", "Ranks")
 
@@ -51,7 +52,9 @@ class Ranks:
     @classmethod
     def current(cls) -> Self:
         """Those of ``torch.distributed`` where it is initialised; else this process is alone."""
-        return cls.of_torch() if dist.is_available() and dist.is_initialized() else cls()
+        torch = sys.modules.get("torch")  # where nobody imported it, no group was made
+        is_shared = torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+        return cls.of_torch() if is_shared else cls()
 
     @classmethod
     def of_torch(cls, group: "dist.ProcessGroup | None" = None) -> Self:
@@ -60,6 +63,8 @@ class Ranks:
         Raises:
             SettingError: this process is not in it.
         """
+        from torch import distributed as dist
+
         rank = dist.get_rank(group)
         if rank < 0:
             raise SettingError("this process is not in the process group that should share the epoch")
@@ -106,18 +111,18 @@ class _TorchGather:
         self._group = group
 
     def __call__(self, record: bytes) -> Sequence[bytes]:
+        import torch
+        from torch import distributed as dist
+
         device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
         own = torch.frombuffer(bytearray(record), dtype=torch.uint8).to(device)
-        found = [torch.empty(RECORD_BYTES, dtype=torch.uint8, device=device) for _ in range(self._size)]
+        size = dist.get_world_size(self._group)
+        found = [torch.empty(RECORD_BYTES, dtype=torch.uint8, device=device) for _ in range(size)]
         try:
             dist.all_gather(found, own, self._group)
         except RuntimeError as error:  # what every backend raises
             raise Unavailable(f"the ranks could not tell each other what they are about to read: {error}") from error
         return [one.cpu().numpy().tobytes() for one in found]
-
-    @property
-    def _size(self) -> int:
-        return dist.get_world_size(self._group)
 
 
 class _StoreGather:

@@ -7,6 +7,7 @@ from frostline.client.transport import Transport
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples, read_as
 from frostline.events import Event, Observer
+from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.assignment import Assignment
 from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.keeping import Keeper
@@ -82,12 +83,13 @@ class Remote:
             settings=self._settings,
             observe=self._ledger,
         )
-        return Loader(
+        arrays = ArrayLoader(
             lambda _: source,
             _Listed(samples),
             order=Order(size=len(samples), seed=recipe.seed, epoch=epoch, shuffle=shuffle),
             batch_size=recipe.batch_size,
         )
+        return Loader(arrays)
 
     def _fetcher(self, preprocess: Preprocess) -> Fetcher:
         return Fetcher(

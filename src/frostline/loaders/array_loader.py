@@ -1,0 +1,248 @@
+"""The batches of one epoch as NumPy arrays: order, ranks, states and records, for every framework alike."""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import SampleTable, View
+from frostline.errors import OrderMismatch, SettingError
+from frostline.events import BatchTaken, EpochFinished, EpochStarted
+from frostline.loaders.arrays import Arrays
+from frostline.loaders.epochs import Epochs
+from frostline.loaders.ranks import ALONE, Ranks
+from frostline.loaders.rows import EpochRows, Source
+from frostline.ordering import EpochOrder, Order, OrderState, RecordedOrder, Shard
+from frostline.prefetch.assemble import BatchAssembler, Columns
+from frostline.prefetch.stretches import Delivery
+
+__all__ = ("ArrayLoader", "Change", "Listed")
+
+Change = Callable[[Arrays, View], Arrays]
+"""Changes a batch: a function of the batch and of seed and epoch alone."""
+
+
+class Listed(Protocol):
+    """What a loader needs of a data set."""
+
+    @property
+    def samples(self) -> SampleTable:
+        """Its samples, in the manifest's order."""
+
+    @property
+    def digest(self) -> str:
+        """Names exactly these samples."""
+
+
+class ArrayLoader:
+    """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
+
+    Leaving a pass early cancels what it had asked for. It is for one thread at a time.
+
+    One rank alone fills every batch but the last: where a sample cannot be read, the next one takes its place. Of
+    several ranks each takes the same positions whatever can be read, so that all keep step; a batch is then shorter.
+
+    Args:
+        sources: says where the rows of an epoch come from.
+        data: the samples.
+        order: of the epoch.
+        batch_size: rows of every batch but perhaps the last.
+        last: what becomes of samples that fill no batch; see ``ordering.Shard``.
+        ranks: that share the epoch.
+        change: made to each batch, by seed and epoch; None leaves it as it is.
+        record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded``.
+
+    Raises:
+        SettingError: a figure that makes no sense.
+    """
+
+    def __init__(
+        self,
+        sources: Callable[[int], Source],
+        data: Listed,
+        *,
+        order: EpochOrder,
+        batch_size: int,
+        last: str = "keep",
+        ranks: Ranks = ALONE,
+        change: Change | None = None,
+        record: bool = False,
+    ) -> None:
+        self._sources = sources
+        self._source = sources(order.epoch)
+        self._data = data
+        self._order = order
+        self._batch_size = batch_size
+        self._last = last
+        self._ranks = ranks
+        self._change = change
+        self._record = record
+        self._happened: list[npt.NDArray[np.int64]] = []
+        self._start = self._position = 0
+        self._followed: Callable[[], tuple[EpochRows, Iterator[Delivery]]] | None = None
+        self._shard(0)
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return self._order.epoch
+
+    @property
+    def view(self) -> View:
+        """What seeds the changes made to its batches."""
+        return View(seed=self._order.seed, epoch=self._order.epoch)
+
+    def __len__(self) -> int:
+        """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
+        if self._ranks.are_several or not isinstance(self._order, Order):
+            return self._shard(0).steps
+        lost, samples = self._source.unreadable(), self._data.samples
+        readable = len(samples) - (int(np.isin(samples.ids, lost).sum()) if len(lost) else 0)
+        return readable // self._batch_size if self._last == "drop" else -(-readable // self._batch_size)
+
+    def __iter__(self) -> Generator[Arrays]:
+        """A pass over the epoch, from where ``load_state_dict`` put it; the next pass is whole again.
+
+        Raises:
+            OrderMismatch: the ranks would not read the same epoch.
+            Unavailable: a rank did not say what it is about to read.
+        """
+        self._position = self._start
+        self._ranks.agree(self._state(self._start))
+        followed, self._followed = self._followed, None
+        if followed is None:
+            rows = self.rows()
+            arrivals = rows.arrivals()
+        else:
+            rows, arrivals = followed()
+        self._start = 0
+        return self._pass(rows, arrivals)
+
+    def in_epoch(self, epoch: int) -> "ArrayLoader":
+        """The same kind of loader of another epoch."""
+        return ArrayLoader(
+            self._sources,
+            self._data,
+            order=self._order.in_epoch(epoch),
+            batch_size=self._batch_size,
+            last=self._last,
+            ranks=self._ranks,
+            change=self._change,
+            record=self._record,
+        )
+
+    def epochs(self, numbers: Sequence[int]) -> "Epochs[ArrayLoader]":
+        """Several epochs like this one, such as ``range(10)``: each asked for while the one before it ends.
+
+        Raises:
+            SettingError: there is no epoch.
+        """
+        return Epochs(self, numbers)
+
+    def rows(self) -> EpochRows:
+        """The rows of the next pass."""
+        return EpochRows(self._source, self._data.samples, self._order, self._shard(self._start))
+
+    def follow(self, rows: Callable[[], tuple[EpochRows, Iterator[Delivery]]]) -> None:
+        """Let somebody else ask for the rows of the next pass."""
+        self._followed = rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this loader is, by what it handed out, the same at all ranks that are equally far: plain JSON.
+
+        Raises:
+            SettingError: samples may be handed out before others, so that what was is no beginning of the order.
+        """
+        if self._source.settings.slack != 0:
+            raise SettingError(
+                "with slack the samples that were handed out are no beginning of the order: a run that is to go on "
+                "from its state needs LoaderSettings(slack=0)"
+            )
+        return self._state(self._position).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on from there, whatever the number of ranks and the batch size were.
+
+        Raises:
+            OrderMismatch: the state is of other samples, another seed, order or epoch, or of a newer Frostline.
+        """
+        found = OrderState.from_json(state)
+        found.require(self._state(0))
+        if found.epoch != self._order.epoch:
+            raise OrderMismatch(
+                f"this state stands in epoch {found.epoch}, and this loader is of epoch {self._order.epoch}: make it "
+                f"with epoch={found.epoch}"
+            )
+        self._start = self._position = found.position
+
+    def recorded(self) -> RecordedOrder:
+        """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
+
+        Raises:
+            SettingError: it was not recorded, or several ranks shared the epoch, which keep its order.
+        """
+        if not self._record or self._ranks.are_several:
+            raise SettingError("only what one rank hands out is recorded, where its loader is made with record=True")
+        positions = np.concatenate([np.zeros(0, np.int64), *self._happened])
+        return RecordedOrder(state=self._state(self._position), positions=positions)
+
+    def _shard(self, start: int) -> Shard:
+        """This rank's part from a position on. One rank alone drops what it could not fill, which it learns last."""
+        return Shard(
+            size=len(self._order),
+            batch_size=self._batch_size,
+            start=start,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            last="keep" if self._last == "drop" and not self._ranks.are_several else self._last,
+        )
+
+    def _state(self, position: int) -> OrderState:
+        return OrderState(
+            manifest=self._data.digest,
+            order=self._order.name,
+            seed=self._order.seed,
+            epoch=self._order.epoch,
+            position=position,
+            samples=len(self._order),
+            batch_size=self._batch_size * self._ranks.world_size,
+            last=self._last,
+        )
+
+    def _pass(self, epoch: EpochRows, arrivals: Iterator[Delivery]) -> Generator[Arrays]:
+        observe, number = self._source.observe, self._order.epoch
+        observe(EpochStarted(epoch=number, samples=len(epoch)))
+        self._happened, start = [], self._position
+        started = waiting = time.perf_counter()
+        taken, from_cache, stall_s = 0, 0, 0.0
+        try:
+            drop_last = self._last == "drop" and not self._ranks.are_several
+            assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last)
+            for columns, places, position in epoch.batches(assembler, arrivals):
+                waited = time.perf_counter() - waiting
+                rows, cached = len(columns[0]), assembler.kept
+                taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
+                observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
+                batch = _arrays(columns, has_targets=self._source.has_targets)
+                self._position = position
+                if self._record:
+                    self._happened.append(start + places)
+                yield batch if self._change is None else self._change(batch, self.view)
+                waiting = time.perf_counter()
+            self._position = len(self._order)
+        finally:
+            seconds = time.perf_counter() - started
+            observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
+
+
+def _arrays(columns: Columns, *, has_targets: bool) -> Arrays:
+    ids, labels, *tensors = columns
+    targets = tensors.pop().astype(np.int64) if has_targets else None
+    return Arrays(
+        features=tensors[0] if len(tensors) == 1 else tuple(tensors),
+        labels=labels.astype(np.int64, copy=False),
+        ids=ids.astype(np.int64, copy=False),
+        targets=targets,
+    )

@@ -1,0 +1,123 @@
+"""Makes loaders for a job: puts data, order, ranks and the rows' source together, and refuses what does not fit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from frostline.config import LoaderSettings
+from frostline.datasets import Dataset
+from frostline.errors import SettingError
+from frostline.events import Event
+from frostline.loaders.array_loader import ArrayLoader, Change
+from frostline.loaders.blend import Blend, GivenWeights, order_of, replayed
+from frostline.loaders.fetch import Fetcher
+from frostline.loaders.keeping import Keeper
+from frostline.loaders.ledger import Ledger
+from frostline.loaders.pilot import Pilot
+from frostline.loaders.ranks import Ranks
+from frostline.loaders.rows import Source
+from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
+from frostline.ordering import RecordedOrder
+from frostline.prefetch import Tuner
+from frostline.preprocess import Preprocess
+
+__all__ = ("Maker",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Maker:
+    """What a job's loaders share.
+
+    Attributes:
+        data: of the job.
+        fetcher: makes its requests.
+        keeper: of the features that are kept.
+        pilot: says which way the next request takes.
+        ledger: knows what is unreadable.
+        settings: how the job asks.
+        tuner: of its windows.
+        observe: told what happens.
+    """
+
+    data: Dataset
+    fetcher: Fetcher
+    keeper: Keeper
+    pilot: Pilot
+    ledger: Ledger
+    settings: LoaderSettings
+    tuner: Tuner
+    observe: Callable[[Event], None]
+
+    def arrays(
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        epoch: int = 0,
+        data: Dataset | Blend | None = None,
+        weights: GivenWeights | None = None,
+        draws: int | None = None,
+        preprocess: Preprocess | None = None,
+        last: str = "keep",
+        drop_last: bool = False,
+        ranks: Ranks | None = None,
+        change: Change | None = None,
+        targets: bool | None = None,
+        record: bool = False,
+        replay: RecordedOrder | None = None,
+    ) -> ArrayLoader:
+        """A loader of one epoch; see ``Job.loader`` for what the arguments mean, and what is refused."""
+        if drop_last and last not in ("keep", "drop"):
+            raise SettingError(f"drop_last=True and last={last!r} say different things: give one of them")
+        blend, data = (data, data.joined()) if isinstance(data, Blend) else (None, data)
+        data = self.own(data)
+        fetcher = self.fetcher
+        if preprocess is not None:
+            fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
+        has_targets = with_targets(data, targets)
+        ranks = Ranks.current() if ranks is None else ranks
+        order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, draws=draws)
+        # With slack each rank would be somewhere else in a step, and a replay would be another order.
+        is_strict = ranks.are_several or replay is not None
+        settings = replace(self.settings, slack=0) if is_strict else self.settings
+        return ArrayLoader(
+            lambda number: replace(self._source(fetcher, seed, number, has_targets=has_targets), settings=settings),
+            data,
+            order=order if replay is None else replayed(data, order, replay),
+            batch_size=batch_size,
+            last="drop" if drop_last else last,
+            ranks=ranks,
+            change=change,
+            record=record,
+        )
+
+    def own(self, data: Dataset | None) -> Dataset:
+        """A part of the job's data; all of it where none is named.
+
+        Raises:
+            SettingError: it is from another place, or of another listing.
+        """
+        mine = self.data
+        data = mine if data is None else data
+        if data.url == mine.url and data.listing != mine.listing and mine.changed == "rebuild":
+            return data.among(mine)
+        if (data.url, data.listing) != (mine.url, mine.listing):
+            raise SettingError(
+                f"this job reads {mine.url} as it was listed when the job was made, not {data.url} as it is "
+                "listed now; make another job for other data"
+            )
+        return data
+
+    def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
+        """Where the rows of an epoch come from."""
+        view = self.keeper.view(fetcher.preprocess, seed, epoch)
+        return Source(
+            fetch=fetch_of(fetcher, view, has_targets=has_targets),
+            dealer=MaskedDealer(self.pilot, mask_bytes(fetcher.preprocess)) if has_targets else self.pilot,
+            cache=self.keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
+            unreadable=self.ledger.unreadable,
+            settings=self.settings,
+            observe=self.observe,
+            has_targets=has_targets,
+            tuner=self.tuner,
+        )
