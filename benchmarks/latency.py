@@ -3,9 +3,9 @@
     python benchmarks/latency.py --data DIR [--mbit 100] [--round-trips 0,20,75,150] [--losses 0,0.0001,0.001]
 
 A node serves photographs at one end of a wide-area link (`wide_link.py`), each side on a core of its own; a plain
-loader (no model, nothing cached) reads and decodes them at the other end, each image once, at 64 pixels with JPEGs
-decoded at a reduced scale, so that the link is the limit. Told of each cell: samples a second of the whole epoch and of
-its steady part, from the end of the third second on; the share of the same without delay and losses; the most bytes
+loader (no model, nothing cached) reads and decodes them at the other end, at 64 pixels with JPEGs decoded at a reduced
+scale, so that the link is the limit; one epoch after the other until it has had --samples. Told of each cell: samples a
+second of the whole and of its steady part, from the end of the third second on; the share of the same without delay and losses; the most bytes
 that the window held. Needs root. With --out FILE (without suffix) also JSON, a table, and a picture of the bytes a
 second at the longest round trip with the window's ramp and without it.
 """
@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from links import STORE, TRAINER, Inside, answer_questions
@@ -101,7 +102,7 @@ class Trainer:
 
         self._fl = fl
         self._data = fl.Dataset(wanted.data)
-        self._part = self._data.split(wanted.samples / len(self._data), 0)[1]
+        self._samples = wanted.samples
         self._url = None
 
     def start(self, url):
@@ -136,11 +137,11 @@ class Trainer:
         preprocess = replace(whole, steps=(Decode(reduced=True), *whole.steps[1:]))
         with self._fl.offload(None, self._data, preprocess=preprocess, near=self._url, cut=0, settings=settings) as job:
             started, arrived, taken, done = time.perf_counter(), [], [], 0
-            for batch in job.loader(batch_size=16, shuffle=True, seed=0, epoch=0, data=self._part):
+            for batch in chain.from_iterable(job.epochs(16, range(1 << 20), shuffle=True, seed=0)):
                 done += len(batch)
                 taken.append((time.perf_counter() - started, done))
                 arrived.append((taken[-1][0], job.statistics().wire_bytes))
-                if most and done >= most:
+                if done >= (most or self._samples):
                     break
         Window.asks = ask
         seconds = taken[-1][0]

@@ -47,7 +47,7 @@ def test_terms_are_the_same_after_the_wire(state, world_size, data):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"frostline_order": 2}, "newer Frostline .schema 2, and this one reads up to 1"),
+        ({"frostline_order": 3}, "newer Frostline .schema 3, and this one reads up to 2"),
         ({"frostline_order": None}, "no state of a loader"),
         ({"frostline_order": True}, "no state of a loader"),
         ({"position": 101}, "position 101 lies beyond the 100 samples"),
@@ -119,6 +119,7 @@ def test_ranks_that_are_about_to_read_the_same_agree():
         ({"position": 8}, "the position .* rank 2 has 8"),
         ({"samples": 99}, "the number of samples .* rank 2 has 99"),
         ({"last": "drop"}, "the last batch .* rank 2 has drop"),
+        ({"ahead": (50, 60)}, "what was handed out ahead of others .* differs"),
     ],
 )
 def test_ranks_that_differ_are_refused_with_what_differs_and_where(other, said):
@@ -140,9 +141,9 @@ def test_two_processes_with_one_rank_are_refused():
 def test_another_version_and_garbage_are_refused_by_rank():
     first, second = records(2)
     newer = bytearray(second)
-    newer[8] = 2
+    newer[8] = 3
     for record, said in (
-        (bytes(newer), "rank 1 runs another version of Frostline .schema 2, and 1 here"),
+        (bytes(newer), "rank 1 runs another version of Frostline .schema 3, and 2 here"),
         (b"\0" * 256, "rank 1 answered with something else"),
         (second[:100], "rank 1 answered with something else"),
         (second[:20] + b"\xff" * 200 + second[220:], "rank 1 answered with something that makes no sense"),

@@ -37,6 +37,19 @@ def test_from_cold_the_rate_that_a_link_can_give_is_reached_within_ten_seconds(r
     assert run.rate(10, 30) >= 0.95 * best
 
 
+def test_a_link_that_has_room_for_all_that_is_asked_is_leapt_through_and_not_climbed():
+    run = queues(round_trip_s=0.15, bytes_per_s=125e6).run(5)
+    assert [change.after.requests for _, change in run.changes[:3]] == [16, 64, 128]
+    assert [change.before.requests for _, change in run.changes[:3]] == [8, 16, 64]
+
+
+def test_a_leap_too_far_is_followed_by_half_of_it():
+    run = queues(round_trip_s=0.15, bytes_per_s=20e6).run(20)  # 19 requests fill it
+    assert 64 in [change.after.requests for _, change in run.changes]
+    assert kept(run, 0)[-1].requests <= 32
+    assert run.rate(10, 20) >= 0.95 * ideal(0.15, 20e6)
+
+
 @SIMULATED
 @given(start=st.integers(1, 128), seed=st.integers(0, 9), spread=st.sampled_from([0.0, 0.3]), **LINKS)
 def test_it_converges_from_any_start_whatever_the_link(start, seed, spread, **link):

@@ -6,6 +6,7 @@ from frostline.ordering.interleaving import Interleaving
 from frostline.ordering.mixture import Mixture
 from frostline.ordering.order import EpochOrder, Order
 from frostline.ordering.recorded import RecordedOrder, Replay
+from frostline.ordering.resumed import Progress, Resumed
 from frostline.ordering.sharding import LAST, Shard
 from frostline.ordering.splits import Labels, count_labels, split_at_random, split_by_class, split_by_group
 from frostline.ordering.state import OrderState
@@ -22,8 +23,10 @@ __all__ = (
     "Order",
     "OrderState",
     "Places",
+    "Progress",
     "RecordedOrder",
     "Replay",
+    "Resumed",
     "Shard",
     "Terms",
     "Weighted",

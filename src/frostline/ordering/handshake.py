@@ -1,13 +1,14 @@
 """Decides whether ranks may train together: each says in a few bytes what it is about to read, and all must agree."""
 
+import hashlib
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.ordering.permutation import check_number
-from frostline.ordering.state import SCHEMA, OrderState
+from frostline.ordering.state import OrderState
 
 __all__ = ("RECORD_BYTES", "Gather", "Terms", "check_terms")
 
@@ -17,8 +18,9 @@ RECORD_BYTES = 256
 Gather = Callable[[bytes], Sequence[bytes]]
 """Gives this rank's record to all others and returns everybody's, by rank; waits until all have come."""
 
+_SCHEMA = 2
 _MAGIC = b"frostord"
-_LAYOUT = struct.Struct("<8sIII5q8s64s64s")
+_LAYOUT = struct.Struct("<8sIII5q8s64s64s16s")
 _NUMBERS = ("seed", "epoch", "position", "samples", "batch_size")
 _MOST_NAMED = 8
 
@@ -31,11 +33,13 @@ class Terms:
         state: where it begins.
         rank: who it is.
         world_size: how many ranks it believes there are.
+        ahead: names what the state has ahead, where only that name is known; None where the state has it.
     """
 
     state: OrderState
     rank: int
     world_size: int
+    ahead: bytes | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_number("world_size", self.world_size, (1 << 32) - 1)
@@ -46,7 +50,15 @@ class Terms:
         state = self.state
         numbers = (getattr(state, name) for name in _NUMBERS)
         texts = (one.encode() for one in (state.last, state.manifest, state.order))
-        return _LAYOUT.pack(_MAGIC, SCHEMA, self.rank, self.world_size, *numbers, *texts).ljust(RECORD_BYTES, b"\0")
+        record = _LAYOUT.pack(_MAGIC, _SCHEMA, self.rank, self.world_size, *numbers, *texts, self.ahead_name)
+        return record.ljust(RECORD_BYTES, b"\0")
+
+    @property
+    def ahead_name(self) -> bytes:
+        """16 bytes that name the positions which were handed out ahead of others."""
+        if self.ahead is not None:
+            return self.ahead
+        return hashlib.sha256(struct.pack(f"<{len(self.state.ahead)}q", *self.state.ahead)).digest()[:16]
 
     @classmethod
     def from_bytes(cls, record: bytes, *, at: int) -> "Terms":
@@ -61,16 +73,16 @@ class Terms:
         """
         if len(record) != RECORD_BYTES or not record.startswith(_MAGIC):
             raise OrderMismatch(f"rank {at} answered with something else than what it is about to read")
-        _, schema, rank, world_size, *numbers, last, manifest, order = _LAYOUT.unpack_from(record)
-        if schema != SCHEMA:
+        _, schema, rank, world_size, *numbers, last, manifest, order, ahead = _LAYOUT.unpack_from(record)
+        if schema != _SCHEMA:
             raise OrderMismatch(
-                f"rank {at} runs another version of Frostline (schema {schema}, and {SCHEMA} here): install the same "
+                f"rank {at} runs another version of Frostline (schema {schema}, and {_SCHEMA} here): install the same "
                 "version everywhere"
             )
         texts = {"manifest": _text(manifest), "order": _text(order), "last": _text(last)}
         named: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True)) | texts
         try:
-            return cls(state=OrderState(**named), rank=rank, world_size=world_size)
+            return cls(state=OrderState(**named), rank=rank, world_size=world_size, ahead=ahead)
         except SettingError as error:
             raise OrderMismatch(f"rank {at} answered with something that makes no sense: {error}") from error
 
@@ -93,6 +105,7 @@ def check_terms(records: Sequence[bytes]) -> None:
             )
     for name in ("manifest", "order", "seed", "epoch", "samples", "position", "batch_size", "last"):
         _same(name, [getattr(terms.state, name) for terms in found])
+    _same("ahead", [terms.ahead_name.hex() for terms in found])
 
 
 def _same(name: str, values: Sequence[object]) -> None:
@@ -114,6 +127,7 @@ _WORDS = {
     "epoch": "the epoch",
     "samples": "the number of samples",
     "position": "the position to go on from",
+    "ahead": "what was handed out ahead of others (by name)",
     "batch_size": "the batch size of all ranks together",
     "last": "what becomes of the last batch",
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any, Self
 
 from frostline.errors import OrderMismatch, SettingError
@@ -9,8 +10,12 @@ from frostline.ordering.permutation import check_number
 
 __all__ = ("SCHEMA", "OrderState")
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the JSON form; a later one is refused by name."""
+
+# What the first schema does not know of would be handed out again by those who read no other.
+_WITHOUT_AHEAD = 1
+_MOST_AHEAD = 1 << 20
 
 _KEY = "frostline_order"
 _MOST = (1 << 63) - 1
@@ -30,6 +35,7 @@ class OrderState:
         samples: in the epoch.
         batch_size: samples of a step of all ranks, when it was saved. Whoever goes on may take others.
         last: what became of the samples that filled no step (``ordering.LAST``); it may change too.
+        ahead: positions beyond ``position`` that were handed out, ascending; there are some where slack allows it.
     """
 
     manifest: str
@@ -40,6 +46,7 @@ class OrderState:
     samples: int
     batch_size: int
     last: str
+    ahead: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("manifest", "order", "last"):
@@ -50,6 +57,9 @@ class OrderState:
             check_number(name, getattr(self, name), _MOST)
         if not 0 <= self.position <= self.samples:
             raise SettingError(f"position {self.position} lies beyond the {self.samples} samples of the epoch")
+        bounds = (self.position, *self.ahead, self.samples)
+        if len(self.ahead) > _MOST_AHEAD or any(one >= other for one, other in pairwise(bounds) if self.ahead):
+            raise SettingError("what was handed out ahead is no ascending list of positions of the epoch")
 
     @property
     def is_over(self) -> bool:
@@ -58,7 +68,9 @@ class OrderState:
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and texts by name, for ``json.dumps`` or a checkpoint of any framework."""
-        return {_KEY: SCHEMA, **asdict(self)}
+        value = asdict(self)
+        ahead = list(value.pop("ahead"))
+        return {_KEY: SCHEMA, **value, "ahead": ahead} if ahead else {_KEY: _WITHOUT_AHEAD, **value}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -75,12 +87,15 @@ class OrderState:
                 f"this state was written by a newer Frostline (schema {schema}, and this one reads up to {SCHEMA}): "
                 "install that version or a later one"
             )
-        names = [one.name for one in fields(cls)]
+        names = [one.name for one in fields(cls) if one.name != "ahead"]
+        ahead = value.get("ahead", [])
+        if not isinstance(ahead, list | tuple) or not all(map(_is_whole, ahead)):
+            raise OrderMismatch("this state of a loader is damaged: 'ahead' is no list of positions")
         broken = [name for name in names if not (isinstance(value.get(name), str) or _is_whole(value.get(name)))]
         if broken:
             raise OrderMismatch(f"this state of a loader is damaged: {broken[0]!r} is missing or makes no sense")
         try:
-            return cls(**{name: value[name] for name in names})
+            return cls(**{name: value[name] for name in names}, ahead=tuple(ahead))
         except (SettingError, TypeError) as error:
             raise OrderMismatch(f"this state of a loader is damaged: {error}") from error
 

@@ -53,4 +53,6 @@ class Following:
             return None
         self._periods.restart(self._parallelism.requests)
         is_trial = move is not None and move.is_trial
+        if is_trial:  # what was tried before it may have been kept
+            before = replace(before, requests=self._parallelism.kept)
         return Change(before=before, after=self.setting, is_trial=is_trial, reason="; ".join(reasons))

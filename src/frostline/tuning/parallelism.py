@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from frostline.core.amounts import in_bytes, in_percent, in_seconds
 from frostline.tuning.periods import Period
@@ -17,8 +17,10 @@ _CLEAR_GAIN, _GAIN = 0.10, 0.03
 # What fewer requests may cost: nothing that can be told from noise.
 _LOSS, _CLEAR_LOSS = 0.02, 0.07
 _TRIES = 3
-# A search doubles, as slow start does; a probe of a settled setting goes half a step.
-_SEARCH, _PROBE = 2.0, 1.5
+# A search doubles, as slow start does, and leaps where the rate grew nearly as much as the requests; a probe of a
+# settled setting goes half a step.
+_SEARCH, _LEAP, _PROBE = 2.0, 4.0, 1.5
+_SCALES = 0.7
 # A probe is dear where it fails: each that does doubles the time until the next. It never becomes longer than this.
 _FIRST_REST_S, _LONGEST_REST_S = 5.0, 20.0
 # Rates that differ so much from the settled one are news; twice in a row, since once may be a pause of the machine.
@@ -164,7 +166,7 @@ class Parallelism:
             most_bytes: that may be under way.
         """
         if self._trial is not None:
-            return self._tried(self._trial, period)
+            return self._tried(self._trial, period, most_bytes)
         self._base.rates.append(period.bytes_per_s)
         if period.stalled < _FED:
             return self._fewer(period)
@@ -236,7 +238,7 @@ class Parallelism:
             f"are {trial.requests} as fast?"
         )
 
-    def _tried(self, trial: _Trial, period: Period) -> Move | None:
+    def _tried(self, trial: _Trial, period: Period, most_bytes: int) -> Move | None:
         trial.rates.append(period.bytes_per_s)
         rate = statistics.median(trial.rates)
         gain = rate / (self._base.rate if trial.is_up else max(self._base.rate, self._base.before)) - 1
@@ -246,7 +248,12 @@ class Parallelism:
         if verdict is None:
             return None
         self._trial = None
-        return self._keep(trial, rate) if verdict else self._go_back(trial, rate, period.now_s)
+        if not verdict:
+            return self._go_back(trial, rate, period.now_s)
+        kept = self._keep(trial, rate, gain)
+        # What was tried is measured already: a link that has room is not kept waiting for another period of the same.
+        further = self._next_try(period, most_bytes) if trial.is_up and period.stalled >= _WAITS else None
+        return kept if further is None else replace(further, reason=f"{kept.reason}; {further.reason}")
 
     def _more_is_better(self, trial: _Trial, gain: float) -> bool | None:
         if gain >= max(_CLEAR_GAIN, 3 * self._base.noise):
@@ -261,15 +268,24 @@ class Parallelism:
             return False
         return None if len(trial.rates) < _TRIES else gain >= -_LOSS
 
-    def _keep(self, trial: _Trial, rate: float) -> Move:
+    def _keep(self, trial: _Trial, rate: float, gain: float) -> Move:
         """Keep what was tried, and go on in its direction: what lies in the other one was worse."""
+        tries = self._further(trial, gain)
         words = f"{in_bytes(rate)}/s with {trial.requests}, {in_bytes(self._base.rate)}/s with {self._base.requests}"
         before = 0.0 if trial.is_up else max(self._base.rate, self._base.before)
         self._settle(trial.requests, trial.rates, before=before)
-        self._tries = deque((trial.factor,))
+        self._tries = deque(tries)
         if trial.is_up:
             self._rest_s = _FIRST_REST_S
         return Move(requests=trial.requests, reason=words)
+
+    def _further(self, trial: _Trial, gain: float) -> tuple[float, ...]:
+        """Where to go on: by a leap where the link has room for all that was added, back by half after one too far."""
+        if not trial.is_up:
+            return (trial.factor,)
+        if gain >= _SCALES * (trial.requests / self._base.requests - 1):
+            return (_LEAP, _SEARCH)
+        return (1 / _SEARCH,) if trial.factor == _LEAP else (trial.factor,)
 
     def _go_back(self, trial: _Trial, rate: float, now_s: float) -> Move:
         before = self._base
