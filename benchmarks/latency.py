@@ -5,9 +5,9 @@
 A node serves photographs at one end of a wide-area link (`wide_link.py`), each side on a core of its own; a plain
 loader (no model, nothing cached) reads and decodes them at the other end, at 64 pixels with JPEGs decoded at a reduced
 scale, so that the link is the limit; one epoch after the other until it has had --samples. Told of each cell: samples a
-second of the whole and of its steady part, from the end of the third second on; the share of the same without delay and losses; the most bytes
-that the window held. Needs root. With --out FILE (without suffix) also JSON, a table, and a picture of the bytes a
-second at the longest round trip with the window's ramp and without it.
+second of the whole and of its steady part, from the end of the third second on; the share of the same without delay and
+losses; the most bytes that the window held. Needs root. With --out FILE (without suffix) also JSON, a table, and a
+picture of the bytes a second at the longest round trip with the window's ramp and without it.
 """
 
 import argparse
