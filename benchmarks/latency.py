@@ -5,7 +5,7 @@
 A node serves photographs at one end of a wide-area link (`wide_link.py`), each side on a core of its own; a plain
 loader (no model, nothing cached) reads and decodes them at the other end, at 64 pixels with JPEGs decoded at a reduced
 scale, so that the link is the limit; one epoch after the other until it has had --samples. Told of each cell: samples a
-second of the whole and of its steady part, from the end of the third second on; the share of the same without delay and
+second of the whole; megabits a second from the end of the third second on, and their share of those without delay and
 losses; the most bytes that the window held. Needs root. With --out FILE (without suffix) also JSON, a table, and a
 picture of the bytes a second at the longest round trip with the window's ramp and without it.
 """
@@ -51,7 +51,7 @@ def arguments():
     parser.add_argument("--mbit", type=float, default=100)
     parser.add_argument("--round-trips", type=numbers, default=[0, 20, 75, 150], help="ms")
     parser.add_argument("--losses", type=numbers, default=[0, 0.0001, 0.001], help="share of the packets, each way")
-    parser.add_argument("--samples", type=int, default=1600)
+    parser.add_argument("--samples", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out")
     parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
@@ -136,20 +136,19 @@ class Trainer:
         whole = self._fl.preprocess.imagenet(SIDE)
         preprocess = replace(whole, steps=(Decode(reduced=True), *whole.steps[1:]))
         with self._fl.offload(None, self._data, preprocess=preprocess, near=self._url, cut=0, settings=settings) as job:
-            started, arrived, taken, done = time.perf_counter(), [], [], 0
+            started, arrived, done = time.perf_counter(), [], 0
             for batch in chain.from_iterable(job.epochs(16, range(1 << 20), shuffle=True, seed=0)):
                 done += len(batch)
-                taken.append((time.perf_counter() - started, done))
-                arrived.append((taken[-1][0], job.statistics().wire_bytes))
+                arrived.append((time.perf_counter() - started, job.statistics().wire_bytes))
                 if done >= (most or self._samples):
                     break
         Window.asks = ask
-        seconds = taken[-1][0]
-        steady = [one for one in taken if one[0] >= min(STEADY_AFTER_S, seconds / 2)]
+        seconds = arrived[-1][0]
+        steady = [one for one in arrived if one[0] >= min(STEADY_AFTER_S, seconds / 2)]
         return {
             "samples_per_s": done / seconds,
-            "steady_samples_per_s": (steady[-1][1] - steady[0][1]) / max(1e-9, steady[-1][0] - steady[0][0]),
-            "first_batch_s": taken[0][0],
+            "steady_mbit": 8e-6 * (steady[-1][1] - steady[0][1]) / max(1e-9, steady[-1][0] - steady[0][0]),
+            "first_batch_s": arrived[0][0],
             "window_bytes": held[0],
             "wire_bytes_at": arrived,
         }
@@ -164,18 +163,16 @@ def keep(wanted, cells):
 
 def table(wanted, cells):
     lines = [
-        "| round trip | loss | order | samples/s | steady | of 0 ms without loss | first batch | window's most bytes |",
+        "| round trip | loss | order | samples/s | steady Mbit/s | of the best | first batch | most in the window |",
         "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     groups = {}
     for cell in cells:
         groups.setdefault((cell["round_trip_ms"], cell["loss"], cell["order"]), []).append(cell)
     for (round_trip_ms, loss, order), found in groups.items():
-        whole, steady, first = (
-            middle(found, one) for one in ("samples_per_s", "steady_samples_per_s", "first_batch_s")
-        )
+        whole, steady, first = (middle(found, one) for one in ("samples_per_s", "steady_mbit", "first_batch_s"))
         near = groups.get((0.0, 0.0, order))
-        share = f"{steady / middle(near, 'steady_samples_per_s'):.0%}" if near else ""
+        share = f"{steady / middle(near, 'steady_mbit'):.0%}" if near else ""
         lines.append(
             f"| {round_trip_ms:.0f} ms | {loss:.2%} | {order} | {whole:.1f} | {steady:.1f} | {share} | {first:.2f} s | "
             f"{max(one['window_bytes'] for one in found) / 1e6:.1f} MB |"

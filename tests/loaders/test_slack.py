@@ -1,5 +1,7 @@
 """What a loader hands out ahead of what is missing: each sample once, with its own row and label, no further ahead."""
 
+import itertools
+import json
 import threading
 
 import numpy as np
@@ -7,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import frostline as fl
 from frostline.cache import FeatureCache, Scope, TieredCache
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.loaders import ArrayLoader, Epochs
+from frostline.loaders.ranks import ALONE
 from frostline.loaders.rows import Source
 from frostline.ordering import Order, RecordedOrder, Replay
 from support.mixing import one_way
@@ -54,7 +58,7 @@ class Store:
             self._answered.notify_all()
 
 
-def loader(data, store, cache, *, batch_size=10, replay=None, **settings):
+def loader(data, store, cache, *, batch_size=10, replay=None, ranks=ALONE, **settings):
     source = Source(
         fetch=store.fetch,
         dealer=one_way(PER_REQUEST, 4),
@@ -65,7 +69,7 @@ def loader(data, store, cache, *, batch_size=10, replay=None, **settings):
     )
     order = Order(size=len(data.samples), seed=5, epoch=0)
     order = order if replay is None else Replay(recorded=replay, order=order)
-    return ArrayLoader(lambda epoch: source, data, order=order, batch_size=batch_size, record=True)
+    return ArrayLoader(lambda epoch: source, data, order=order, batch_size=batch_size, ranks=ranks, record=True)
 
 
 def kept(data, rows):
@@ -133,6 +137,36 @@ def test_what_was_handed_out_is_recorded_and_comes_so_again_whatever_is_late_the
     recorded = RecordedOrder.from_bytes(first.recorded().to_bytes())
     again = loader(data, Store(data, waits[::-1]), None, slack=0, replay=recorded)
     assert [batch.ids.tolist() for batch in again] == came
+
+
+@given(
+    slack=st.sampled_from([0, 3, 20, None]),
+    then=st.sampled_from([0, 20, None]),
+    held=st.sampled_from([0, 0.5]),
+    waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
+    batches=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    world_size=st.sampled_from([1, 2]),
+)
+def test_a_run_goes_on_from_any_state_with_each_sample_once(slack, then, held, waits, lost, batches, world_size):
+    data = Data(COUNT)
+    rows = np.flatnonzero(np.random.default_rng(len(waits)).random(COUNT) < held)
+    lost = {int(data.samples.ids[one]) for one in lost if one not in set(rows.tolist())}
+    came, state = [], None
+    for number in batches:  # stopped and taken up again, each time as another process would
+        run = loader(data, Store(data, waits, lost), kept(data, rows) if held else None, slack=slack)
+        if state is not None:
+            run.load_state_dict(json.loads(json.dumps(state)))
+        came += [batch.ids.tolist() for batch in itertools.islice(run, number)]
+        state = run.state_dict()
+    for rank in range(world_size):
+        slacks = {"slack": then if world_size == 1 else 0}
+        ranks = fl.Ranks(rank=rank, world_size=world_size)
+        rest = loader(data, Store(data, waits, lost), None, batch_size=3, ranks=ranks, **slacks)
+        rest.load_state_dict(state)
+        came += [batch.ids.tolist() for batch in rest]
+        assert rest.state_dict()["position"] == COUNT
+    assert sorted(itertools.chain(*came)) == sorted(set(data.samples.ids.tolist()) - lost)
 
 
 @pytest.mark.parametrize("slack", [8, 40])

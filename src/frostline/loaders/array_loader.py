@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from frostline.loaders.arrays import Arrays
 from frostline.loaders.epochs import Epochs
 from frostline.loaders.ranks import ALONE, Ranks
 from frostline.loaders.rows import EpochRows, Source
-from frostline.ordering import EpochOrder, Order, OrderState, RecordedOrder, Shard
+from frostline.ordering import EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Columns
 from frostline.prefetch.stretches import Delivery
 
@@ -80,7 +81,8 @@ class ArrayLoader:
         self._change = change
         self._record = record
         self._happened: list[npt.NDArray[np.int64]] = []
-        self._start = self._position = 0
+        self._start = self._state(0)
+        self._progress = Progress()
         self._followed: Callable[[], tuple[EpochRows, Iterator[Delivery]]] | None = None
         self._shard(0)
 
@@ -109,16 +111,16 @@ class ArrayLoader:
             OrderMismatch: the ranks would not read the same epoch.
             Unavailable: a rank did not say what it is about to read.
         """
-        self._position = self._start
-        self._ranks.agree(self._state(self._start))
+        self._progress, order = Progress(self._start.position, self._start.ahead), self._resumed()
+        self._ranks.agree(self._start)
         followed, self._followed = self._followed, None
         if followed is None:
             rows = self.rows()
             arrivals = rows.arrivals()
         else:
             rows, arrivals = followed()
-        self._start = 0
-        return self._pass(rows, arrivals)
+        self._start = self._state(0)
+        return self._pass(rows, arrivals, order)
 
     def in_epoch(self, epoch: int) -> "ArrayLoader":
         """The same kind of loader of another epoch."""
@@ -143,7 +145,8 @@ class ArrayLoader:
 
     def rows(self) -> EpochRows:
         """The rows of the next pass."""
-        return EpochRows(self._source, self._data.samples, self._order, self._shard(self._start))
+        order = self._resumed()
+        return EpochRows(self._source, self._data.samples, order, self._shard(order.start))
 
     def follow(self, rows: Callable[[], tuple[EpochRows, Iterator[Delivery]]]) -> None:
         """Let somebody else ask for the rows of the next pass."""
@@ -152,15 +155,9 @@ class ArrayLoader:
     def state_dict(self) -> dict[str, Any]:
         """How far this loader is, by what it handed out, the same at all ranks that are equally far: plain JSON.
 
-        Raises:
-            SettingError: samples may be handed out before others, so that what was is no beginning of the order.
+        Where slack let samples come ahead of others it names them, so that none comes again.
         """
-        if self._source.settings.slack != 0:
-            raise SettingError(
-                "with slack the samples that were handed out are no beginning of the order: a run that is to go on "
-                "from its state needs LoaderSettings(slack=0)"
-            )
-        return self._state(self._position).to_json()
+        return self._state_now().to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from there, whatever the number of ranks and the batch size were.
@@ -175,7 +172,8 @@ class ArrayLoader:
                 f"this state stands in epoch {found.epoch}, and this loader is of epoch {self._order.epoch}: make it "
                 f"with epoch={found.epoch}"
             )
-        self._start = self._position = found.position
+        self._start = replace(self._state(found.position), ahead=found.ahead)
+        self._progress = Progress(found.position, found.ahead)
 
     def recorded(self) -> RecordedOrder:
         """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
@@ -186,7 +184,11 @@ class ArrayLoader:
         if not self._record or self._ranks.are_several:
             raise SettingError("only what one rank hands out is recorded, where its loader is made with record=True")
         positions = np.concatenate([np.zeros(0, np.int64), *self._happened])
-        return RecordedOrder(state=self._state(self._position), positions=positions)
+        return RecordedOrder(state=self._state_now(), positions=positions)
+
+    def _resumed(self) -> Resumed:
+        """The order with what was handed out before the next pass at its beginning."""
+        return Resumed(order=self._order, state=self._start)
 
     def _shard(self, start: int) -> Shard:
         """This rank's part from a position on. One rank alone drops what it could not fill, which it learns last."""
@@ -198,6 +200,9 @@ class ArrayLoader:
             world_size=self._ranks.world_size,
             last="keep" if self._last == "drop" and not self._ranks.are_several else self._last,
         )
+
+    def _state_now(self) -> OrderState:
+        return replace(self._state(self._progress.position), ahead=self._progress.ahead)
 
     def _state(self, position: int) -> OrderState:
         return OrderState(
@@ -211,10 +216,10 @@ class ArrayLoader:
             last=self._last,
         )
 
-    def _pass(self, epoch: EpochRows, arrivals: Iterator[Delivery]) -> Generator[Arrays]:
+    def _pass(self, epoch: EpochRows, arrivals: Iterator[Delivery], order: Resumed) -> Generator[Arrays]:
         observe, number = self._source.observe, self._order.epoch
         observe(EpochStarted(epoch=number, samples=len(epoch)))
-        self._happened, start = [], self._position
+        self._happened = []
         started = waiting = time.perf_counter()
         taken, from_cache, stall_s = 0, 0, 0.0
         try:
@@ -226,12 +231,13 @@ class ArrayLoader:
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
                 batch = _arrays(columns, has_targets=self._source.has_targets)
-                self._position = position
+                given = order.original(order.start + places)
+                self._progress.give(given, int(order.original(np.array([position]))[0]))
                 if self._record:
-                    self._happened.append(start + places)
+                    self._happened.append(given)
                 yield batch if self._change is None else self._change(batch, self.view)
                 waiting = time.perf_counter()
-            self._position = len(self._order)
+            self._progress = Progress(len(self._order))
         finally:
             seconds = time.perf_counter() - started
             observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))

@@ -30,6 +30,8 @@ _READ_BYTES = 16 << 20
 _READ_ROWS = 1024
 # Places of an epoch whose rows are worked out at a time, so that an epoch of a hundred million begins at once.
 _SEGMENT = 1 << 15
+# Of the columns that are put into batches: ids, labels, places, tensors.
+_PLACES = 2
 
 _Ints = npt.NDArray[np.int64]
 
@@ -127,6 +129,7 @@ class EpochRows:
         self.asked = 0
         self._step = 0
         self._given = 0
+        self._passed = 0  # all below this place was put into a batch, or cannot be read
         self._segments: deque[_Segment] = deque()
         row_bytes = 0 if source.cache is None else source.cache.row_bytes
         self._read_rows = max(1, min(_READ_ROWS, _READ_BYTES // max(1, row_bytes)))
@@ -137,6 +140,9 @@ class EpochRows:
     def batches(self, assembler: BatchAssembler, arrivals: Iterator[Delivery]) -> Iterator[tuple[Columns, _Ints, int]]:
         """Ids, labels and tensors of each batch, its places, and how far the epoch is when it was handed out.
 
+        That is the position of the first sample that is not in a batch yet, though later ones may be where there is
+        slack.
+
         Args:
             assembler: of the batches; empty.
             arrivals: what was asked for by ``stretches``, in order: ``arrivals``, or from a window that asks for more.
@@ -144,10 +150,7 @@ class EpochRows:
         for ids, labels, column, *tensors in self._filled(assembler, arrivals):
             self._given += 1
             places = column.astype(np.int64, copy=False)
-            position = self._shard.start + int(places[-1]) + 1
-            if self._shard.world_size > 1:
-                position = self._shard.after(self._given)
-            yield (ids, labels, *tensors), places, position
+            yield (ids, labels, *tensors), places, self._position(places, assembler)
 
     def waits_for(self, before: "EpochRows") -> bool:
         """Its features are found where those of the epoch before are kept, if it is asked for after that."""
@@ -176,6 +179,15 @@ class EpochRows:
                 self.asked = int(stretch.positions[-1]) + 1
                 yield stretch
 
+    def _position(self, places: _Ints, assembler: BatchAssembler) -> int:
+        if self._shard.world_size > 1:
+            return self._shard.after(self._given)
+        if self.source.settings.slack == 0:
+            return self._shard.start + int(places[-1]) + 1
+        waiting = assembler.pending(_PLACES)
+        first = self._passed if waiting is None else min(self._passed, int(waiting.astype(np.int64).min()))
+        return self._shard.start + first
+
     def _filled(self, assembler: BatchAssembler, arrivals: Iterator[Delivery]) -> Iterator[Columns]:
         done = 0  # what was cached at places below has been handed out
         for delivery in arrivals:
@@ -183,10 +195,12 @@ class EpochRows:
                 yield from assembler.merge(*self._parts(run, _delivered(run, delivery)))
             yield from self._merged(assembler, done, delivery.reach, delivery)
             done = max(done, delivery.reach)
+            self._passed = delivery.stop
             self._keep(delivery.batch)
             while self._segments[0].stop <= delivery.stop and len(self._segments) > 1:
                 self._segments.popleft()
         yield from self._merged(assembler, done, len(self), None)
+        self._passed = len(self)
         yield from _last(assembler)
 
     def _merged(self, assembler: BatchAssembler, start: int, stop: int, delivery: Delivery | None) -> Iterator[Columns]:

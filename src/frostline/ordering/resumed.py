@@ -1,6 +1,7 @@
 """An order that goes on from a state whose samples were handed out ahead of earlier ones."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -68,9 +69,12 @@ class Resumed:
         found[rest] = self.state.position + moved + np.searchsorted(missing_before, moved, side="right")
         return found
 
-    def in_epoch(self, epoch: int) -> EpochOrder:
-        """Another epoch begins at its beginning."""
-        return self if epoch == self.epoch else self.order.in_epoch(epoch)
+    def in_epoch(self, epoch: int) -> Self:
+        """The same in another epoch, at its beginning."""
+        if epoch == self.epoch:
+            return self
+        state = replace(self.state, epoch=epoch, position=0, ahead=())
+        return replace(self, order=self.order.in_epoch(epoch), state=state)
 
 
 class Progress:

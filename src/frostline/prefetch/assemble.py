@@ -111,6 +111,10 @@ class BatchAssembler:
             if self._filled == self._batch_size:
                 yield self._give_away()
 
+    def pending(self, column: int) -> npt.NDArray[np.generic] | None:
+        """One column of the rows that wait for their batch to be full, in its own memory; None where none do."""
+        return self._slabs[column][: self._filled] if self._filled else None
+
     def finish(self) -> Columns | None:
         """The last batch, with the rows that are left; None where none are, or ``drop_last`` leaves it out."""
         rows = self._filled
