@@ -198,6 +198,8 @@ class LoaderSettings:
             the node's, so that features are the same bits wherever they are computed.
         skip_allowance: share of a data set's samples that may be unreadable before the job stops.
         follow: plan again while the job runs, where what is measured says so.
+        pin_memory: let batches lie in page-locked memory, from which a GPU copies while the loop goes on, as of
+            PyTorch's ``DataLoader``; None does where the model is on such a GPU.
         token: who the job is to its nodes; None where they know nobody. Never shown or logged.
     """
 
@@ -218,6 +220,7 @@ class LoaderSettings:
     device_batch: int = 32
     skip_allowance: float = 0.01
     follow: bool = True
+    pin_memory: bool | None = None
     token: str | None = field(default_factory=_token, repr=False)
 
     def __post_init__(self) -> None:

@@ -224,7 +224,8 @@ class ArrayLoader:
         taken, from_cache, stall_s = 0, 0, 0.0
         try:
             drop_last = self._last == "drop" and not self._ranks.are_several
-            assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last)
+            memory = self._source.memory
+            assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
             for columns, places, position in epoch.batches(assembler, arrivals):
                 waited = time.perf_counter() - waiting
                 rows, cached = len(columns[0]), assembler.kept

@@ -13,6 +13,7 @@ from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
 from frostline.loaders.pilot import Pilot
+from frostline.loaders.pinned import memory_for
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.rows import Source
 from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
@@ -120,4 +121,5 @@ class Maker:
             observe=self.observe,
             has_targets=has_targets,
             tuner=self.tuner,
+            memory=memory_for(self.settings.pin_memory, fetcher.trainer_side.device),
         )

@@ -19,6 +19,7 @@ from frostline.loaders.repeats import fetch_each
 from frostline.ordering import EpochOrder, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
 from frostline.prefetch.driver import Prefetcher
+from frostline.prefetch.slabs import Memory
 from frostline.prefetch.stretches import Ask, Dealer, Delivery, Stretch, stretches
 from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window
@@ -49,6 +50,7 @@ class Source:
         observe: told what happens.
         has_targets: the last tensor of every row is its sample's mask.
         tuner: of the windows' bounds; None leaves them as they are set.
+        memory: where batches lie; None for memory of this process.
     """
 
     fetch: FetchRows
@@ -59,6 +61,7 @@ class Source:
     observe: Observer
     has_targets: bool = False
     tuner: Tuner | None = None
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

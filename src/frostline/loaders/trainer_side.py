@@ -27,6 +27,9 @@ class TrainerSide:
         tensors: its weights by name.
         device: where the rest runs, in torch's words.
         device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
+
+    Attributes:
+        device: as given.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class TrainerSide:
         self._rest = rest
         self._tensors = tensors or {}
         self._device_batch = device_batch
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         self._made: dict[int, _Rest | None] = {}
         # One run at a time: several at once would only take each other's cores.
         self._running = threading.Lock()
@@ -94,7 +97,7 @@ class TrainerSide:
             return None
         if cut not in self._made:
             graph = self._rest(self._cuts[cut])
-            self._made[cut] = _Rest(graph, self._tensors, self._device) if graph.nodes else None
+            self._made[cut] = _Rest(graph, self._tensors, self.device) if graph.nodes else None
         return self._made[cut]
 
     def _count(self, *, decode_s: float = 0.0, compute_s: float = 0.0) -> None:

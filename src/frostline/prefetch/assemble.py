@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from frostline.prefetch.slabs import Slabs
+from frostline.prefetch.slabs import Memory, Slabs
 
 __all__ = ("BatchAssembler", "Column", "Columns", "Gathered", "Part")
 
@@ -68,16 +68,17 @@ class BatchAssembler:
     Args:
         batch_size: rows of every batch but perhaps the last.
         drop_last: leave out a last batch with fewer rows.
+        memory: where batches lie; None for memory of this process that is used again.
 
     Attributes:
         kept: of the batch that was given away last, rows that came from a cache.
     """
 
-    def __init__(self, *, batch_size: int, drop_last: bool) -> None:
+    def __init__(self, *, batch_size: int, drop_last: bool, memory: Memory | None = None) -> None:
         self.kept = 0
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._memory = Slabs()
+        self._memory = Slabs() if memory is None else memory
         self._layout: _Layout = []
         self._slabs: Columns = ()
         self._filled = 0

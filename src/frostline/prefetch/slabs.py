@@ -3,11 +3,12 @@
 import math
 import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("Slabs",)
+__all__ = ("Memory", "Slabs")
 
 # What is smaller comes from the C library without a page fault.
 _LARGE = 64 << 10
@@ -15,6 +16,13 @@ _LARGE = 64 << 10
 _MOST_IDLE = 2
 
 _Bytes = npt.NDArray[np.uint8]
+
+
+class Memory(Protocol):
+    """Where batches lie."""
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+        """An array of the caller's own, contiguous and not written yet."""
 
 
 class Slabs:
