@@ -7,7 +7,8 @@ loader (no model, nothing cached) reads and decodes them at the other end, at 64
 scale, so that the link is the limit; one epoch after the other until it has had --samples. Told of each cell: samples a
 second of the whole; megabits a second from the end of the third second on, and their share of those without delay and
 losses; the most bytes that the window held. Needs root. With --out FILE (without suffix) also JSON, a table, and a
-picture of the bytes a second at the longest round trip with the window's ramp and without it.
+picture of the bytes a second at the longest round trip with the window's ramp and without it; links that the JSON has
+from an earlier run are kept beside the new ones.
 """
 
 import argparse
@@ -34,12 +35,13 @@ def main():
     if wanted.inside:
         {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
         return
-    cells = []
+    links = [(one, loss) for one in wanted.round_trips for loss in (wanted.losses if one else [0.0])]
+    cells = [one for one in earlier(wanted) if (one["round_trip_ms"], one["loss"]) not in links]
     for _ in range(wanted.rounds):
-        for round_trip_ms in wanted.round_trips:
-            for loss in wanted.losses if round_trip_ms else [0.0]:
-                cells += over_one_link(wanted, round_trip_ms, loss)
-                keep(wanted, cells)
+        for round_trip_ms, loss in links:
+            cells += over_one_link(wanted, round_trip_ms, loss)
+            cells.sort(key=lambda one: (one["round_trip_ms"], one["loss"]))
+            keep(wanted, cells)
     print(table(wanted, cells))
     if wanted.out:
         draw(cells, f"{wanted.out}.svg")
@@ -56,6 +58,11 @@ def arguments():
     parser.add_argument("--out")
     parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def earlier(wanted):
+    path = Path(f"{wanted.out}.json")
+    return json.loads(path.read_text())["cells"] if wanted.out and path.exists() else []
 
 
 def numbers(text):
