@@ -7,8 +7,8 @@ import pytest
 
 from frostline.core import REFERENCE, Levels
 from frostline.engines.identity import identity, judged_on
-from frostline.node.trials import Room, Trials
-from frostline.node.workshop import Terms
+from frostline.node.terms import Room, Terms
+from frostline.node.trials import Trials
 from support.engines import make_fastest
 from support.nodes import SIDE, artifact_of, preprocess, small_network
 

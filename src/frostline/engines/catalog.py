@@ -20,7 +20,7 @@ from frostline.engines.vendors import is_installed
 from frostline.errors import EngineUnfit, nearest
 from frostline.profiles import PRECISIONS
 
-__all__ = ("OFFERS", "Offer", "absence", "build")
+__all__ = ("OFFERS", "Offer", "absence", "build", "offered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +33,15 @@ class Offer:
         title: for people.
         takes_pixels: whether it takes pixels as they are kept, and computes what they mean itself, where they can be
             had; else they are made ready before.
+        takes_threads: whether it runs on as many threads as it is told, where it runs on the CPU; else it keeps to
+            those of the process.
     """
 
     name: str
     precision: str
     title: str
     takes_pixels: bool = True
+    takes_threads: bool = True
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -68,6 +71,18 @@ class _Entry:
     packages: tuple[str, ...] = ()
     extra: str = ""
     needs: Callable[[], str | None] = _nothing
+
+
+def offered(name: str) -> Offer:
+    """The offer that an engine is of.
+
+    Args:
+        name: of an offer or an engine.
+
+    Raises:
+        EngineUnfit: There is no such offer.
+    """
+    return _entry(name).offer
 
 
 def absence(name: str, device: str) -> str | None:
@@ -117,7 +132,7 @@ def build(
         cut: number of the cut that it stops at.
         device: in torch's words.
         most_rows: the largest batch that will be run.
-        threads: of engines that keep threads of their own; those of torch run on the process's.
+        threads: that it runs on, where its offer says that it takes them.
         levels: what pixels mean, for an engine whose name says that it takes them; else of no account.
         calibration: real samples as the engine takes them, which those of precision int8 need for their first build.
         folder: where converted files of this prefix and cut are kept, and of no other; None keeps none.
@@ -197,7 +212,7 @@ def _openvino(name: str, precision: str, title: str, form: str, *packages: str) 
 
 _ENTRIES = (
     _Entry(
-        offer=Offer(name=REFERENCE, precision="fp32", title="torch", takes_pixels=False),
+        offer=Offer(name=REFERENCE, precision="fp32", title="torch", takes_pixels=False, takes_threads=False),
         make=_reference,
         devices=("cpu", "cuda", "mps", "xpu"),
     ),
@@ -206,7 +221,8 @@ _ENTRIES = (
         make=TorchVariant,
     ),
     _Entry(
-        offer=Offer(name="torch-compiled", precision="fp32", title="compiled torch"),
+        # The number of threads stands in its kernels, and to compile for another takes minutes.
+        offer=Offer(name="torch-compiled", precision="fp32", title="compiled torch", takes_threads=False),
         make=TorchCompiled,
         needs=_compiler,
     ),
@@ -220,7 +236,9 @@ _ENTRIES = (
         devices=("cuda",),
     ),
     _Entry(
-        offer=Offer(name="torch-compiled-bf16", precision="16-bit", title="compiled torch, bfloat16"),
+        offer=Offer(
+            name="torch-compiled-bf16", precision="16-bit", title="compiled torch, bfloat16", takes_threads=False
+        ),
         make=partial(TorchCompiled, dtype=torch.bfloat16),
         needs=_compiler,
     ),

@@ -28,7 +28,7 @@ class Order:
         cut: number of the one cut that the engine stops at.
         device: in torch's words.
         most_rows: the largest batch that will be run.
-        threads: of engines that keep threads of their own. Those of torch run on the process's.
+        threads: that the engine is to run on, where it takes them (``engines.catalog.Offer``).
         levels: what the pixels mean, where the engine is to take them as they are kept, ``uint8[n, H, W, C]``; None
             where it takes what the network takes.
         calibration: real samples as the engine takes them, for engines that narrow to 8 bits.

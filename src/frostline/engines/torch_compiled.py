@@ -48,7 +48,8 @@ class TorchCompiled(Converted):
     def __init__(self, name: str, order: Order, dtype: torch.dtype | None = None) -> None:
         super().__init__(name, order)
         self._device = torch.device(order.device)
-        files = f"{offer_name(name)}-{order.file_name(versions('torch'))}"
+        made_by = f"{order.threads}-threads-{versions('torch')}"
+        files = f"{offer_name(name)}-{order.file_name(made_by)}"
         with kept(order.folder, files, lambda place: _compile(order, dtype, place)) as place:
             self._call = _loaded(place)
 
@@ -75,6 +76,7 @@ def _compile(order: Order, dtype: torch.dtype | None, place: Path) -> None:
     settings: dict[str, Any] = {
         "freezing": True,
         "max_autotune": torch.device(order.device).type == "cuda",
+        "cpp.threads": order.threads,  # which stands in the kernels
     }
     with tracing(), converting("torch's compiler"), torch.no_grad():
         program = exported(order, dtype=dtype)

@@ -1,6 +1,7 @@
 """Eager torch in other layouts and precisions than the reference: channels-last, and 16-bit floats."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -62,14 +63,28 @@ class TorchVariant(Converted):
         given = input_tensors(self._order.batch(inputs, cut), self._device)
         casting = torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None)
         try:
-            with torch.inference_mode(), casting:
+            with torch.inference_mode(), casting, _on_threads(self._order.threads):
                 batch = [_channels_last(one if self._levels is None else _applied(self._levels, one)) for one in given]
                 tensors = self._runner.run(batch, self._leaves, upto=self._order.last)
+                declared = zip(tensors, self._order.last.dtypes, strict=True)
+                return tuple(one.to(getattr(torch, kind)).contiguous().cpu().numpy() for one, kind in declared)
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise EngineUnfit(f"{self.name} cannot run this network: {why}") from error
-        declared = zip(tensors, self._order.last.dtypes, strict=True)
-        return tuple(one.to(getattr(torch, kind)).contiguous().cpu().numpy() for one, kind in declared)
+
+
+@contextmanager
+def _on_threads(threads: int) -> Iterator[None]:
+    """Have torch compute on so many threads for this one; it keeps one number for all that the process runs."""
+    before = torch.get_num_threads()
+    if before == threads:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _resolve(name: str) -> Callable[..., Any]:

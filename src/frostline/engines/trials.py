@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph, Levels
-from frostline.engines.catalog import OFFERS, build
+from frostline.engines.catalog import build, offered
 from frostline.engines.faces import Engine
-from frostline.engines.identity import Pixels, calibrating, judging, levels_of, offer_name
+from frostline.engines.identity import Pixels, calibrating, judging, levels_of
 from frostline.engines.process_memory import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
 from frostline.errors import EngineUnfit, UnsafeArtifact
 from frostline.profiles import Trial
@@ -88,6 +88,20 @@ class Subject:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """A trial at one batch and so many threads.
+
+    Attributes:
+        trial: with the median of its runs.
+        low_s: that a quarter of them stayed below, a sample. Settings are compared by it: a neighbour makes runs longer
+            and never shorter, those on many threads more than those on few, and what is chosen is kept.
+    """
+
+    trial: Trial
+    low_s: float
+
+
 def try_engine(
     subject: Subject,
     name: str,
@@ -138,7 +152,7 @@ def features(engine: Engine, pixels: Pixels, cut: int) -> Arrays:
 
 
 def _empty(name: str, cut: int) -> Trial:
-    return Trial(engine=name, precision=next(one.precision for one in OFFERS if one.name == offer_name(name)), cut=cut)
+    return Trial(engine=name, precision=offered(name).precision, cut=cut)
 
 
 def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float]) -> Trial:
@@ -147,24 +161,24 @@ def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Call
     error, best = _judged(subject, pixels, trial, reference, clock)
     if not np.isfinite(error):
         return replace(trial, why_not=_NOT_FINITE)
-    torch.set_num_threads(best.threads)
     return _weighed(subject, pixels, replace(best, error=error))
 
 
 def _judged(
     subject: Subject, pixels: Pixels, trial: Trial, reference: Arrays | None, clock: Callable[[], float]
 ) -> tuple[float, Trial]:
-    """The error, and the trial at the best batch and threads."""
+    """The error, and the trial at the best threads and batch: every batch on the first threads, the best on others."""
     error, best = 0.0, None
     for threads in subject.threads:
-        torch.set_num_threads(threads)
         engine = subject.made(trial.engine, trial.cut, threads, pixels)
         if best is None and reference is not None:
             error = _error(features(engine, judging(pixels), trial.cut), reference)
-        here = _fastest(subject.rows, engine, pixels, replace(trial, threads=threads), clock)
+        sizes = subject.rows if best is None else (best.trial.rows,)
+        here = _fastest(sizes, engine, pixels, replace(trial, threads=threads), clock)
         best = here if best is None else _faster(best, here)
+        del engine  # two at once would take more memory than the node has to give one
     assert best is not None, "there is a number of threads to try"
-    return error, best
+    return error, best.trial
 
 
 def _weighed(subject: Subject, pixels: Pixels, trial: Trial) -> Trial:
@@ -220,20 +234,20 @@ def _error(tensors: Arrays, reference: Arrays) -> float:
     return max(relative_error(ours, theirs) for ours, theirs in zip(reference, tensors, strict=True))
 
 
-def _fastest(sizes: Sequence[int], engine: Engine, pixels: Pixels, trial: Trial, clock: Callable[[], float]) -> Trial:
+def _fastest(sizes: Sequence[int], engine: Engine, pixels: Pixels, trial: Trial, clock: Callable[[], float]) -> _Timed:
     """The trial at its best batch; a later one must gain more than the noise."""
-    best: Trial | None = None
+    best: _Timed | None = None
     for rows in sizes:
         seconds = _seconds(engine, _batch(pixels, rows), trial.cut, clock) / rows
         low_s, middle_s, high_s = np.percentile(seconds, (25, 50, 75)).tolist()
-        here = replace(trial, rows=rows, seconds=middle_s, spread_s=high_s - low_s)
+        here = _Timed(trial=replace(trial, rows=rows, seconds=middle_s, spread_s=high_s - low_s), low_s=low_s)
         best = here if best is None else _faster(best, here)
     assert best is not None, "there is a batch to try"
     return best
 
 
-def _faster(best: Trial, other: Trial) -> Trial:
-    return other if other.seconds < (1 - _NOISE) * best.seconds else best
+def _faster(best: _Timed, other: _Timed) -> _Timed:
+    return other if other.low_s < (1 - _NOISE) * best.low_s else best
 
 
 def _batch(pixels: Pixels, rows: int) -> Pixels:

@@ -1,4 +1,4 @@
-"""Keeps trials of engines on disk by prefix and by all that they hold for, and errors by samples as well."""
+"""Keeps trials of engines by prefix and by all that they hold for, and errors by samples as well."""
 
 import hashlib
 import json
@@ -11,14 +11,15 @@ from pathlib import Path
 from frostline.engines.hardware import hardware_name
 from frostline.engines.shelf import clear_unfinished
 from frostline.engines.vendors import version_of
-from frostline.node.workshop import Terms
+from frostline.node.terms import Terms
 from frostline.profiles import Trial
 from frostline.version import __version__
 
 __all__ = ("TrialShelf",)
 
+_MOST_FAILED = 1000
 # Raise it whenever trials measure something else.
-_RULE = 3
+_RULE = 4
 # What an engine's speed, error or files may depend on.
 _PACKAGES = ("torch", "openvino", "onnx", "onnxruntime", "onnxscript", "nncf", "tensorrt")
 
@@ -36,6 +37,7 @@ class TrialShelf:
         self._folder = folder
         self._terms = terms
         self._most_bytes = most_bytes
+        self._failed: dict[tuple[str, str, int], Trial] = {}
 
     def place(self, digest: str) -> Path:
         """The folder of a prefix, for converted files too."""
@@ -45,6 +47,28 @@ class TrialShelf:
         """Remove what conversions left that were ended, of a prefix or of all."""
         for folder in self._folder.glob(f"{digest}/cut-*"):
             clear_unfinished(folder)
+
+    def known(self, digest: str, one: Trial) -> Trial | None:
+        """What was kept of an engine at a cut, or how it failed here; None where nobody knows."""
+        return self.get(digest, one) or self._failed.get((digest, one.engine, one.cut))
+
+    def learn(self, digest: str, one: Trial, *, is_late: bool) -> None:
+        """Keep a trial; one that failed only as long as this lives, since it may have been the moment's fault.
+
+        Args:
+            digest: of the prefix.
+            one: the trial.
+            is_late: the time for all trials was up. One that failed then is not kept: the next request has time again.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if one.samples_per_s is not None:
+            self.put(digest, one)
+        elif not is_late:
+            if len(self._failed) >= _MOST_FAILED:
+                self._failed.clear()
+            self._failed[digest, one.engine, one.cut] = one
 
     def get(self, digest: str, one: Trial) -> Trial | None:
         """What was kept of an engine at a cut, which is then used now; None where nothing can be read."""

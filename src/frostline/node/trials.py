@@ -1,18 +1,15 @@
 """Finds the engine for a prefix: has those tried that a job may use, once on each hardware, and keeps the trials."""
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from frostline.config import NodeSettings, cache_folder
 from frostline.core import EXACT, REFERENCE, Levels
-from frostline.core.amounts import in_bytes
-from frostline.engines.allocator import keeps_freed_memory
-from frostline.engines.catalog import OFFERS, Offer, absence, build
+from frostline.engines.catalog import OFFERS, Offer, absence, build, offered
 from frostline.engines.choice import Choice, choose, may_use, worth_trying
 from frostline.engines.faces import Engine
 from frostline.engines.identity import Pixels, identity, judged_on, levels_of, offer_name
@@ -20,33 +17,17 @@ from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.artifact import Prefix
 from frostline.node.judging import Judging
 from frostline.node.patrons import NOBODY, Patron
+from frostline.node.terms import Room, Terms, terms_of
 from frostline.node.trial_shelf import TrialShelf
 from frostline.node.trial_turns import TrialTurns
-from frostline.node.workshop import Children, Terms, Workshop
+from frostline.node.workshop import Children, Workshop
 from frostline.profiles import Trial
 from frostline.wire.messages import ProfileRequest
 
-__all__ = ("Room", "Trials", "trials_of")
+__all__ = ("Trials", "trials_of")
 
-_ROWS = 8
 # Two of three samples calibrate and the others judge; with fewer an error is chance.
 _FEWEST = 8
-# Threads that share a core add little or take from each other: where there are so many, half of them are tried too.
-_MANY_THREADS = 4
-_MOST_FAILED = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """The node's memory for engines.
-
-    Attributes:
-        weights_bytes: for all that is resident.
-        run_bytes: for one run.
-    """
-
-    weights_bytes: int
-    run_bytes: int
 
 
 class Trials:
@@ -78,7 +59,6 @@ class Trials:
         self._offers = tuple(one for one in OFFERS if engines is None or one.name in (REFERENCE, *engines))
         self._children = Children()
         self._turns = TrialTurns()
-        self._failed: dict[tuple[str, str, int], Trial] = {}
 
     def wanted(
         self,
@@ -162,7 +142,7 @@ class Trials:
                 elif choice.engine == REFERENCE or not missing:
                     return judging.said(choice, trials)
                 else:
-                    trials += self._tried(digest, _empty(_offer(choice.engine), missing, pixels, levels), judging)
+                    trials += self._tried(digest, _empty(offered(choice.engine), missing, pixels, levels), judging)
 
     def prepare(
         self,
@@ -206,7 +186,7 @@ class Trials:
             pixels = np.resize(pixels, (_FEWEST, *pixels.shape[1:]))
         wanted = Trial(engine=engine, precision=offer.precision, cut=cut)
         here = identity(offer.name, offer.precision, pixels, levels, takes_pixels=bool(levels_of(engine)))
-        if engine != here and self._known(digest, wanted) is None:
+        if engine != here and self._shelf.known(digest, wanted) is None:
             return replace(wanted, why_not=f"was calibrated on other samples: on these it would be {here}")
         with self._judging(digest, prefix, pixels, patron, levels) as judging:
             trial = self._tried(digest, [wanted], judging)[0]
@@ -218,7 +198,7 @@ class Trials:
         if offer is None or absence(engine, self._terms.device) is not None:
             return None
         found = self._shelf.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
-        return None if found is None or self._unfit(found) is not None else found
+        return None if found is None or self._room.lacks(found) is not None else found
 
     def made(self, digest: str, prefix: Prefix, trial: Trial, levels: Levels | None = None) -> Engine:
         """Make an engine from what its trial left.
@@ -296,14 +276,14 @@ class Trials:
         missing = absence(empty[0].engine, self._terms.device)
         if missing is not None:
             return [replace(one, why_not=missing) for one in empty]
-        found = [self._known(digest, one) for one in empty]
+        found = [self._shelf.known(digest, one) for one in empty]
         if None in found:
             with self._turn(judging.workshop):
                 found = self._found_out(digest, empty, judging)
         return [self._judged(one, judging.workshop.patron) for one in found if one is not None]
 
     def _found_out(self, digest: str, empty: Sequence[Trial], judging: Judging) -> list[Trial | None]:
-        known = {one.cut: self._known(digest, one) for one in empty}  # somebody may have been faster
+        known = {one.cut: self._shelf.known(digest, one) for one in empty}  # somebody may have been faster
         unknown = [one for one in empty if known[one.cut] is None]
         if unknown:
             self._check(judging.workshop)  # others of the same tenant had their turn meanwhile
@@ -311,7 +291,7 @@ class Trials:
             self._shelf.place(digest).mkdir(parents=True, exist_ok=True)
             for trial in judging.workshop.tried(unknown) if unknown else []:
                 known[trial.cut] = trial
-                self._put(digest, trial, is_late=judging.workshop.is_late)
+                self._shelf.learn(digest, trial, is_late=judging.workshop.is_late)
                 judging.keep(trial)
         except OSError as error:
             why_not = f"cannot be tried here: {error}"
@@ -325,56 +305,16 @@ class Trials:
         if not workshop.has_begun:
             workshop.patron.check()
 
-    def _known(self, digest: str, one: Trial) -> Trial | None:
-        return self._shelf.get(digest, one) or self._failed.get((digest, one.engine, one.cut))
-
-    def _put(self, digest: str, one: Trial, *, is_late: bool) -> None:
-        """Keep a trial; one that failed only as long as the node lives, since it may have been the moment's fault.
-
-        One that failed as the time for all trials was up is not kept: the next request has time again.
-        """
-        if one.samples_per_s is not None:
-            self._shelf.put(digest, one)
-        elif not is_late:
-            if len(self._failed) >= _MOST_FAILED:
-                self._failed.clear()
-            self._failed[digest, one.engine, one.cut] = one
-
     def _judged(self, one: Trial, patron: Patron) -> Trial:
         """As if it had not run, where the node has no room for it; the reference's memory is not the trial's to say."""
-        why_not = self._unfit(one, patron.room_bytes) if one.engine != REFERENCE else None
+        why_not = self._room.lacks(one, patron.room_bytes) if one.engine != REFERENCE else None
         return one if why_not is None else replace(one, seconds=0.0, why_not=why_not)
-
-    def _unfit(self, one: Trial, room_bytes: float = math.inf) -> str | None:
-        run_bytes, room = one.fixed_bytes + _ROWS * one.bytes_per_sample, self._room
-        if one.load_bytes > room.weights_bytes:
-            needs = f"{in_bytes(one.load_bytes)} to be made ready, and the node has {in_bytes(room.weights_bytes)}"
-        elif run_bytes > room.run_bytes:
-            needs = f"{in_bytes(run_bytes)} for {_ROWS} samples, and the node has {in_bytes(room.run_bytes)}"
-        elif one.weight_bytes > room_bytes:
-            return (
-                f"takes {in_bytes(one.weight_bytes)}, and its tenant may have {in_bytes(max(0.0, room_bytes))} beside "
-                "the prefix: give it more weight_bytes"
-            )
-        else:
-            return None
-        return f"needs {needs} for that: start it with more --memory"
 
 
 def trials_of(settings: NodeSettings, room: Room) -> Trials:
     """The trials of a node of these settings, kept in the user's cache folder."""
-    threads = settings.compute_threads
-    terms = Terms(
-        device=settings.device,
-        # Each run costs the node something beside the engine, so that few large ones are better than many small ones
-        # that are as fast: ResNet-18 in 8 bits streams 1.3 times as many images a second by 32 as by 8.
-        rows=tuple(dict.fromkeys((settings.device_batch, _ROWS))),
-        threads=(threads, threads // 2) if threads >= _MANY_THREADS else (threads,),
-        keeps_freed=keeps_freed_memory(),
-        most_bytes=settings.memory_bytes,
-    )
     folder = cache_folder() / "engines"
-    trials = Trials(folder, terms, room, longest_s=settings.trial_s, engines=settings.engines)
+    trials = Trials(folder, terms_of(settings), room, longest_s=settings.trial_s, engines=settings.engines)
     trials.tidy()
     return trials
 
@@ -383,10 +323,6 @@ def _cuts(prefix: Prefix) -> list[int]:
     """Numbers of the cuts that a plan may want, the frost line last; the pixels need no engine."""
     inner = prefix.cuts[1:]
     return [inner[place].number for place in worth_trying([cut.bytes_per_sample for cut in inner])]
-
-
-def _offer(engine: str) -> Offer:
-    return next(one for one in OFFERS if one.name == offer_name(engine))
 
 
 def _empty(offer: Offer, cuts: Sequence[int], pixels: Pixels, levels: Levels | None) -> list[Trial]:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,14 +20,16 @@ import numpy as np
 from frostline.core import REFERENCE, Levels
 from frostline.core.amounts import in_bytes, in_seconds
 from frostline.engines.allocator import ENVIRONMENT
+from frostline.engines.catalog import offered
 from frostline.engines.identity import Pixels
 from frostline.errors import Unavailable
 from frostline.models.artifact import Prefix, save_prefix
 from frostline.node.memory import Abandoned
 from frostline.node.patrons import NOBODY, Patron
+from frostline.node.terms import Terms
 from frostline.profiles import Trial
 
-__all__ = ("Children", "Terms", "Workshop")
+__all__ = ("Children", "Workshop")
 
 # The longest that one engine may take, its conversion with calibration and some seconds of runs at eight cuts.
 _LONGEST_S = 240.0
@@ -35,25 +37,6 @@ _LAST_WORDS = 2000
 # A quarter of a core that the node wants too.
 _NICE = 5
 _MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How engines are tried, which is how the node would run them.
-
-    Attributes:
-        device: in torch's words.
-        rows: batches to try.
-        threads: numbers of threads to try, the node's own first.
-        keeps_freed: whether the node's process keeps the memory that it frees.
-        most_bytes: that one trial may take.
-    """
-
-    device: str
-    rows: tuple[int, ...]
-    threads: tuple[int, ...]
-    keeps_freed: bool
-    most_bytes: int
 
 
 class Children:
@@ -266,8 +249,7 @@ class Workshop:
             "reference_cuts": list(reference_cuts),
             "device": terms.device,
             "rows": terms.rows,
-            # Engines of torch run on the node's own threads.
-            "threads": terms.threads[:1] if engine.startswith("torch") else terms.threads,
+            "threads": terms.threads if offered(engine).takes_threads else terms.threads[:1],
             "converted": str(self._converted),
             "most_bytes": terms.most_bytes,
         }
