@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ("hardware_name", "host_digest")
+__all__ = ("hardware_name", "host_digest", "usable_cores")
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CPU = Path("/proc/cpuinfo")
@@ -22,7 +22,12 @@ def hardware_name(device: str) -> str:
     """
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {len(os.sched_getaffinity(0))} threads"
+    return f"{_processor()}, {len(usable_cores())} threads"
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Numbers of the processor cores that this process may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def host_digest() -> str:

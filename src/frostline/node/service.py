@@ -1,47 +1,38 @@
 """The node: takes prefixes in and answers requests for features, as plain method calls."""
 
-import math
-import os
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, closing
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
-from frostline.batching import ROWS, batch_size, padded
+from frostline.batching import ROWS
 from frostline.config import NodeSettings
-from frostline.core import REFERENCE, FeatureBatch
-from frostline.engines.choice import Choice
-from frostline.engines.hardware import hardware_name, host_digest
-from frostline.engines.identity import levels_of
-from frostline.errors import BadRequest
+from frostline.core import FeatureBatch
+from frostline.engines.hardware import hardware_name, host_digest, usable_cores
 from frostline.node.admission import Admission
 from frostline.node.answers import Answer, Ending
 from frostline.node.cached import NodeCache
 from frostline.node.kinds import Decoded, Encoded
 from frostline.node.leash import Leash
 from frostline.node.memory import cells_bytes
+from frostline.node.opening import Opening
 from frostline.node.packing import Packing
-from frostline.node.patrons import Patron
-from frostline.node.pipeline import Kind, Slab, batches
-from frostline.node.prefixes import Prefixes, Resident
-from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, load, under_engine
-from frostline.node.requests import Stores, checked_preprocess, read_ahead
+from frostline.node.pipeline import Kind, batches
+from frostline.node.prefixes import Prefixes
+from frostline.node.profiler import Profiler
+from frostline.node.requests import Stores, checked_preprocess
 from frostline.node.runs import HEADROOM, PrefixRun
-from frostline.node.samples import Decoding, SampleReader
 from frostline.node.sharing import Sharing
 from frostline.node.statistics import Counters, NodeStatistics
 from frostline.node.tenants import Account
+from frostline.node.terms import Room
 from frostline.node.trainings import Trainings
-from frostline.node.trials import Room, trials_of
+from frostline.node.trials import trials_of
 from frostline.node.uploads import Upload
-from frostline.preprocess import Preprocess
-from frostline.profiles import CodecCost, CutCost, Profile
-from frostline.stores.faces import Versioned
+from frostline.profiles import Profile
 from frostline.version import __version__
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
@@ -49,8 +40,6 @@ __all__ = ("Node",)
 
 # Rows of a batch of encoded samples, which are small where there are many.
 _ENCODED_ROWS = 1024
-# Samples on which engines are tried take at most this part of the room for batches, where nothing else took more.
-_PART = 4
 
 
 class Node:
@@ -80,9 +69,9 @@ class Node:
         self._prefixes = Prefixes(
             self._pools["weights"], settings.device, settings.device_batch, self._trials, self._sharing.counters
         )
-        self._networks = Networks()
         self._cache = NodeCache(settings, roots)
-        self._decoders = threading.Semaphore(settings.decode_threads)
+        self._opening = Opening(settings, self._stores, self._prefixes, self._sharing)
+        self._profiler = Profiler(settings, self._opening, self._sharing, self._trials)
         self.trainings = Trainings(settings, self._prefixes.used, self._sharing.trained)
         self._answers: set[Answer] = set()
         self._lock = threading.Lock()
@@ -101,7 +90,7 @@ class Node:
             hardware=hardware_name(self._settings.device),
             memory_bytes=self._settings.memory_bytes,
             roots=self._stores.allowed(None if asker is None else asker.settings.roots),
-            cores=_cores(),
+            cores=usable_cores(),
         )
 
     def identify(self, token: str | None) -> Account:
@@ -198,7 +187,7 @@ class Node:
         leash = leash or self.leash()
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
-            return self._profile(wanted, account, leash, held)
+            return self._profiler.profile(wanted, account, leash, held)
 
     def close(self) -> None:
         """End every answer and stop the threads. Calling it again does nothing."""
@@ -226,12 +215,12 @@ class Node:
         self, request: FeatureRequest, account: Account, counters: Counters, leash: Leash, held: ExitStack
     ) -> Kind:
         preprocess = checked_preprocess(request)
-        store = self._read_ahead(request, preprocess, account, held)
-        reader = self._reader(store, request, preprocess, counters, leash)
+        reader = self._opening.reader(request, preprocess, account, counters, leash, held)
         lane = self._sharing.lane(account)
         if request.cut == 0:
             return Encoded(request.samples, reader, lane, _ENCODED_ROWS)
-        resident = self._resident(request, preprocess, account, held, request.engine) if request.cut > 1 else None
+        is_run = request.cut > 1
+        resident = self._opening.resident(request, preprocess, account, held, request.engine) if is_run else None
         run = PrefixRun(resident, request.cut, self._sharing.device, leash, account) if resident else None
         packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
         most = self._settings.device_batch if resident is None else resident.rows
@@ -248,138 +237,6 @@ class Node:
             fewest_rows=fewest,
             kept=kept,
         )
-
-    def _store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:
-        return self._stores.store(
-            request.data,
-            account.settings.roots,
-            reading=request.reading,
-            objects=request.samples.objects,
-            mapped=preprocess.stored is not None,
-        )
-
-    def _read_ahead(
-        self, request: FeatureRequest, preprocess: Preprocess, account: Account, held: ExitStack
-    ) -> Versioned:
-        store, threads = self._store(request, preprocess, account), self._sharing.waiters.lane(account.name)
-        return read_ahead(store, request, self._pools["ahead"], threads, held)
-
-    def _reader(
-        self, store: Versioned, request: FeatureRequest, preprocess: Preprocess, counters: Counters, leash: Leash
-    ) -> SampleReader:
-        decoding = Decoding(memory=self._pools["decode"], turns=self._decoders, counters=counters)
-        return SampleReader(store, request.samples, preprocess, request.view, decoding, leash.is_cut)
-
-    def _resident(
-        self,
-        request: FeatureRequest,
-        preprocess: Preprocess,
-        account: Account,
-        held: ExitStack,
-        engine: str = REFERENCE,
-    ) -> Resident | None:
-        """The request's prefix with an engine, which stay until ``held`` is closed."""
-        if request.prefix is None:
-            return None
-        used = self._prefixes.used(request.prefix, engine, request.cut, account, preprocess.levels)
-        resident = held.enter_context(used)
-        if preprocess.shape != tuple(resident.prefix.input_shape):
-            raise BadRequest(
-                f"preprocess gives samples of shape {list(preprocess.shape)}, "
-                f"and the prefix takes {list(resident.prefix.input_shape)}"
-            )
-        return resident
-
-    def _profile(self, wanted: ProfileRequest, account: Account, leash: Leash, held: ExitStack) -> Profile:
-        request, counters = wanted.features, Counters()
-        preprocess = checked_preprocess(request)
-        reader = self._reader(
-            self._read_ahead(request, preprocess, account, held), request, preprocess, counters, leash
-        )
-        resident = self._resident(request, preprocess, account, held)
-        run = PrefixRun(resident, len(resident.prefix.cuts), self._sharing.device, leash, account) if resident else None
-        rows = self._profiled_rows(request, run)
-        shape = (padded(rows), *preprocess.shape)
-        # Hardware and engine are this node's for good, so that they need not be in the key.
-        key = (request.prefix, padded(rows), preprocess.digest)
-        lane, nbytes = self._sharing.lane(account), 2 * _FLOAT * math.prod(shape)
-        bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
-        nbytes += 0 if bench is None else bench.nbytes
-        most_bytes = max(nbytes, lane.total_bytes // _PART)
-        tried = _shape_of_tried(wanted, preprocess, most_bytes) if bench and self._trials.are_wanted(wanted) else ()
-        kind = np.dtype(np.float32 if preprocess.levels is None else np.uint8)
-        tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
-        # What engines are tried on is read when the rest has gone.
-        room = held.enter_context(lane.reserve(max(nbytes, tried_bytes), leash.is_cut))
-        slab = np.zeros(shape, np.float32)
-        readers = self._sharing.readers.lane(account.name)
-        loaded = load(reader, slab, rows, readers, leash, counters)
-        network = None if bench is None else bench.network(slab)
-        del slab
-        if network is not None:
-            self._networks.put(key, network)
-        codecs = [] if network is None else [one for one in network.codecs.values() if one.codec in wanted.codecs]
-        costs = cut_costs(loaded, network, resident)
-        if network is None or resident is None or not tried:
-            return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
-        room.shrink(tried_bytes)  # trials may take minutes, elsewhere
-        pixels: Slab = np.zeros(tried, kind)
-        kept = load(reader, pixels, len(pixels), readers, leash, counters)
-        patron = self._patron(request, account, leash)
-        choice = self._trials.wanted(wanted, resident.prefix, pixels, patron, preprocess.levels)
-        if choice.engine != REFERENCE:
-            decode_s = (kept if levels_of(choice.engine) else loaded).decode_s
-            costs = under_engine(costs, network, resident.prefix.cuts, decode_s, choice)
-        return self._profile_of(loaded, costs, codecs, choice)
-
-    def _patron(self, request: FeatureRequest, account: Account, leash: Leash) -> Patron:
-        assert request.prefix is not None, "the prefix was found by its name"
-        room_bytes = self._prefixes.room_bytes(request.prefix, account)
-        return Patron(
-            name=account.name,
-            check=account.check_trials,
-            is_abandoned=leash.is_cut,
-            spent=partial(self._sharing.tried, account),
-            room_bytes=room_bytes,
-        )
-
-    def _bench(
-        self, wanted: ProfileRequest, run: PrefixRun, resident: Resident, loaded_bytes: int, known: Network | None
-    ) -> Bench:
-        room_bytes = self._pools["work"].total_bytes
-        return Bench(
-            run,
-            resident.prefix.cuts,
-            codecs=wanted.codecs,
-            encoded_bytes=wanted.features.samples.encoded_bytes / len(wanted.features.samples),
-            cores=len(_cores()),
-            known=known,
-            room_bytes=min(room_bytes // 2, room_bytes - loaded_bytes),
-        )
-
-    def _profile_of(
-        self, loaded: Loaded, cuts: Sequence[CutCost], codecs: Sequence[CodecCost], choice: Choice
-    ) -> Profile:
-        rows = [one.rows for one in choice.trials if one.engine == choice.engine != REFERENCE]
-        return Profile(
-            hardware=hardware_name(self._settings.device),
-            host=host_digest(),
-            cores=_cores(),
-            engine=choice.engine,
-            device=self._settings.device.partition(":")[0],
-            device_batch=max(rows, default=loaded.rows),
-            read_s=loaded.read_s,
-            cuts=tuple(cuts),
-            codecs=tuple(codecs),
-            trials=choice.trials,
-        )
-
-    def _profiled_rows(self, request: FeatureRequest, run: PrefixRun | None) -> int:
-        if run is not None:
-            run.check()
-        limits = [] if run is None else [run.limit]
-        most = batch_size(limits, wanted=len(request.samples), most=self._settings.device_batch)
-        return min(len(request.samples), most)
 
     def _made(
         self, kind: Kind, account: Account, counters: Counters, leash: Leash
@@ -408,19 +265,3 @@ class Node:
         with self._lock:
             self._answers.discard(answer)
         held.close()
-
-
-def _shape_of_tried(wanted: ProfileRequest, preprocess: Preprocess, most_bytes: int) -> tuple[int, ...]:
-    """Of all samples on which engines are tried: pixels where they can be had, else what the network takes."""
-    channels, *sides = preprocess.shape
-    row_bytes = math.prod(preprocess.shape) * (_FLOAT if preprocess.levels is None else 1)
-    rows = min(len(wanted.features.samples), most_bytes // row_bytes)
-    return (rows, channels, *sides) if preprocess.levels is None else (rows, *sides, channels)
-
-
-def _cores() -> tuple[int, ...]:
-    """Numbers of the processor cores that this process may use."""
-    return tuple(sorted(os.sched_getaffinity(0)))
-
-
-_FLOAT = np.dtype(np.float32).itemsize

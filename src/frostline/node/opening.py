@@ -1,0 +1,98 @@
+"""Opens what a request needs: the store of its samples, what reads and decodes them, and its prefix with an engine."""
+
+from contextlib import ExitStack
+from threading import Semaphore
+
+from frostline.config import NodeSettings
+from frostline.core import REFERENCE
+from frostline.errors import BadRequest
+from frostline.node.leash import Leash
+from frostline.node.memory import Pool
+from frostline.node.prefixes import Prefixes, Resident
+from frostline.node.requests import Stores, read_ahead
+from frostline.node.samples import Decoding, SampleReader
+from frostline.node.sharing import Sharing
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Account
+from frostline.preprocess import Preprocess
+from frostline.stores.faces import Versioned
+from frostline.wire.messages import FeatureRequest
+
+__all__ = ("Opening",)
+
+
+class Opening:
+    """Opens what requests need. Safe for threads.
+
+    Args:
+        settings: of the node.
+        stores: under the node's roots.
+        prefixes: that it holds.
+        sharing: the node's memory and threads.
+
+    Attributes:
+        stores: under the node's roots.
+        prefixes: that it holds.
+    """
+
+    def __init__(self, settings: NodeSettings, stores: Stores, prefixes: Prefixes, sharing: Sharing) -> None:
+        self.stores = stores
+        self.prefixes = prefixes
+        self._waiters = sharing.waiters
+        self._ahead: Pool = sharing.pools["ahead"]
+        self._memory: Pool = sharing.pools["decode"]
+        self._decoders = Semaphore(settings.decode_threads)
+
+    def reader(
+        self,
+        request: FeatureRequest,
+        preprocess: Preprocess,
+        account: Account,
+        counters: Counters,
+        leash: Leash,
+        held: ExitStack,
+    ) -> SampleReader:
+        """What reads and decodes the request's samples, some before they are asked for, until ``held`` is closed.
+
+        Raises:
+            BadRequest: They do not lie under a root of this node that the account may read.
+        """
+        store = self._store(request, preprocess, account)
+        threads = self._waiters.lane(account.name)
+        decoding = Decoding(memory=self._memory, turns=self._decoders, counters=counters)
+        ahead = read_ahead(store, request, self._ahead, threads, held)
+        return SampleReader(ahead, request.samples, preprocess, request.view, decoding, leash.is_cut)
+
+    def resident(
+        self,
+        request: FeatureRequest,
+        preprocess: Preprocess,
+        account: Account,
+        held: ExitStack,
+        engine: str = REFERENCE,
+    ) -> Resident | None:
+        """The request's prefix with an engine, which stay until ``held`` is closed; None where it names none.
+
+        Raises:
+            BadRequest: The prefix takes other samples than the preprocessing gives.
+            Refused: See ``Prefixes.used``.
+        """
+        if request.prefix is None:
+            return None
+        used = self.prefixes.used(request.prefix, engine, request.cut, account, preprocess.levels)
+        resident = held.enter_context(used)
+        if preprocess.shape != tuple(resident.prefix.input_shape):
+            raise BadRequest(
+                f"preprocess gives samples of shape {list(preprocess.shape)}, "
+                f"and the prefix takes {list(resident.prefix.input_shape)}"
+            )
+        return resident
+
+    def _store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:
+        return self.stores.store(
+            request.data,
+            account.settings.roots,
+            reading=request.reading,
+            objects=request.samples.objects,
+            mapped=preprocess.stored is not None,
+        )
