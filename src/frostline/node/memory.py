@@ -29,11 +29,11 @@ class Shares:
 
     Attributes:
         messages: requests as they were sent, read and kept.
-        weights: resident prefixes.
+        weights: resident prefixes; on an accelerator they lie in its memory too, and must fit both.
         work: batches from their first sample read until they are sent, and uploads while they are read.
         decode: encoded samples and what decoding them needs.
         ahead: what was read together with a sample that was asked for; nobody waits for it.
-        device: activations of the one batch that runs.
+        device: activations of the one batch that runs, in the accelerator's memory where there is one.
     """
 
     messages: int
@@ -44,19 +44,26 @@ class Shares:
     device: int
 
     @classmethod
-    def of(cls, memory_bytes: int) -> "Shares":
+    def of(cls, memory_bytes: int, device_bytes: int | None = None) -> "Shares":
         """Sixteenths: one, three, two, three, two; one for decoded Parquet columns, four are left to the allocator.
 
         What is read ahead has some of what decoding would have: half a sixteenth, and no more than 32 MiB.
 
         Blocks that were freed between others that are in use still take memory. A node under a load of everything
         at once took up to 1.46 times what was reserved (``tests/node/test_node_memory.py`` with 400 MiB, ten runs).
+
+        Args:
+            memory_bytes: of the processor.
+            device_bytes: that are free in an accelerator's own memory; None where there is none. Half of them may
+                hold weights, and of what those leave a quarter is left to libraries and to the gaps between blocks.
         """
         part = memory_bytes // 16
         ahead = min(part // 2, _MOST_AHEAD)
-        return cls(
-            messages=part, weights=3 * part, work=2 * part, decode=3 * part - ahead, ahead=ahead, device=2 * part
-        )
+        weights, device = 3 * part, 2 * part
+        if device_bytes is not None:
+            weights = min(weights, device_bytes // 2)
+            device = (device_bytes - weights) * 3 // 4
+        return cls(messages=part, weights=weights, work=2 * part, decode=3 * part - ahead, ahead=ahead, device=device)
 
     def pools(self, turns: FairShares | None = None) -> "dict[str, Pool]":
         """An empty pool for each share, by its name; for work by the tenants' turns where those are given."""

@@ -6,6 +6,7 @@ from contextlib import closing
 from frostline.batching import FirstCome, Hapi, Merging, Rule
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
+from frostline.engines.device_memory import free_device_bytes
 from frostline.node.admission import Gate
 from frostline.node.cached import shared_bytes
 from frostline.node.device import Device
@@ -45,7 +46,8 @@ class Sharing:
         self._turns = Turns(self.tenants.weights)
         # The rules to compare with know no tenants: there, memory too goes to who came first.
         turns = self._turns if settings.batching == "fair" else None
-        self.pools = Shares.of(settings.memory_bytes - shared_bytes(settings)).pools(turns)
+        device_bytes = free_device_bytes(settings.device)
+        self.pools = Shares.of(settings.memory_bytes - shared_bytes(settings), device_bytes).pools(turns)
         self._work = self.pools["work"]
         self.device = Device(
             name=settings.device,
