@@ -83,6 +83,29 @@ def test_without_a_quota_too_uploads_leave_a_place_to_every_other_tenant(images)
             assert len(joined(bob.features(request(images, 1)))[0]) == 6
 
 
+def test_a_large_upload_that_is_refused_is_not_sent_and_shows_why(images):
+    """Else its sender might see a broken connection, after minutes on a slow link."""
+    large = bytes(8 << 20)
+    node = node_for(images, tenant("ann", requests=1), max_requests=4)
+    with node, served(node) as url, ExitStack() as stack, transport_of("ann", url) as ann:
+        first = stack.enter_context(unfinished_upload(url, "ann", 0))
+        until(lambda: node.statistics().requests_in_work == 1)
+        with pytest.raises(Overloaded) as refused:
+            ann.put_prefix("1" * 64, large)
+        assert refused.value.retry_after_s > 0
+        assert ann.statistics().bytes_sent < 4096
+        first.close()
+        until(lambda: is_idle(node))
+        with pytest.raises(OverBudget, match="--memory"):
+            ann.put_prefix("1" * 64, bytes(MEMORY))
+        assert ann.statistics().bytes_sent < 4096
+        with pytest.raises(BadRequest, match="not the one that its digest names"):  # which only its bytes tell
+            ann.put_prefix("1" * 64, bytes(2 << 20))
+        assert ann.statistics().bytes_sent > 2 << 20
+        assert len(joined(ann.features(request(images, 1)))[0]) == 6
+    assert node.statistics().tenants["ann"].totals.refused_quota == 1
+
+
 def test_an_upload_for_which_there_is_no_memory_is_refused_and_gives_its_place_back(images):
     with node_for(images, tenant("ann"), tenant("bob")) as node:
         ann = node.identify(token_of("ann"))

@@ -13,6 +13,9 @@ from frostline.errors import SettingError
 
 __all__ = ("Connection", "Connections", "address_of")
 
+# How an answer begins that is the last to a request, in the order of texts: one below it has it go on.
+_FINAL = b"HTTP/1.1 2"
+
 
 def address_of(url: str) -> tuple[str, int]:
     """Host and port of a node.
@@ -69,6 +72,28 @@ class Connection(http.client.HTTPConnection):
         """Bear a longer silence, once it is connected; None for the connection's own deadline again."""
         if self.sock is not None:
             self.sock.settimeout(self._deadline_s if silence_s is None else max(silence_s, self._deadline_s))
+
+    def is_body_wanted(self, longest_s: float) -> bool:
+        """Whether the node goes on with a request whose head asked whether to (RFC 9110, section 10.1.1).
+
+        Args:
+            longest_s: what it may take to say so; a node that says nothing gets the body.
+
+        Raises:
+            RemoteDisconnected: The node has closed the connection.
+        """
+        assert self.sock is not None, "the head was sent"
+        before = self.sock.gettimeout()
+        self.sock.settimeout(longest_s)
+        try:
+            said = self.sock.recv(len(_FINAL), socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        finally:
+            self.sock.settimeout(before)
+        if not said:
+            raise http.client.RemoteDisconnected("the node closed the connection")
+        return said < _FINAL
 
     def reading(self, nbytes: int) -> AbstractContextManager[None]:
         """While a body of so many bytes is read from it."""

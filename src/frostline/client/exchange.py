@@ -18,6 +18,10 @@ __all__ = ("Exchange", "Message")
 # What a connection that the node has closed meanwhile looks like before any byte of an answer has come.
 _STALE = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 _MOST_JSON = 64 << 20
+# A body as large as this is sent once the node has said that it takes it: it may take minutes to send, and a node that
+# is full says so at once. It may let an upload wait for memory for ten seconds before.
+_ASKED_FIRST = 1 << 20
+_ASKED_WITHIN_S = 20.0
 _MOST_LINE = 1 << 20
 
 
@@ -59,6 +63,7 @@ class Exchange:
         self._connection: Connection | None = None
         self._response: HTTPResponse | None = None
         self._is_broken_off = False
+        self._is_sent = False
 
     def send(self, message: Message) -> int:
         """Send a request and return the status of its answer.
@@ -117,7 +122,7 @@ class Exchange:
         self._connection = None
         if connection is None:
             return
-        if response is not None and not self._is_broken_off and _is_whole(response):
+        if response is not None and self._is_sent and not self._is_broken_off and _is_whole(response):
             self._connections.give_back(connection)
         else:
             connection.close()
@@ -147,7 +152,7 @@ class Exchange:
             self._connection = connection
         headers = {**message.headers, **({} if message.body is None else {"Content-Type": message.media_type})}
         try:
-            connection.request(message.method, message.path, message.body, headers)
+            self._is_sent = _send_all(connection, message, headers)
             connection.wait_up_to(message.silence_s)
             self._response = connection.getresponse()
         except BaseException:
@@ -176,6 +181,20 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _send_all(connection: Connection, message: Message, headers: Mapping[str, str]) -> bool:
+    """Send a request; False where the node has answered before it had the body, which was not sent then."""
+    body = message.body
+    if body is None or len(body) < _ASKED_FIRST:
+        connection.request(message.method, message.path, body, headers)
+        return True
+    asking = {**headers, "Content-Length": str(len(body)), "Expect": "100-continue"}
+    connection.request(message.method, message.path, headers=asking)
+    is_wanted = connection.is_body_wanted(_ASKED_WITHIN_S)
+    if is_wanted:
+        connection.send(body)
+    return is_wanted
 
 
 def _is_whole(response: HTTPResponse) -> bool:
