@@ -80,10 +80,10 @@ def node(folder, *engines):
     return Node(NodeSettings(memory_bytes=1 << 29, device_batch=8, engines=engines), (folder.as_uri(),))
 
 
-def features_near(folder, near, accuracy, cut, events):
+def features_near(folder, near, accuracy, cut, events, until="body"):
     """Rows in the manifest's order, and what the job says of itself."""
     torch.manual_seed(1)
-    model = fl.freeze(Small().train(), "body", input_shape=(3, 32, 32))
+    model = fl.freeze(Small().train(), until, input_shape=(3, 32, 32))
     asked = {
         "near": near,
         "cut": cut,
@@ -123,10 +123,10 @@ def test_features_in_8_bits_come_through_a_job_as_exact_as_they_were_tried(tmp_p
     engine = "onnxruntime-int8"
     folder = image_folder(tmp_path / "images", per_class=8)
     with node(folder, engine) as running, served(running) as url:
-        line = len(features_near(folder, url, "int8", None, [])[1].situation.cuts) - 1
-        exact, _ = features_near(folder, url, "exact", line, [])
+        line = len(features_near(folder, url, "int8", None, [], "stem")[1].situation.cuts) - 1
+        exact, _ = features_near(folder, url, "exact", line, [], "stem")
         assert make_fastest(cache, engine)
-        found, explained = features_near(folder, url, "int8", line, [])
+        found, explained = features_near(folder, url, "int8", line, [], "stem")
     assert explained.plan.engine.startswith(f"{engine}@")
     (tried,) = [one for one in explained.plan.trials if one.engine == explained.plan.engine and one.cut == line]
     error = relative_error(exact, found)
