@@ -1,29 +1,18 @@
 """Starts a node in a process of its own, and leaves none behind."""
 
-import contextlib
 import json
-import os
-import selectors
-import subprocess
-import sys
 import threading
-import time
-from collections import deque
 from dataclasses import asdict
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from frostline.config import NodeSettings
-from frostline.engines.allocator import ENVIRONMENT
-from frostline.errors import AddressInUse, NodeUnreachable, SettingError, UserError
+from frostline.errors import AddressInUse, SettingError, UserError
+from frostline.node.child import Child
 
 __all__ = ("NodeProcess", "start_node")
 
-_START_S = 60.0
-_STOP_S = 15.0
-_KEPT_LINES = 40
-_LONGEST_LINE = 2000
 _ERRORS: dict[str, type[UserError]] = {"AddressInUse": AddressInUse, "SettingError": SettingError}
 
 
@@ -40,7 +29,7 @@ class NodeProcess:
     def __init__(self, roots: tuple[str, ...], settings: NodeSettings, host: str, port: int) -> None:
         self._wanted: dict[str, Any] = {"roots": list(roots), "settings": asdict(settings), "host": host, "port": port}
         self._url = ""
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._lock = threading.Lock()
 
     @property
@@ -95,9 +84,9 @@ class NodeProcess:
         self.stop()
 
     def _start(self) -> None:
-        child = _Child(json.dumps(self._wanted))
+        child = Child("frostline.node", json.dumps(self._wanted))
         try:
-            said = child.first_line(_START_S)
+            said = child.first_line()
         except BaseException:
             child.stop()
             raise
@@ -129,77 +118,3 @@ def start_node(roots: tuple[str, ...], settings: NodeSettings, host: str = "127.
     node = NodeProcess(roots, settings, host, port)
     node.start()
     return node
-
-
-class _Child:
-    """A running node: its pipes, and a thread that keeps the end of its stderr."""
-
-    def __init__(self, argument: str) -> None:
-        # What the user says of OpenMP and of malloc comes before what we do.
-        # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal.
-        self.process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-            [sys.executable, "-P", "-m", "frostline.node", argument],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**ENVIRONMENT, **os.environ},
-            start_new_session=True,
-        )
-        self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
-        self._listener = threading.Thread(target=self._listen, name="frostline-node-stderr", daemon=True)
-        self._listener.start()
-
-    @property
-    def has_ended(self) -> bool:
-        return self.process.poll() is not None
-
-    @property
-    def last_words(self) -> str:
-        return b"".join(self._lines).decode(errors="replace").strip()
-
-    def first_line(self, timeout_s: float) -> dict[str, str]:
-        """The line in which it says where it listens."""
-        line = _line_within(_pipe(self.process.stdout), timeout_s)
-        if line.endswith(b"\n"):
-            said: dict[str, str] = json.loads(line)
-            return said
-        self.stop()
-        why = f":\n{self.last_words}" if self.last_words else f"; it ended with {self.process.returncode}"
-        raise NodeUnreachable(f"the node did not come up{why}")
-
-    def stop(self) -> None:
-        # The end of its stdin is what tells it to stop.
-        with contextlib.suppress(BrokenPipeError):
-            _pipe(self.process.stdin).close()
-        try:
-            self.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._listener.join()
-        _pipe(self.process.stdout).close()
-        _pipe(self.process.stderr).close()
-
-    def _listen(self) -> None:
-        stderr = _pipe(self.process.stderr)
-        while line := stderr.readline(_LONGEST_LINE):
-            self._lines.append(line)
-
-
-def _line_within(pipe: IO[bytes], timeout_s: float) -> bytes:
-    """What comes up to the first newline, or to the end, or in that time."""
-    line = b""
-    until = time.monotonic() + timeout_s
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while not line.endswith(b"\n") and selector.select(max(0.0, until - time.monotonic())):
-            data = os.read(pipe.fileno(), 65_536)
-            if not data:
-                break
-            line += data
-    return line
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None
-    return pipe
