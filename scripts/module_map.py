@@ -15,7 +15,7 @@ HEIGHTS = (
     ("Command line", ("cli",)),
     ("Whole jobs", ("demo", "training", "testing")),
     ("Loading", ("loaders",)),
-    ("Both ends of the wire", ("client", "node")),
+    ("Both ends of the wire", ("io", "client", "node")),
     ("Deciding", ("planning", "batching", "tuning", "prefetch", "cache")),
     ("Data and networks", ("datasets", "preprocess", "models", "stores", "engines")),
     ("Shared words", ("wire", "profiles", "ordering")),

@@ -14,6 +14,7 @@ __all__ = (
     "BATCHING",
     "CHANGED",
     "TUNING",
+    "IoSettings",
     "LoaderSettings",
     "NodeSettings",
     "TenantSettings",
@@ -41,6 +42,11 @@ _FIRST_REQUESTS = 8
 def _cores() -> int:
     """Processor cores that this process may use: fewer than the machine has where it is pinned to some."""
     return len(os.sched_getaffinity(0))
+
+
+def _io() -> str | None:
+    """The I/O service that jobs of this machine share, where somebody set one up."""
+    return os.environ.get("FROSTLINE_IO") or None
 
 
 def _token() -> str | None:
@@ -167,6 +173,33 @@ class NodeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IoSettings:
+    """What the I/O service of a machine may use.
+
+    Attributes:
+        memory_bytes: for samples that are kept and for those under way, of all jobs together; raise it where jobs that
+            read the same data find little of it (``frostline io --status``).
+        window_bytes: of these, most bytes that were asked for and not used yet, shared fairly between jobs; each may
+            have one request under way whatever this is. The rest is for keeping. The default is a quarter of the
+            memory.
+        most_connections: at once; each request under way takes one, and a thread.
+    """
+
+    memory_bytes: int = 2 * _GIB
+    window_bytes: int = 0
+    most_connections: int = 1024
+
+    def __post_init__(self) -> None:
+        _at_least("memory_bytes", self.memory_bytes, _MIB)
+        _at_least("window_bytes", self.window_bytes, 0)
+        _at_least("most_connections", self.most_connections, 2)
+        if self.window_bytes > self.memory_bytes:
+            raise SettingError(f"window_bytes must be at most memory_bytes ({self.memory_bytes:,})")
+        if not self.window_bytes:
+            object.__setattr__(self, "window_bytes", self.memory_bytes // 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
     """How a job's loader asks.
 
@@ -200,6 +233,8 @@ class LoaderSettings:
         follow: plan again while the job runs, where what is measured says so.
         pin_memory: let batches lie in page-locked memory, from which a GPU copies while the loop goes on, as of
             PyTorch's ``DataLoader``; None does where the model is on such a GPU.
+        io: address of the I/O service that jobs of this machine share, such as
+            ``unix:///run/user/1000/frostline/io.sock``; used where a job names no node.
         token: who the job is to its nodes; None where they know nobody. Never shown or logged.
     """
 
@@ -221,6 +256,7 @@ class LoaderSettings:
     skip_allowance: float = 0.01
     follow: bool = True
     pin_memory: bool | None = None
+    io: str | None = field(default_factory=_io)
     token: str | None = field(default_factory=_token, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What both ways to a node promise: the same tests over HTTP and within the process."""
+"""What all ways to a node promise: the same tests over HTTP, within the process, and through an I/O service."""
 
 import os
 import threading
@@ -31,6 +31,7 @@ from support.nodes import (
     until,
     within_budget,
 )
+from support.services import serving_node
 
 COUNT = 43
 BROKEN = (3, 17, 42)
@@ -44,7 +45,7 @@ def images(tmp_path_factory):
     return make_images(tmp_path_factory.mktemp("images"), COUNT, broken=BROKEN)
 
 
-@pytest.fixture(params=["http", "local"])
+@pytest.fixture(params=["http", "local", "io"])
 def way(request, images):
     """Opens a node with some settings and the way to it: ``node, transport = way(...)``."""
     with ExitStack() as stack:
@@ -55,6 +56,9 @@ def way(request, images):
             )
             if request.param == "local":
                 return node, LocalTransport(node)
+            if request.param == "io":
+                _, transport = stack.enter_context(serving_node(node))
+                return node, transport
             transport = HttpTransport(stack.enter_context(served(node)), SETTINGS)
             stack.callback(transport.close)
             return node, transport
@@ -232,6 +236,7 @@ def test_an_answer_that_is_closed_early_frees_everything(way, images):
     assert len(joined(transport.features(request(images, 1)))[0]) == COUNT - len(BROKEN)
 
 
+@pytest.mark.parametrize("way", ["http", "local"], indirect=True)  # a service reads answers whole: see tests/io
 def test_closing_frees_a_thread_that_waits_for_the_next_batch(way, images):
     # Twelve megabytes for batches: one unread answer of large pixels leaves no room for another.
     node, transport = way(memory_bytes=96 << 20, device_batch=8)

@@ -12,7 +12,9 @@ from torch import nn
 
 from frostline.cache import FeatureStore, Scope
 from frostline.client.http import HttpTransport
+from frostline.client.io import IoTransport
 from frostline.client.local import LocalTransport
+from frostline.client.sharing import SCHEME
 from frostline.client.spread import SpreadTransport
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, NodeSettings
@@ -69,7 +71,8 @@ def offload(
         preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready form it
             declares the whole way too; what was applied is not done again.
         near: URL of a node beside the data; or of several that serve the same data, over which the work is spread,
-            and where one dies the others take over. None runs one in this process.
+            and where one dies the others take over. ``unix:///…/io.sock`` is the I/O service of this machine, which
+            asks its node. None takes that of ``settings.io`` where it is set, and else runs a node in this process.
         cut: number of the cut to use; None lets the plan choose.
         codec: name of the codec to use with that cut.
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
@@ -102,6 +105,7 @@ def offload(
     data = data.refreshed()
     preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
     with ExitStack() as stack:
+        near = near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[int] = set()
 
@@ -200,14 +204,18 @@ def _transport(
 ) -> Transport:
     """The way to the nodes, or to one of this process; ``stack`` closes what was made."""
     if nodes:
-        ways = [HttpTransport(url, settings) for url in nodes]
-        transport: Transport = ways[0] if len(ways) == 1 else SpreadTransport(ways, left_out=left_out)
+        ways = [_way(url, settings) for url in nodes]
+        transport = ways[0] if len(ways) == 1 else SpreadTransport(ways, left_out=left_out)
     else:
         embedded = Node(node, data.roots)
         stack.callback(embedded.close)
         transport = LocalTransport(embedded)
     stack.callback(transport.close)
     return transport
+
+
+def _way(url: str, settings: LoaderSettings) -> Transport:
+    return IoTransport(url, settings) if url.startswith(SCHEME) else HttpTransport(url, settings)
 
 
 def _ship(network: CutNetwork | None, transport: Transport, asking: Asking, observe: Observer) -> Shipment | None:

@@ -97,9 +97,10 @@ def chosen_of(whole: Dataset, settings: JobSettings, split: str | None) -> Datas
 
 @contextmanager
 def _node(settings: JobSettings, data: Dataset, observe: Observer) -> Iterator["_Watch"]:
-    """The node to use: the user's, or one of the job's own that is started again if it dies."""
-    if settings.near is not None:
-        yield _Watch(settings.near, None, observe)
+    """The node to use: the user's, the machine's I/O service, or one that is started."""
+    near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
+    if near is not None:
+        yield _Watch(near, None, observe)
         return
     observe(PhaseStarted(name="starting a node"))
     node = replace(settings.node, allow_training=settings.policy == ALL_IN_STORE)

@@ -1,0 +1,62 @@
+"""An I/O service in this process, for tests that look into it."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+from pathlib import Path
+
+from frostline.client.io import IoTransport
+from frostline.client.local import LocalTransport
+from frostline.config import IoSettings, LoaderSettings
+from frostline.io.places import listening_at, unnamed
+from frostline.io.service import IoService
+
+SETTINGS = LoaderSettings(deadline_s=30)
+
+
+@contextmanager
+def serving(upstream, url=None, **settings):
+    """A service over a transport; yields it and its address."""
+    url = url or unnamed()
+    with listening_at(url) as listening, IoService(upstream, IoSettings(**settings), listening) as service:
+        yield service, url
+
+
+@contextmanager
+def serving_node(node, **settings):
+    """A service over a node of this process; yields it and a way to it."""
+    with serving(LocalTransport(node), **settings) as (service, url):
+        transport = IoTransport(url, SETTINGS)
+        try:
+            yield service, transport
+        finally:
+            transport.close()
+
+
+def is_quiet(service):
+    """Nothing is under way, and nobody holds anything."""
+    return service.statistics()["window"]["used_bytes"] == 0
+
+
+def descriptors(pid="self"):
+    """How many a process has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+@contextmanager
+def python(code, *arguments):
+    """A process that runs some code, killed at the end; its stdout is a pipe of lines."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
