@@ -22,6 +22,7 @@ demo: install
 test: install-test
 	@scripts/browser.sh
 	@scripts/cassandra.sh
+	@PYTHON=$(BIN)/python scripts/frameworks.sh
 	@$(MAKE) --no-print-directory check
 
 # What `make test` runs once everything is installed.

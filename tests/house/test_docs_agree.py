@@ -41,6 +41,13 @@ def test_the_locks_pin_each_package_with_hashes_and_leave_torch_out():
         assert {"sympy", "filelock", "networkx", "jinja2"} <= packages.keys()
 
 
+def test_frameworks_are_locked_beside_the_test_set_and_nothing_is_in_both():
+    frameworks = locked("frameworks")
+    assert not frameworks.keys() & locked("test").keys()
+    assert {"jax", "tensorflow-cpu", "nvidia-dali-cuda130", "grain"} <= frameworks.keys()
+    assert not {"torch", "numpy", "protobuf"} & frameworks.keys()
+
+
 def locked(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     assert "://" not in text
