@@ -1,6 +1,7 @@
 """Runs the code in the README and the docs as it stands there, in a folder with a few photographs."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from PIL import Image, ImageDraw
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+# Sections whose code runs where that framework is, as tests/frameworks has it; all else runs everywhere.
+SECTIONS = {"TensorFlow and Keras": "tensorflow", "JAX": "jax", "NVIDIA DALI": "dali"}
 CLASSES = {"circles": "ellipse", "squares": "rectangle", "lines": "line"}
 
 
@@ -33,8 +36,17 @@ def leave(namespace):
     namespace["_folder"].cleanup()
 
 
+def code_for_here(document):
+    """The code blocks whose section needs no other framework than the one that is here."""
+    for region in PythonCodeBlockParser()(document):
+        headings = re.findall(r"^## (.+)$", document.text[: region.start], re.MULTILINE)
+        wanted = SECTIONS.get(headings[-1]) if headings else None
+        if wanted in (None, os.environ.get("FROSTLINE_FRAMEWORK")):
+            yield region
+
+
 pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()],
+    parsers=[code_for_here, SkipParser()],
     patterns=["README.md", "docs/quickstart.md", "docs/splits.md", "docs/order.md", "docs/frameworks.md"],
     setup=enter,
     teardown=leave,

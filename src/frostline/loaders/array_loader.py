@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import SampleTable, View
+from frostline.core import SampleTable, TensorSpec, View
 from frostline.errors import OrderMismatch, SettingError
 from frostline.events import BatchTaken, EpochFinished, EpochStarted
 from frostline.loaders.arrays import Arrays
@@ -96,6 +96,16 @@ class ArrayLoader:
         """What seeds the changes made to its batches."""
         return View(seed=self._order.seed, epoch=self._order.epoch)
 
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """What a row's features are, before they are changed."""
+        return self._source.tensors
+
+    @property
+    def whole_rows(self) -> int | None:
+        """Rows of every batch; None where one may have fewer, as the last one, or at several ranks."""
+        return self._batch_size if self._last == "drop" and not self._ranks.are_several else None
+
     def __len__(self) -> int:
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
         if self._ranks.are_several or not isinstance(self._order, Order):
@@ -134,6 +144,13 @@ class ArrayLoader:
             change=self._change,
             record=self._record,
         )
+
+    def set_apart(self) -> "ArrayLoader":
+        """A loader of its own for what would be the next pass over this one; the pass after it is whole again."""
+        found = self.in_epoch(self._order.epoch)
+        found.load_state_dict(self._start.to_json())
+        self._start = self._state(0)
+        return found
 
     def epochs(self, numbers: Sequence[int]) -> "Epochs[ArrayLoader]":
         """Several epochs like this one, such as ``range(10)``: each asked for while the one before it ends.

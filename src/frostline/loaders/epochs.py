@@ -44,6 +44,9 @@ class Epochs(Generic[L]):
         loader: of any epoch.
         numbers: of the epochs, in the order in which they come.
 
+    Attributes:
+        loader: as given.
+
     Raises:
         SettingError: there is no epoch.
     """
@@ -51,6 +54,7 @@ class Epochs(Generic[L]):
     def __init__(self, loader: L, numbers: Sequence[int]) -> None:
         if not numbers:
             raise SettingError("epochs names the epochs to come, such as range(10), and there is none in it")
+        self.loader = loader
         self._numbers = numbers
         self._now = loader.in_epoch(numbers[0])
         self._loaded: OrderState | None = None
@@ -71,6 +75,14 @@ class Epochs(Generic[L]):
             place += 1
             first = first if place == len(self._numbers) else first.in_epoch(self._numbers[place])
         return self._run(place, first)
+
+    def set_apart(self) -> "Epochs[L]":
+        """Epochs of their own for what would be the next iteration of these; the one after it has all again."""
+        found, state = Epochs(self.loader, self._numbers), self._loaded
+        self._loaded = None
+        if state is not None:
+            found.load_state_dict(state.to_json())
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """How far the epoch is that is under way; see ``ArrayLoader.state_dict``."""

@@ -88,6 +88,7 @@ class Job:
             settings=settings,
             tuner=Tuner(rule_of(settings), time.monotonic()),
             observe=self._observe,
+            tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
         )
 
     def __enter__(self) -> Self:
@@ -227,11 +228,12 @@ class Job:
         Args:
             batch_size: as of ``loader``.
             augment: as of ``loader``; it is given a ``Batch`` here too.
-            options: as of ``loader``.
+            options: as of ``loader``; and ``encoded=True`` for the samples as they lie in the store, which nobody has
+                decoded: ``features`` are ``bytes``, an array of objects. It is for jobs without a model.
 
         Raises:
             OrderMismatch: as ``loader``.
-            SettingError: as ``loader``.
+            SettingError: as ``loader``; or there are no encoded samples to give.
         """
         self._refuse_loops()
         if augment is not None:

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from frostline.config import LoaderSettings
+from frostline.core import TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
 from frostline.loaders.array_loader import ArrayLoader, Change
 from frostline.loaders.blend import Blend, GivenWeights, order_of, replayed
+from frostline.loaders.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
@@ -37,6 +39,7 @@ class Maker:
         settings: how the job asks.
         tuner: of its windows.
         observe: told what happens.
+        tensors: that cross the frost line.
     """
 
     data: Dataset
@@ -47,6 +50,7 @@ class Maker:
     settings: LoaderSettings
     tuner: Tuner
     observe: Callable[[Event], None]
+    tensors: tuple[TensorSpec, ...]
 
     def arrays(
         self,
@@ -64,6 +68,7 @@ class Maker:
         ranks: Ranks | None = None,
         change: Change | None = None,
         targets: bool | None = None,
+        encoded: bool = False,
         record: bool = False,
         replay: RecordedOrder | None = None,
     ) -> ArrayLoader:
@@ -75,14 +80,17 @@ class Maker:
         fetcher = self.fetcher
         if preprocess is not None:
             fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
-        has_targets = with_targets(data, targets)
+        has_targets = not encoded and with_targets(data, targets)
+        if encoded:
+            refuse_encoded(fetcher, targets=targets)
+        make = self._encoded if encoded else self._source
         ranks = Ranks.current() if ranks is None else ranks
         order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, draws=draws)
         # With slack each rank would be somewhere else in a step, and a replay would be another order.
         is_strict = ranks.are_several or replay is not None
         settings = replace(self.settings, slack=0) if is_strict else self.settings
         return ArrayLoader(
-            lambda number: replace(self._source(fetcher, seed, number, has_targets=has_targets), settings=settings),
+            lambda number: replace(make(fetcher, seed, number, has_targets=has_targets), settings=settings),
             data,
             order=order if replay is None else replayed(data, order, replay),
             batch_size=batch_size,
@@ -122,4 +130,11 @@ class Maker:
             has_targets=has_targets,
             tuner=self.tuner,
             memory=memory_for(self.settings.pin_memory, fetcher.trainer_side.device),
+            tensors=self.tensors,
         )
+
+    def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
+        """The same, of samples that nobody decodes; they are of any length, so none is kept."""
+        source = self._source(fetcher, seed, epoch, has_targets=has_targets)
+        fetch, dealer = fetch_encoded(fetcher), EncodedDealer(self.pilot)
+        return replace(source, fetch=fetch, dealer=dealer, cache=None, memory=None, tensors=(ENCODED,))

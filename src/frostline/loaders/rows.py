@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from frostline.cache import Held, TieredCache
 from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch, SampleTable
+from frostline.core import FeatureBatch, SampleTable, TensorSpec
 from frostline.errors import DataError
 from frostline.events import Observer
 from frostline.loaders.fetch import FetchRows
@@ -51,6 +51,7 @@ class Source:
         has_targets: the last tensor of every row is its sample's mask.
         tuner: of the windows' bounds; None leaves them as they are set.
         memory: where batches lie; None for memory of this process.
+        tensors: what every row has, its mask apart, where that is known beforehand.
     """
 
     fetch: FetchRows
@@ -62,6 +63,7 @@ class Source:
     has_targets: bool = False
     tuner: Tuner | None = None
     memory: Memory | None = None
+    tensors: tuple[TensorSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,6 +12,8 @@ __all__ = ("Memory", "Slabs")
 
 # What is smaller comes from the C library without a page fault.
 _LARGE = 64 << 10
+# Where a cache line begins; frameworks whose kernels ask for that take an array's memory as it is.
+_ALIGNED = 64
 # A loop holds a batch while the next one is made; what comes back beyond that is given to the system.
 _MOST_IDLE = 2
 
@@ -40,12 +42,12 @@ class Slabs:
     def empty(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
         """An array of the caller's own, not written yet."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes < _LARGE:
+        if nbytes < _LARGE or dtype.hasobject:
             return np.empty(shape, dtype)
         try:
             whole = self._idle[nbytes].pop()
         except LookupError:
-            whole = np.empty(nbytes, np.uint8)
+            whole = _aligned(nbytes)
         return np.asarray(_Lent(whole, self)).view(dtype).reshape(shape)
 
     def take_back(self, whole: _Bytes) -> None:
@@ -53,6 +55,12 @@ class Slabs:
         idle = self._idle.setdefault(whole.nbytes, [])
         if len(idle) < _MOST_IDLE:
             idle.append(whole)
+
+
+def _aligned(nbytes: int) -> _Bytes:
+    memory = np.empty(nbytes + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + nbytes]
 
 
 class _Lent:

@@ -1,0 +1,172 @@
+"""A loader's passes for a framework that takes batches ahead of its loop: states count what the loop has."""
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+from frostline.errors import FrostlineError, OrderMismatch, SettingError
+from frostline.loaders.array_loader import ArrayLoader
+from frostline.loaders.arrays import Array, Arrays
+from frostline.loaders.epochs import Epochs
+
+__all__ = ("COLUMNS", "Feed", "Parts", "checked_columns", "columns_of")
+
+COLUMNS = ("features", "labels", "ids", "targets")
+"""What a framework may be given of a batch."""
+
+# Beside what a framework holds, it may be making one batch and the loop may not have said yet that it has another.
+_BETWEEN = 2
+
+_State = dict[str, Any]
+Parts = tuple[Array | tuple[Array, ...], ...]
+"""Columns of a batch; several arrays where several tensors cross the frost line."""
+
+
+class Feed:
+    """The passes over a loader, one at a time, and how far the loop is that they reach through a framework.
+
+    A framework may take its batches in a thread of its own, and ``took`` and the states may be asked for in another.
+
+    Args:
+        loader: of an epoch, so that each pass is that epoch; or several epochs, one a pass, and from the first again.
+        columns: of a batch, by name.
+        ahead: batches that the framework may hold. With 0 the loop has what the framework took; else it says so itself
+            by ``took``.
+
+    Attributes:
+        failure: why the last pass ended early, in our words; None where it did not.
+
+    Raises:
+        SettingError: ``ahead`` is negative, or there is no such column.
+    """
+
+    def __init__(self, loader: ArrayLoader | Epochs[ArrayLoader], columns: Sequence[str], ahead: int = 0) -> None:
+        if ahead < 0:
+            raise SettingError(f"a framework can hold 0 batches or more, not {ahead}")
+        self.failure: FrostlineError | None = None
+        self._loader = loader
+        self._columns = checked_columns(columns)
+        self._ahead = ahead
+        self._epochs: Iterator[ArrayLoader] = iter(())
+        self._pass: Generator[Arrays] | None = None
+        self._held: deque[_State | None] = deque()
+        self._had: _State | None = None
+        self._counting = threading.Lock()
+
+    def batches(self) -> Generator[Parts]:
+        """The batches of a pass, each as its columns. The pass before it cannot go on.
+
+        Raises:
+            OrderMismatch: another pass has begun meanwhile.
+            SettingError: a batch has no such column.
+        """
+        self.close()
+        self.failure = None
+        try:
+            own = self._pass = iter(self._next())
+            self._start()
+            with closing(own):
+                for batch in own:
+                    self._require(own)
+                    self._hold()
+                    yield columns_of(batch, self._columns)
+            self._require(own)
+            self._end()
+        except FrostlineError as error:
+            self.failure = error
+            raise
+
+    def close(self) -> None:
+        """Leave the pass that is under way, and cancel what was asked for.
+
+        Whoever leaves a pass calls it. A generator that a framework forgets is closed by Python's collector, in any
+        thread and at any time, and what it would wait for then may be that thread.
+        """
+        own, self._pass = self._pass, None
+        if own is not None:
+            with suppress(ValueError):  # it runs in the framework's thread, which sees next that it was left
+                own.close()
+
+    def took(self, batches: int = 1) -> None:
+        """The loop has so many more of the batches that the framework took, or all. With ``ahead=0`` that is known."""
+        with self._counting:
+            for _ in range(min(batches, len(self._held))):
+                self._had = self._held.popleft()
+
+    def state_dict(self) -> _State:
+        """How far the loop is; see ``ArrayLoader.state_dict``.
+
+        Raises:
+            SettingError: the loop did not say what it has.
+        """
+        if len(self._held) > self._ahead + _BETWEEN:
+            raise SettingError(
+                f"{len(self._held)} batches were taken and the loop did not say which of them it has, so that no state "
+                "is right: let it say so after each (took), or take none ahead"
+            )
+        return self._loader.state_dict() if self._had is None else self._had
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on from there; see ``ArrayLoader.load_state_dict``."""
+        self.close()
+        self._loader.load_state_dict(state)
+        self._epochs = iter(())
+        self._held, self._had = deque(), None
+
+    def _next(self) -> ArrayLoader:
+        """The loader of the next pass."""
+        if isinstance(self._loader, ArrayLoader):
+            return self._loader
+        while (found := next(self._epochs, None)) is None:  # twice where nothing was left of the epochs
+            self._epochs = iter(self._loader)
+        return found
+
+    def _require(self, own: Generator[Arrays]) -> None:
+        if self._pass is not own:
+            raise OrderMismatch("this pass was left, or another one over the loader has begun: it has one at a time")
+
+    def _start(self) -> None:
+        with self._counting:
+            self._held, self._had = deque(), self._state()
+
+    def _state(self) -> _State | None:
+        """After what was given; None where nothing is held."""
+        return self._loader.state_dict() if self._ahead else None
+
+    def _hold(self) -> None:
+        with self._counting:
+            if self._ahead:
+                self._held.append(self._state())
+
+    def _end(self) -> None:
+        """After the last batch the epoch is over, with what was left out at its end."""
+        with self._counting:
+            if self._held:
+                self._held[-1] = self._state()
+            else:
+                self._had = self._state()
+
+
+def checked_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """The names, which must be some of ``COLUMNS``.
+
+    Raises:
+        SettingError: they are not.
+    """
+    if not columns or isinstance(columns, str) or not set(columns) <= set(COLUMNS):
+        raise SettingError(f"columns are some of {', '.join(COLUMNS)}, and {columns!r} are not")
+    return tuple(columns)
+
+
+def columns_of(arrays: Arrays, columns: Sequence[str]) -> Parts:
+    """These of a batch, in this order.
+
+    Raises:
+        SettingError: one of them is not there.
+    """
+    found = tuple(getattr(arrays, name) for name in columns)
+    if any(one is None for one in found):
+        raise SettingError("targets are there where the data set has masks, and this one has none")
+    return found

@@ -1,0 +1,126 @@
+"""Batches as a ``tf.data.Dataset`` with static shapes, for loops of TensorFlow and for Keras."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from frostline.loaders.array_loader import ArrayLoader
+from frostline.loaders.epochs import Epochs
+from frostline.loaders.feed import Feed
+
+__all__ = ("TensorFlowLoader",)
+
+
+class TensorFlowLoader:
+    """A loader as a data set of TensorFlow, and how far the loop over it is.
+
+    ``tf.data`` cannot save where a generator is; ``state_dict`` can. It counts batches that TensorFlow took, and where
+    some are prefetched those that the loop has: in a loop over this object, and in Keras by ``callback``.
+
+    Args:
+        loader: of an epoch, so that each iteration is that epoch; or several epochs, one an iteration, as Keras asks
+            for them.
+        columns: an element's parts, of ``features``, ``labels``, ``ids`` and ``targets``. Where several tensors cross
+            the frost line, its features are a tuple.
+        prefetch: batches that TensorFlow holds. Frostline prefetches already; 1 or 2 hide the copy into TensorFlow's
+            own memory too.
+
+    Raises:
+        SettingError: there is no such column, or ``prefetch`` is negative.
+    """
+
+    def __init__(
+        self,
+        loader: ArrayLoader | Epochs[ArrayLoader],
+        *,
+        columns: Sequence[str] = ("features", "labels"),
+        prefetch: int = 0,
+    ) -> None:
+        self._columns = tuple(columns)
+        self._one = loader if isinstance(loader, ArrayLoader) else loader.loader
+        self._prefetch = prefetch
+        self._feed = Feed(loader, columns, prefetch)
+
+    def dataset(self) -> "tf.data.Dataset":
+        """The data set; it has one iteration at a time.
+
+        Its batch dimension is static where every batch is whole: with ``drop_last=True`` of one rank.
+        """
+        found = tf.data.Dataset.from_generator(self._feed.batches, output_signature=self._signature())
+        options = tf.data.Options()
+        # Each rank's loader gives that rank's share: TensorFlow must not divide it again.
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        # What it would hold by itself could not be told from what the loop has.
+        options.experimental_optimization.inject_prefetch = False
+        found = found.with_options(options)
+        return found.prefetch(self._prefetch) if self._prefetch else found
+
+    def __iter__(self) -> Iterator[Any]:
+        """The elements of one iteration, counted as the loop has them.
+
+        Raises:
+            FrostlineError: as iterating the loader does; TensorFlow's own error would hide it.
+        """
+        elements = iter(self.dataset())
+        try:
+            while (element := next(elements, None)) is not None:
+                self.took()
+                yield element
+        except tf.errors.OpError as error:
+            raise self._feed.failure or error from error
+        finally:
+            self._feed.close()
+
+    def callback(self) -> keras.callbacks.Callback:
+        """Counts what ``fit`` has, where some batches are prefetched."""
+        return _Counting(self)
+
+    def took(self, batches: int = 1) -> None:
+        """The loop has so many more batches, where it iterates over the data set itself."""
+        self._feed.took(batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the loop is; see ``ArrayLoader.state_dict``.
+
+        Raises:
+            SettingError: batches were prefetched and nobody counted those that the loop has.
+        """
+        return self._feed.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on from there; see ``ArrayLoader.load_state_dict``."""
+        self._feed.load_state_dict(state)
+
+    def _signature(self) -> tuple[Any, ...]:
+        rows = self._one.whole_rows
+        features = [
+            tf.TensorSpec((rows, *one.shape), tf.string if one.dtype == "object" else one.dtype)
+            for one in self._one.tensors
+        ]
+        specs = {
+            "features": features[0] if len(features) == 1 else tuple(features),
+            "labels": tf.TensorSpec((rows,), tf.int64),
+            "ids": tf.TensorSpec((rows,), tf.int64),
+            "targets": tf.TensorSpec((rows, None, None), tf.int64),
+        }
+        return tuple(specs[name] for name in self._columns)
+
+
+class _Counting(keras.callbacks.Callback):  # type: ignore[misc]
+    """Tells a loader which batches of an epoch are trained on."""
+
+    def __init__(self, loader: TensorFlowLoader) -> None:
+        super().__init__()
+        self._loader = loader
+        self._seen = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Begin to count."""
+        self._seen = 0
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Count it, and those before it where Keras takes several steps at once."""
+        self._loader.took(batch + 1 - self._seen)
+        self._seen = batch + 1

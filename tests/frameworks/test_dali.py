@@ -1,0 +1,103 @@
+"""Batches for pipelines of DALI on the processor, and on a GPU where there is one."""
+
+import numpy as np
+import pytest
+from nvidia.dali import fn, pipeline_def
+
+from frostline.errors import OrderMismatch, SettingError
+from frostline.loaders.dali import DaliSource
+
+
+def made(source, *, decode=None, batch_size=8, depth=2, device=None):
+    """A pipeline of what a source gives; decoded and brought to one size where told to."""
+
+    @pipeline_def(batch_size=batch_size, num_threads=2, device_id=device, prefetch_queue_depth=depth)
+    def pipeline():
+        first, *rest = source.read()
+        if decode:
+            first = fn.resize(fn.decoders.image(first, device=decode), size=(32, 32))
+        return first, *rest
+
+    return pipeline()
+
+
+def read(source, pipeline):
+    """The batches of an epoch as NumPy arrays, and the position after each."""
+    found, positions = [], []
+    for outputs in source.run(pipeline):
+        found.append([np.asarray(one.as_tensor()) for one in outputs])
+        positions.append(source.state_dict()["position"])
+    return found, positions
+
+
+def test_dali_decodes_what_lies_in_the_store(job):
+    source = DaliSource(job.arrays(8, shuffle=True, encoded=True), columns=("features", "labels", "ids"))
+    found, positions = read(source, made(source, decode="cpu"))
+    assert positions == [8, 16, 24, 32, 40, 45]
+    for (pixels, labels, ids), arrays in zip(found, job.arrays(8, shuffle=True), strict=True):
+        assert pixels.shape == (len(arrays), 32, 32, 3)
+        assert pixels.std() > 10
+        assert np.array_equal(labels, arrays.labels)
+        assert np.array_equal(ids, arrays.ids)
+
+
+def test_features_go_through_a_pipeline_as_they_are(job):
+    source = DaliSource(job.arrays(8, shuffle=True))
+    found, _ = read(source, made(source))
+    for (features, labels), arrays in zip(found, job.arrays(8, shuffle=True), strict=True):
+        assert np.array_equal(features, arrays.features)
+        assert np.array_equal(labels, arrays.labels)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_state_counts_what_the_loop_has_and_not_what_the_pipeline_holds(job, depth):
+    source = DaliSource(job.arrays(8, shuffle=True), columns=("ids",), ahead=depth)
+    found, positions = read(source, made(source, depth=depth))
+    assert positions == [8, 16, 24, 32, 40, 45]
+    assert np.concatenate([ids for (ids,) in found]).tolist() == [
+        id for arrays in job.arrays(8, shuffle=True) for id in arrays.ids.tolist()
+    ]
+
+
+def test_a_pipeline_goes_on_where_another_was_stopped(job):
+    whole = [arrays.ids.tolist() for epoch in job.arrays(8, shuffle=True).epochs(range(2)) for arrays in epoch]
+    for stopped in (0, 1, 4, 6):
+        source = DaliSource(job.arrays(8, shuffle=True).epochs(range(2)), columns=("ids",))
+        runs = source.run(made(source))
+        first = [next(runs)[0].as_array().tolist() for _ in range(stopped)]
+        again = DaliSource(job.arrays(8, shuffle=True).epochs(range(2)), columns=("ids",))
+        again.load_state_dict(source.state_dict())
+        pipeline = made(again)
+        rest = [ids.as_array().tolist() for (ids,) in again.run(pipeline)]
+        if stopped < 6:
+            rest += [ids.as_array().tolist() for (ids,) in again.run(pipeline)]
+        assert first + rest == whole
+
+
+def test_a_loop_that_does_not_say_what_it_took_gets_no_state(job):
+    source = DaliSource(job.arrays(4, shuffle=True), columns=("ids",))
+    pipeline = made(source)
+    for _ in range(6):
+        pipeline.run()
+    with pytest.raises(SettingError, match="did not say which of them it has"):
+        source.state_dict()
+
+
+def test_what_does_not_fit_is_refused(job):
+    with pytest.raises(SettingError, match="columns are some of"):
+        DaliSource(job.arrays(8), columns=("pixels",))
+    with pytest.raises(SettingError, match="0 batches or more"):
+        DaliSource(job.arrays(8), ahead=-1)
+    with pytest.raises(OrderMismatch, match="seed"):
+        DaliSource(job.arrays(8)).load_state_dict(job.arrays(8, seed=1).state_dict())
+
+
+@pytest.mark.gpu
+def test_dali_decodes_on_the_gpu(job):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no accelerator that CUDA drives")
+    source = DaliSource(job.arrays(8, shuffle=True, encoded=True))
+    for pixels, labels in source.run(made(source, decode="mixed", device=0)):
+        assert pixels.as_cpu().as_tensor().shape()[1:] == [32, 32, 3]
+        assert len(labels) <= 8

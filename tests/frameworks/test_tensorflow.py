@@ -1,0 +1,143 @@
+"""Batches as data sets of TensorFlow, in loops of its own and in Keras."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import frostline as fl
+from frostline.config import NodeSettings
+from frostline.errors import DataError, SettingError
+from frostline.loaders.tensorflow import TensorFlowLoader
+from support.images import image_folder, tiny_preprocess
+
+
+def ids_of(elements):
+    return [ids.numpy().tolist() for (ids,) in elements]
+
+
+def test_elements_are_the_batches_of_the_arrays(job):
+    loader = TensorFlowLoader(job.arrays(8, shuffle=True), columns=("features", "labels", "ids"))
+    for (features, labels, ids), arrays in zip(loader.dataset(), job.arrays(8, shuffle=True), strict=True):
+        assert np.array_equal(features, arrays.features)
+        assert np.array_equal(labels, arrays.labels)
+        assert np.array_equal(ids, arrays.ids)
+
+
+@pytest.mark.parametrize(("drop_last", "rows"), [(True, 8), (False, None)])
+def test_shapes_are_known_beforehand_and_whole_where_every_batch_is(job, drop_last, rows):
+    loader = TensorFlowLoader(job.arrays(8, drop_last=drop_last))
+    features, labels = loader.dataset().element_spec
+    assert features == tf.TensorSpec((rows, 3, 32, 32), tf.float32)
+    assert labels == tf.TensorSpec((rows,), tf.int64)
+    assert [len(labels) for _, labels in loader.dataset()] == [8] * 5 + [5] * (not drop_last)
+
+
+def test_encoded_samples_are_strings_that_tensorflow_decodes(job):
+    def decoded(encoded, labels):
+        return tf.map_fn(tf.io.decode_jpeg, encoded, fn_output_signature=tf.uint8), labels
+
+    loader = TensorFlowLoader(job.arrays(9, shuffle=True, encoded=True))
+    assert loader.dataset().element_spec[0] == tf.TensorSpec((None,), tf.string)
+    assert {pixels.shape for pixels, _ in loader.dataset().map(decoded)} == {(9, 48, 60, 3)}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_a_state_counts_what_the_loop_has_and_not_what_is_prefetched(job, prefetch):
+    loader = TensorFlowLoader(job.arrays(8, shuffle=True), columns=("ids",), prefetch=prefetch)
+    assert loader.state_dict()["position"] == 0
+    whole, states = [], []
+    for (ids,) in loader:
+        whole.append(ids.numpy().tolist())
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    assert [state["position"] for state in states] == [8, 16, 24, 32, 40, 45]
+    for stopped in (0, 3, 5):
+        again = TensorFlowLoader(job.arrays(8, shuffle=True), columns=("ids",), prefetch=prefetch)
+        again.load_state_dict(states[stopped])
+        assert ids_of(again.dataset()) == whole[stopped + 1 :]
+
+
+def test_a_loop_over_what_is_prefetched_says_what_it_took_or_gets_no_state(job):
+    loader = TensorFlowLoader(job.arrays(4, shuffle=True), columns=("ids",), prefetch=1)
+    for number, _ in enumerate(loader.dataset(), 1):
+        loader.took()
+        assert loader.state_dict()["position"] == min(4 * number, 45)
+    for _ in loader.dataset():
+        pass
+    with pytest.raises(SettingError, match="did not say which of them it has"):
+        loader.state_dict()
+
+
+def test_a_pass_that_is_left_early_leaves_the_next_one_whole(job):
+    loader = TensorFlowLoader(job.arrays(8, shuffle=True), columns=("ids",), prefetch=1)
+    whole = ids_of(loader)
+    for _ in loader:
+        break
+    assert ids_of(loader) == whole
+
+
+class Seen(keras.callbacks.Callback):
+    """Keeps the states after each batch."""
+
+    def __init__(self, loader):
+        super().__init__()
+        self._loader = loader
+        self.states = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.states.append(self._loader.state_dict())
+
+
+def network(**options):
+    keras.utils.set_random_seed(0)
+    made = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(3)])
+    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(("prefetch", "steps"), [(0, 1), (2, 1), (2, 2)])
+def test_keras_fits_over_epochs_and_a_run_that_was_stopped_ends_as_a_whole_one(job, prefetch, steps):
+    def loader_of(epochs):
+        arrays = job.arrays(8, shuffle=True, drop_last=True).epochs(epochs)
+        return TensorFlowLoader(arrays, prefetch=prefetch)
+
+    def fit(model, loader, epochs):
+        seen = Seen(loader)
+        model.fit(loader.dataset(), epochs=epochs, verbose=0, shuffle=False, callbacks=[loader.callback(), seen])
+        return seen.states
+
+    whole, parted = network(steps_per_execution=steps), network(steps_per_execution=steps)
+    states = fit(whole, loader_of(range(3)), 3)
+    assert [state["epoch"] for state in states if state["position"] == 16] == [0, 1, 2]
+    first = loader_of(range(1))
+    fit(parted, first, 1)
+    rest = loader_of(range(3))
+    rest.load_state_dict(first.state_dict())
+    fit(parted, rest, 2)
+    for one, other in zip(whole.get_weights(), parted.get_weights(), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_an_error_keeps_its_sentence(tmp_path):
+    folder = image_folder(tmp_path, per_class=4)
+    for path in folder.glob("*/*.jpg"):
+        path.write_bytes(b"no image")
+    node = NodeSettings(memory_bytes=1 << 28, device_batch=8)
+    with fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), node=node) as job:
+        loader = TensorFlowLoader(job.arrays(4))
+        with pytest.raises(DataError, match=r"cannot be read|unreadable"):
+            list(loader)
+        with pytest.raises(tf.errors.OpError, match=r"cannot be read|unreadable"):
+            list(loader.dataset())
+
+
+def test_what_does_not_fit_is_refused(job):
+    with pytest.raises(SettingError, match="columns are some of"):
+        TensorFlowLoader(job.arrays(8), columns="features")
+    with pytest.raises(SettingError, match="0 batches or more"):
+        TensorFlowLoader(job.arrays(8), prefetch=-1)
+    with pytest.raises(SettingError, match="masks"):
+        list(TensorFlowLoader(job.arrays(8), columns=("targets",)))

@@ -1,0 +1,120 @@
+"""One order, one state file and one memory for all frameworks."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+from nvidia.dali import pipeline_def
+
+from frostline.loaders.dali import DaliSource
+from frostline.loaders.jax import JaxLoader
+from frostline.loaders.tensorflow import TensorFlowLoader
+
+BATCH = 2
+
+
+class InTorch:
+    def __init__(self, job):
+        self._loader = job.loader(BATCH, shuffle=True)
+        self.load, self.state = self._loader.load_state_dict, self._loader.state_dict
+
+    def ids(self):
+        return (batch.ids.tolist() for batch in self._loader)
+
+
+class InNumPy:
+    def __init__(self, job):
+        self._loader = job.arrays(BATCH, shuffle=True)
+        self.load, self.state = self._loader.load_state_dict, self._loader.state_dict
+
+    def ids(self):
+        return (batch.ids.tolist() for batch in self._loader)
+
+
+class InJax:
+    def __init__(self, job):
+        self._iterator = iter(JaxLoader(job.arrays(BATCH, shuffle=True), columns=("features", "ids")))
+        self.load, self.state = self._iterator.set_state, self._iterator.get_state
+
+    def ids(self):
+        return (batch["ids"].tolist() for batch in self._iterator)
+
+
+class InTensorFlow:
+    def __init__(self, job):
+        self._loader = TensorFlowLoader(job.arrays(BATCH, shuffle=True), columns=("features", "ids"), prefetch=2)
+        self.load, self.state = self._loader.load_state_dict, self._loader.state_dict
+
+    def ids(self):
+        return (ids.numpy().tolist() for _, ids in self._loader)
+
+
+class InDali:
+    def __init__(self, job):
+        self._source = DaliSource(job.arrays(BATCH, shuffle=True, encoded=True), columns=("features", "ids"))
+        self.load, self.state = self._source.load_state_dict, self._source.state_dict
+
+    def ids(self):
+        @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None)
+        def pipeline():
+            return tuple(self._source.read())
+
+        return (ids.as_array().tolist() for _, ids in self._source.run(pipeline()))
+
+
+FRAMEWORKS = (InTorch, InNumPy, InJax, InTensorFlow, InDali)
+
+
+def every_change(kinds):
+    """A walk in which each kind follows each other kind once."""
+    left, walk = set(itertools.permutations(kinds, 2)), [kinds[0]]
+
+    def walked():
+        if not left:
+            return True
+        for change in [one for one in kinds if (walk[-1], one) in left]:
+            left.remove((walk[-1], change))
+            walk.append(change)
+            if walked():
+                return True
+            left.add((walk[-2], walk.pop()))
+        return False
+
+    assert walked()
+    return walk
+
+
+def test_a_run_stopped_in_one_framework_goes_on_in_any_other_with_the_next_sample(job, tmp_path):
+    file = tmp_path / "state.json"
+    whole = [id for batch in job.loader(BATCH, shuffle=True) for id in batch.ids.tolist()]
+    walk = every_change(FRAMEWORKS)
+    assert len(walk) == 21
+    seen = []
+    for kind in walk:
+        run = kind(job)
+        if file.exists():
+            run.load(json.loads(file.read_text(encoding="utf-8")))
+        batches = run.ids()
+        seen += next(batches)
+        file.write_text(json.dumps(run.state()), encoding="utf-8")
+        batches.close()
+    last = job.loader(BATCH, shuffle=True)
+    last.load_state_dict(json.loads(file.read_text(encoding="utf-8")))
+    assert seen + [id for batch in last for id in batch.ids.tolist()] == whole
+
+
+@pytest.mark.parametrize("rows", [2, 15])
+def test_every_framework_takes_an_arrays_memory_as_it_is(job, rows):
+    features = next(iter(job.arrays(rows))).features
+    address = features.ctypes.data
+    assert torch.from_dlpack(features).data_ptr() == address
+    assert np.from_dlpack(features).ctypes.data == address
+    tensor = tf.experimental.dlpack.from_dlpack(features.__dlpack__())
+    assert np.from_dlpack(tensor).ctypes.data == address
+    assert np.array_equal(jax.numpy.from_dlpack(features), features)
+    if features.nbytes >= 64 << 10:  # small memory lies where the C library put it, and XLA asks for whole cache lines
+        assert jax.numpy.from_dlpack(features, copy=False).unsafe_buffer_pointer() == address
