@@ -116,7 +116,8 @@ def taking_pixels(offer, prefix, cut, shelf, levels=LEVELS, **options):
     return built(name, prefix, cut, folder, levels=levels, calibration=calibrating(some), **options)
 
 
-BESIDE = [offer for offer in HERE if offer.takes_pixels]
+# Compiled torch has the same front in both precisions, and takes as long to compile for each.
+BESIDE = [offer for offer in HERE if offer.takes_pixels and offer.name != "torch-compiled-bf16"]
 # Compiling takes seconds for each meaning.
 QUICK = [offer for offer in BESIDE if "compiled" not in offer.name]
 

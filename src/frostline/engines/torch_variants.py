@@ -75,7 +75,11 @@ class TorchVariant(Converted):
 
 @contextmanager
 def _on_threads(threads: int) -> Iterator[None]:
-    """Have torch compute on so many threads for this one; it keeps one number for all that the process runs."""
+    """Have torch compute on so many threads for this one.
+
+    It keeps the number for each thread, and one for threads that compute for the first time, which may meanwhile
+    begin with this one.
+    """
     before = torch.get_num_threads()
     if before == threads:
         yield
