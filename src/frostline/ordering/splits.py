@@ -21,8 +21,10 @@ __all__ = ("Labels", "count_labels", "split_at_random", "split_by_class", "split
 _MASK = (1 << 64) - 1
 _SPLIT = 0x53504C4954  # "SPLIT": keeps the keys of splits apart from those of epochs
 _MOST_PARTS = 255
-# Draws made at once, and rows of a piece of labels that are sorted at once.
+# Draws made at once.
 _AT_ONCE = 1 << 20
+# Labels that are counted and sorted at once: what is made of them stays within a core's cache (benchmarks/manifest.py).
+_CACHED = 1 << 17
 # Classes up to this many rows are drawn from by a permutation, larger ones a stretch at a time, which is ten times as
 # fast and as even.
 _PERMUTED = 1 << 16
@@ -54,9 +56,7 @@ class Labels:
 def count_labels(pieces: Pieces) -> Labels:
     """Count labels, which are small whole numbers, in one pass."""
     first, counts, is_ascending, last = 0, np.zeros(0, np.int64), True, None
-    for labels in pieces():
-        if not len(labels):
-            continue
+    for labels in _cached(pieces):
         low = int(labels.min())
         found = np.bincount(labels - low)
         if len(counts):
@@ -67,7 +67,8 @@ def count_labels(pieces: Pieces) -> Labels:
             first, counts = lower, both
         else:
             first, counts = low, found.astype(np.int64)
-        is_ascending &= (last is None or last <= labels[0]) and bool(np.all(labels[:-1] <= labels[1:]))
+        if is_ascending:
+            is_ascending = (last is None or last <= labels[0]) and bool(np.all(labels[:-1] <= labels[1:]))
         last = labels[-1]
     return Labels(first=first, counts=counts, is_ascending=is_ascending, pieces=pieces)
 
@@ -184,17 +185,24 @@ def _counts(size: int, shares: Sequence[float]) -> list[int]:
 
 def _in_the_rows_order(labels: Labels, sorted_parts: Parts) -> Parts:
     """The n-th row of a label gets the n-th part of that label."""
-    next_of = np.concatenate([np.zeros(1, np.int64), np.cumsum(labels.counts)])[:-1]
+    next_of = np.cumsum(labels.counts) - labels.counts
     narrow = np.uint16 if len(labels.counts) <= 1 << 16 else np.int64  # short ones are sorted by their digits
     parts = np.empty(len(sorted_parts), np.uint8)
     done = 0
-    for found in labels.pieces():
+    for found in _cached(labels.pieces):
         places = (found - labels.first).astype(narrow)
         order = np.argsort(places, kind="stable")
         counts = np.bincount(places, minlength=len(next_of))
         starts = np.cumsum(counts) - counts
         within = np.arange(len(places)) + np.repeat(next_of - starts, counts)
-        parts[done + order] = sorted_parts[within]
-        next_of = next_of + counts
+        parts[done : done + len(places)][order] = sorted_parts[within]
+        next_of += counts
         done += len(places)
     return parts
+
+
+def _cached(pieces: Pieces) -> Iterator[npt.NDArray[np.int64]]:
+    """The same labels, some that fit a cache at a time."""
+    for piece in pieces():
+        for start in range(0, len(piece), _CACHED):
+            yield piece[start : start + _CACHED]
