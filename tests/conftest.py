@@ -10,6 +10,8 @@ from frostline.engines.allocator import keep_freed_memory
 from support.azurite import azurite as run_azurite
 from support.azurite import find_azurite
 from support.cassandra import cassandra, why_no_cassandra
+from support.ceph import ceph as run_ceph
+from support.ceph import find_ceph
 from support.photographs import photographs_folder
 from support.seaweed import find_weed, seaweed
 from support.torchvision_cpu import sitecustomize
@@ -55,6 +57,15 @@ def cql(tmp_path_factory):
     if (why := why_no_cassandra()) is not None:
         pytest.skip(why)
     with cassandra(tmp_path_factory.mktemp("cassandra"), secured=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph(tmp_path_factory):
+    """Ceph's object gateway: a second implementation of S3."""
+    if find_ceph() is None:
+        pytest.skip("there is no Ceph here: run scripts/ceph.sh, which unpacks it from Debian's packages")
+    with run_ceph(tmp_path_factory.mktemp("ceph")) as server:
         yield server
 
 

@@ -80,4 +80,8 @@ def test_a_listing_says_how_far_it_is(tmp_path):
     (tmp_path / "a" / "1.jpg").write_bytes(b"x")
     phases = []
     assert len(Dataset(tmp_path, observe=phases.append)) == 1
-    assert [one.name for one in phases] == ["listing the data", "building the manifest"]
+    assert phases == [
+        PhaseStarted(name="listing the data"),
+        Counted(done=1, total=0),
+        PhaseStarted(name="building the manifest"),
+    ]

@@ -13,6 +13,7 @@ from frostline.testing.stores import (
     ReadingTests,
     ReadOnlyTests,
     RefusalTests,
+    SectionTests,
     SharingTests,
     Staged,
     TravellingTests,
@@ -23,7 +24,7 @@ from support.bucket_peer import bucket_peer
 from support.seaweed import webdav
 
 
-class Everything(ReadingTests, VersionTests, ListingTests, WritingTests, PruningTests, SharingTests):
+class Everything(ReadingTests, VersionTests, ListingTests, SectionTests, WritingTests, PruningTests, SharingTests):
     __test__ = False
 
 
@@ -73,16 +74,27 @@ class TestS3(Everything, TravellingTests, MissingRootTests, RefusalTests):
         return open_store("s3://nowhere")
 
     @pytest.fixture
-    def refused(self, s3, bucket, monkeypatch):
+    def refused(self, bucket, monkeypatch):
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", self.secret)
         return open_store(bucket)
+
+
+class TestCeph(TestS3):
+    """A second implementation of S3, where ``scripts/ceph.sh`` has unpacked it."""
+
+    @pytest.fixture
+    def bucket(self, ceph, monkeypatch):
+        for name, value in ceph.environment().items():
+            monkeypatch.setenv(name, value)
+        ceph.make_bucket("stores")
+        return "s3://stores"
 
 
 @pytest.fixture
 def google(monkeypatch):
     """A bucket as Google's, which asks for a token."""
     with bucket_peer() as peer:
-        peer.token = "token"
+        peer.token, peer.knows_folders = "token", True
         monkeypatch.setenv("GOOGLE_BEARER_TOKEN", peer.token)
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", peer.url)
         yield peer

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "LABELS",
+    "MASKS",
     "Batched",
     "Buffer",
     "Dated",
@@ -30,6 +31,9 @@ Buffer = bytes | memoryview
 
 LABELS = ".frostline/labels"
 """Name of the entry that stands in the listing of a ``Tabular`` store for all that its rows say beside the data."""
+
+MASKS = ".masks/"
+"""What begins the name of the object that is the mask of a row of a ``Tabular`` store; the row's own name follows."""
 
 
 class Entry(NamedTuple):
@@ -129,10 +133,10 @@ class Tabular(Protocol):
         Raises what ``Listable.list`` raises.
         """
 
-    def sizes(self, objects: Sequence[str]) -> Sequence[int]:
-        """Bytes of each of these objects, by reading them; -1 for one that is not there.
+    def contents(self, objects: Sequence[str]) -> "Iterator[tuple[int, Buffer | None]]":
+        """The bytes of each of these objects, whose lengths nobody knows: its place and they; None where it is gone.
 
-        Raises what ``Readable.read`` raises.
+        Each once, in any order, some at a time. Raises what ``Readable.read`` raises.
         """
 
 
@@ -153,7 +157,7 @@ class Listable(Protocol):
 class Sectioned(Protocol):
     """A store that names its objects folder by folder, so that several folders can be listed at once."""
 
-    def sections(self) -> tuple[list[Entry], tuple[str, ...]]:
+    def sections(self) -> tuple[Sequence[Entry], tuple[str, ...]]:
         """The objects that lie in no folder, and the names of the folders, each with a slash at its end.
 
         Raises what ``Listable.list`` raises.

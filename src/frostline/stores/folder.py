@@ -9,7 +9,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -71,8 +71,24 @@ class FolderStore:
 
     def list(self) -> Iterator[Entry]:
         """See ``Listable.list``."""
-        for name, status in self._files():
-            yield Entry(name, status.st_size, etag(status.st_mtime_ns, status.st_size))
+        yield from _entries(self._files())
+
+    def sections(self) -> tuple[Sequence[Entry], tuple[str, ...]]:
+        """See ``Sectioned.sections``."""
+        with _folder_translated(self._path):
+            self._check_is_there()
+            from frostline.stores.entries import Entries
+
+            folders: list[str] = []
+            files = Entries.of(_entries(_of_folder(self._path, "", folders)))
+            return files, tuple(folders)
+
+    def list_section(self, folder: str) -> Sequence[Entry]:
+        """See ``Sectioned.list_section``. Most of its time is the system's, so that several threads are faster."""
+        with _folder_translated(self._path):
+            from frostline.stores.entries import Entries
+
+            return Entries.of(_entries(_walk(self._path, folder, (_identity(self._path),))))
 
     def list_dated(self) -> Iterator[Dated]:
         """See ``Prunable.list_dated``."""
@@ -206,23 +222,37 @@ def _read(handle: int, name: str, offset: int, length: int) -> tuple[bytes, str]
     return data, etag(status.st_mtime_ns, size)
 
 
-def _walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+_Identities = tuple[tuple[int, int], ...]
+
+
+def _walk(root: Path, start: str = "", above: _Identities = ()) -> Iterator[tuple[str, os.stat_result]]:
     # Folders still to list, each with the folders above it, so that a link to one of those is not followed for ever.
-    waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
+    waiting: list[tuple[str, _Identities]] = [(start, above)]
     while waiting:
         prefix, above = waiting.pop()
-        folder = root / prefix
-        here = _identity(folder)
+        here = _identity(root / prefix)
         if here in above:
             continue
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                name = prefix + _utf8(entry.name)
-                if entry.is_dir():
-                    waiting.append((name + "/", (*above, here)))
-                elif entry.is_file():
-                    with suppress(FileNotFoundError):  # gone since the folder was read
-                        yield name, entry.stat()
+        folders: list[str] = []
+        yield from _of_folder(root, prefix, folders)
+        waiting += [(name, (*above, here)) for name in folders]
+
+
+def _of_folder(root: Path, prefix: str, folders: list[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """The files of one folder; those in it are added to ``folders``."""
+    with os.scandir(root / prefix) as entries:
+        for entry in entries:
+            name = prefix + _utf8(entry.name)
+            if entry.is_dir():
+                folders.append(f"{name}/")
+            elif entry.is_file():
+                with suppress(FileNotFoundError):  # gone since the folder was read
+                    yield name, entry.stat()
+
+
+def _entries(files: Iterable[tuple[str, os.stat_result]]) -> Iterator[Entry]:
+    for name, status in files:
+        yield Entry(name, status.st_size, etag(status.st_mtime_ns, status.st_size))
 
 
 def _identity(folder: Path) -> tuple[int, int]:

@@ -117,7 +117,7 @@ class PatientSections(Patient):
         assert isinstance(self._store, Described), "made for a store that tells of single objects"
         return self._call(partial(self._store.describe, object))
 
-    def sections(self) -> tuple[list[Entry], tuple[str, ...]]:
+    def sections(self) -> tuple[Sequence[Entry], tuple[str, ...]]:
         """See ``Sectioned.sections``."""
         return self._call(self._sectioned.sections)
 

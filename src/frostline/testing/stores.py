@@ -31,6 +31,7 @@ __all__ = (
     "ReadOnlyTests",
     "ReadingTests",
     "RefusalTests",
+    "SectionTests",
     "SharingTests",
     "Staged",
     "StoreTests",
@@ -198,6 +199,19 @@ class ListingTests(StoreTests):
         staged.put("x", b"three")
         (after,) = staged.store.list()
         assert before.etag != after.etag
+
+
+class SectionTests(StoreTests):
+    """For ``Sectioned`` stores."""
+
+    def test_folder_by_folder_all_objects_are_listed_once(self, staged: Staged) -> None:
+        for name in ("top.jpg", "a/1.jpg", "a/b/2.jpg", "a b/3.jpg", ".hidden/4.jpg", "100%/ü.jpg"):
+            staged.put(name, name.encode())
+        entries, folders = staged.store.sections()
+        assert [one.object for one in entries] == ["top.jpg"]
+        assert sorted(folders) == [".hidden/", "100%/", "a b/", "a/"]
+        found = [*entries, *(one for folder in folders for one in staged.store.list_section(folder))]
+        assert sorted(found) == sorted(staged.store.list())
 
 
 class WritingTests(StoreTests):
