@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +17,15 @@ from frostline.datasets.changes import changes_in_words
 from frostline.datasets.columns import Columns, WholeSamples
 from frostline.datasets.forms.faces import COLUMNS, Form, Listed
 from frostline.datasets.forms.known import form_named, form_of
+from frostline.datasets.history import HISTORY_BYTES, history_of, history_text, tidied
 from frostline.datasets.listing import list_all, nobody
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
+from frostline.datasets.named_splits import SPLITS
 from frostline.datasets.ready import LAYOUT
 from frostline.errors import AccessDenied, BadRequest, DataChanged, DataNotFound, ObjectNotFound
 from frostline.events import Observer, PhaseStarted
 from frostline.preprocess import Applied
-from frostline.stores.faces import ObjectStore
+from frostline.stores.faces import ObjectStore, Prunable
 from frostline.stores.folder import FolderStore
 from frostline.stores.urls import object_url
 
@@ -36,6 +39,7 @@ _GROUP_ROWS = 1 << 20
 # Rows by which a column is judged.
 _LOOKED_AT = 10_000
 _LAST = ".frostline/last-manifest.json"
+_HISTORY = ".frostline/manifest-history.json"
 # Always as long as this, so that it is read without asking how long it is.
 _LAST_BYTES = 256
 
@@ -146,7 +150,9 @@ def load_manifest(
         return _manifest(
             _Kept(columns, _about(listed), object_url(store.url, listed.kept_at)), found=True, listed=listed
         )
-    return _manifest(shelf.keep(chosen, listed), found=False)
+    kept = shelf.keep(chosen, listed)
+    shelf.tidy(listed.digest, sizes)
+    return _manifest(kept, found=False)
 
 
 def row_groups(listed: Listed) -> Iterator[pa.Table]:
@@ -164,6 +170,8 @@ class _Shelf:
         self._in_memory_bytes = in_memory_bytes
         root = hashlib.sha256(store.url.encode(errors="surrogateescape")).hexdigest()[:16]
         self._last_in_cache = f".frostline/last/{root}.json"
+        self._history_in_cache = f".frostline/last/{root}.history.json"
+        self._keeps_beside = True
 
     def found(self, digest: str, sizes: Mapping[str, int]) -> _Kept | None:
         """The manifest of that digest; the listing says what lies beside the data."""
@@ -226,6 +234,7 @@ class _Shelf:
             self._store.write(_LAST, last)
             place = self._store
         except AccessDenied:
+            self._keeps_beside = False
             self._cache.mkdir(parents=True, exist_ok=True)
             place = self._in_cache()
             place.write(name, data)
@@ -235,6 +244,28 @@ class _Shelf:
             if kept is not None:
                 return kept
         return _Kept(Columns(listed.table.combine_chunks()), _about(listed), object_url(place.url, name))
+
+    def tidy(self, digest: str, sizes: Mapping[str, int]) -> None:
+        """Remove manifests that nobody will want once this one was kept; see ``datasets.history``.
+
+        Whoever is reading one of them finds it gone and builds it again. What the store refuses stays.
+        """
+        place: ObjectStore = self._store if self._keeps_beside else self._in_cache()
+        name = _HISTORY if self._keeps_beside else self._history_in_cache
+        if not isinstance(place, Prunable):
+            return
+        before = _history(place, name)
+        # The cache folder has manifests of other data too: of those nothing is known, and they stay.
+        there = _digests(sizes, _FOLDER, ".parquet") if self._keeps_beside else frozenset(before)
+        named = _digests(sizes, SPLITS, ".json") | {one for one in there if self._splits_in_cache(one).is_file()}
+        history = tidied(before, digest, there=there, named=named)
+        with suppress(AccessDenied):
+            place.write(name, history_text(history.digests))
+            for one in history.gone:
+                place.remove(f"{_FOLDER}/{one}.parquet")
+
+    def _splits_in_cache(self, digest: str) -> Path:
+        return self._cache / SPLITS / f"{digest}.json"
 
     def _last_of(self, sizes: Mapping[str, int] | None) -> _Last | None:
         """What was built last; ``sizes`` of a listing spares asking for what is not there."""
@@ -278,6 +309,19 @@ class _Shelf:
         except (pa.ArrowException, OSError):
             return None
         return open_copy(path)
+
+
+def _history(place: ObjectStore, name: str) -> tuple[str, ...]:
+    try:
+        return history_of(bytes(place.read(name, 0, HISTORY_BYTES)))
+    except (AccessDenied, ObjectNotFound):
+        return ()
+
+
+def _digests(names: Iterable[str], folder: str, suffix: str) -> frozenset[str]:
+    """What the objects of a folder are called, without its name and their suffix."""
+    start = f"{folder}/"
+    return frozenset(one[len(start) : -len(suffix)] for one in names if one.startswith(start) and one.endswith(suffix))
 
 
 def _about(listed: Listed) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from frostline.ordering import Chosen
 from frostline.stores.faces import ObjectStore
 from frostline.stores.folder import FolderStore
 
-__all__ = ("NamedSplits",)
+__all__ = ("SPLITS", "NamedSplits")
 
-_FOLDER = ".frostline/splits"
+SPLITS = ".frostline/splits"
+"""Where they lie; ``<digest of the listing>.json`` says that there are some."""
 # Always as long as this, so that it is read without asking how long it is.
 _ABOUT_BYTES = 256
 # What a store says of an object that is not there; one of rows cannot even name it.
@@ -70,11 +71,11 @@ class NamedSplits:
 
     @property
     def _about(self) -> str:
-        return f"{_FOLDER}/{self._digest}.json"
+        return f"{SPLITS}/{self._digest}.json"
 
     def _write(self, store: ObjectStore, data: bytes) -> str:
         # Named by its content, and named last: a reader finds the old splits or the new ones.
-        name = f"{_FOLDER}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+        name = f"{SPLITS}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
         store.write(name, data)
         store.write(self._about, json.dumps({"object": name, "nbytes": len(data)}).encode().ljust(_ABOUT_BYTES))
         return f"{store.url}/{name}"

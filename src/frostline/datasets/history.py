@@ -1,0 +1,63 @@
+"""Decides which manifests of a data set stay: the newest few, and those that splits were saved of. Pure."""
+
+import json
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+__all__ = ("HISTORY_BYTES", "KEPT", "History", "history_of", "history_text", "tidied")
+
+KEPT = 4
+"""Manifests that stay, the newest one among them: somebody may be about to read the one before, or go back to it."""
+
+HISTORY_BYTES = 2048
+"""Of the text of a history: always as long as this, so that it is read without asking how long it is."""
+
+# So many digests fit into the text.
+_REMEMBERED = 24
+
+
+class History(NamedTuple):
+    """What becomes of the manifests of a data set when another one was built.
+
+    Attributes:
+        digests: of the manifests that stay, the newest first.
+        gone: digests of those that are to be removed.
+    """
+
+    digests: tuple[str, ...]
+    gone: tuple[str, ...]
+
+
+def tidied(history: Sequence[str], built: str, *, there: Collection[str], named: Collection[str]) -> History:
+    """The history once a manifest was built.
+
+    Args:
+        history: digests of those that were built before, the newest first, as far as that is known.
+        built: digest of the new one.
+        there: digests of all manifests that lie there; those of which nothing is known are taken for the oldest.
+        named: digests that something else names: they stay.
+    """
+    known = [built, *(one for one in history if one != built)]
+    order = [*known, *sorted(set(there) - set(known))]
+    gone = tuple(one for one in order[KEPT:] if one in there and one not in named)
+    stay = [one for one in order if one not in gone and (one == built or one in there)]
+    return History(tuple(stay[:_REMEMBERED]), gone)
+
+
+def history_of(text: bytes) -> tuple[str, ...]:
+    """The digests of a history's text; none where it is damaged."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(filter(_is_digest, value)) if isinstance(value, list) else ()
+
+
+def history_text(digests: Sequence[str]) -> bytes:
+    """The inverse of ``history_of``."""
+    return json.dumps(list(digests)).encode().ljust(HISTORY_BYTES)
+
+
+def _is_digest(value: object) -> bool:
+    # They become names of objects that are removed.
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
