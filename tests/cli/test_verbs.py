@@ -190,6 +190,23 @@ def test_index_counts_and_finds_the_manifest_again(capsys, folder):
     assert "24 samples" in run(capsys, "index", "--data", folder)[1]
 
 
+def test_verbs_take_the_manifest_that_was_built_last_where_they_are_told_not_to_list(capsys, tmp_path):
+    folder = image_folder(tmp_path / "photos", per_class=6)
+    code, _, err = run(capsys, "index", "--data", folder, "--no-list")
+    assert code == 2
+    assert "list the data first" in err
+    run_json(capsys, "index", "--data", folder)
+    shutil.copyfile(folder / "noise" / "000.jpg", folder / "noise" / "more.jpg")
+    assert run_json(capsys, "index", "--data", folder, "--no-list")["samples"] == 18
+    out = tmp_path / "features.parquet"
+    found = run_json(capsys, "extract", "--data", folder, *SMALL, "--memory", "512MiB", "--no-list", "--out", out)
+    assert found["samples"] == 18
+    assert run_json(capsys, "index", "--data", folder)["samples"] == 19
+    code, _, err = run(capsys, "train", "--data", folder, *SMALL, "--no-list", "--changed", "rebuild")
+    assert code == 2
+    assert "--no-list does not" in err
+
+
 def test_index_saves_splits_and_the_other_verbs_use_them(capsys, tmp_path):
     folder = image_folder(tmp_path, per_class=8)
     shares = "train=0.5,val=0.25,test=0.25"

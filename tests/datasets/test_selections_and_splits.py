@@ -62,6 +62,20 @@ SELECTIONS = {
 }
 
 
+def test_parts_know_how_many_samples_they_share(data):
+    first, second = data.take(np.arange(30)), data.select("fold == 0")
+    assert first.count_shared(second) == second.count_shared(first) == len({*rows_of(first)} & {*rows_of(second)})
+    assert data.count_shared(second) == len(second)
+    assert first.count_shared(data.take(np.arange(30, 90))) == 0
+
+
+def test_samples_are_kept_where_a_mask_is_true(data):
+    mask = np.arange(90) % 7 == 0
+    assert rows_of(data.kept(mask)) == list(range(0, 90, 7))
+    part = data.take(np.arange(89, -1, -1))
+    assert rows_of(part.kept(mask)) == list(range(89, -1, -7))
+
+
 @pytest.mark.parametrize("text", SELECTIONS)
 def test_a_selection_gives_the_samples_for_which_it_holds(data, text):
     assert rows_of(data.select(text)) == [row for row in range(90) if SELECTIONS[text](row)]

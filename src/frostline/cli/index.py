@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from frostline.cli.amounts import SHARES
-from frostline.cli.options import as_json, changed_option, form_option, where_option
+from frostline.cli.options import as_json, changed_option, form_option, list_option, where_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import bar, print_json, print_table
 from frostline.core.amounts import in_bytes, in_seconds
@@ -25,6 +25,7 @@ _MOST_SHOWN = 10
 @click.command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
 @click.option("--data", required=True, metavar="URL", help="Folder or URL of the data.")
 @form_option
+@list_option
 @changed_option
 @where_option
 @click.option(
@@ -38,6 +39,7 @@ _MOST_SHOWN = 10
 def index(
     data: str,
     form: str | None,
+    relist: bool,
     changed: str,
     where: str | None,
     shares: Mapping[str, float] | None,
@@ -52,7 +54,7 @@ def index(
     The manifest is kept beside the data (in the user's cache folder where the store takes no writes) and is built
     again only when the listing has changed. Splits are kept beside it: see train --split.
     """
-    whole = _listed(data, form, changed)
+    whole = _listed(data, form=form, relist=relist, changed=changed)
     dataset = whole if where is None else whole.select(where)
     if shares is not None:
         whole.save_splits(dataset.split(shares, seed, by=by))
@@ -71,11 +73,11 @@ def index(
         _show_checked(checked)
 
 
-def _listed(data: str, form: str | None, changed: str) -> "Dataset":
+def _listed(data: str, **how: Any) -> "Dataset":
     from frostline.datasets import Dataset
 
     with ProgressBar() as progress:
-        dataset = Dataset(data, form=form, changed=changed, observe=progress)
+        dataset = Dataset(data, **how, observe=progress)
         _ = dataset.samples  # which lists it
     return dataset
 

@@ -13,7 +13,16 @@ from frostline.core import EXACT
 from frostline.planning import POLICIES
 from frostline.training.settings import JobSettings
 
-__all__ = ("as_json", "changed_option", "form_option", "job_options", "node_options", "policy_option", "where_option")
+__all__ = (
+    "as_json",
+    "changed_option",
+    "form_option",
+    "job_options",
+    "list_option",
+    "node_options",
+    "policy_option",
+    "where_option",
+)
 
 Verb = Callable[..., int | None]
 
@@ -30,6 +39,13 @@ changed_option = click.option(
     default=CHANGED[0],
     show_default=True,
     help="Objects that changed since they were listed: leave them out, list again before the first epoch, or stop.",
+)
+list_option = click.option(
+    "--list/--no-list",
+    "relist",
+    default=True,
+    show_default=True,
+    help="List the data, or take the manifest that was built last as it is: at once, whatever the number of objects.",
 )
 where_option = click.option(
     "--where", metavar="SELECTION", help="Samples to use, such as \"label != 'trash' and length < 200000\"."
@@ -64,6 +80,7 @@ _NODE = (
 _JOB = (
     click.option("--data", required=True, metavar="URL", help="Folder or URL of the data."),
     form_option,
+    list_option,
     changed_option,
     where_option,
     click.option("--split", metavar="NAME", help="Use this split alone, as it was saved (see: index --split)."),

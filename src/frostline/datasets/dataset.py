@@ -158,15 +158,15 @@ class Dataset:
         return whole.take(rows_of_ids(whole.samples.ids, self.samples.ids))
 
     def require_no_targets(self) -> None:
-        """Make sure that nothing is lost where samples are copied without their masks.
+        """Make sure that nothing is lost where something without masks is made of samples.
 
         Raises:
             SettingError: they have masks.
         """
         if self.has_targets:
             raise SettingError(
-                f"{self._url} has masks, which a copy does not take along: name the images alone (such as their "
-                "folder), or copy the objects as they are with a tool of the store's"
+                f"{self._url} has masks, for which a ready form has no place: name the images alone (such as their "
+                "folder), or copy them in another form (--form webdataset)"
             )
 
     @property
@@ -179,8 +179,9 @@ class Dataset:
         """What a node must serve for this data: its URL, and where its samples are URLs, the places they lie in."""
         if self.reading != URLS:
             return (self._url,)
-        objects = self._manifest_of_all.samples.objects
-        return tuple(dict.fromkeys((self._url, *map(place_of, objects))))
+        columns = self._manifest_of_all.columns
+        objects = [columns.texts(name) for name in ("object", "target_object") if name in columns.table.column_names]
+        return tuple(dict.fromkeys((self._url, *(place_of(one) for texts in objects for one in texts if one))))
 
     def rest_of(self, preprocess: Preprocess) -> Preprocess:
         """What is left to do of a preprocessing: all of it, but where the data is a ready form.
@@ -209,6 +210,16 @@ class Dataset:
         """The samples at the given rows, in the given order, as a data set of its own."""
         rows = np.asarray(rows, np.int64)
         return self._with(Places(rows if self._rows is None else self._rows.at(rows)))
+
+    def kept(self, mask: npt.NDArray[np.bool_]) -> "Dataset":
+        """The samples at which a mask is true, one value a sample, in the samples' order; a bit a sample is held."""
+        return self._part_number(np.asarray(mask, np.bool_).view(np.uint8), 1)
+
+    def count_shared(self, other: "Dataset") -> int:
+        """How many of these samples another part of the same data has too, by their ids where it was listed anew."""
+        if self.listing != other.listing:
+            return len(np.intersect1d(self.samples.ids, other.samples.ids))
+        return len(within(self._rows, as_chosen(other.rows, len(self._manifest_of_all.samples))))
 
     def joined(self, *others: "Dataset") -> "Dataset":
         """These samples, and after them those of other parts of the same data; one that is in several comes as often.

@@ -1,7 +1,7 @@
 """Bulk extraction: the features of every sample of a data set, in the manifest's order, to one file."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from frostline.core import REFERENCE, Skipped
+from frostline.core import REFERENCE, SampleTable, Skipped
 from frostline.core.texts import taken
 from frostline.datasets import Dataset
 from frostline.errors import DataError, ModelError
@@ -27,6 +27,8 @@ from frostline.training.setup import Setup, set_up
 __all__ = ("Extracted", "extract")
 
 _ROWS = 256
+# Rows whose ids are looked up at once.
+_AHEAD = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ class _Work:
             "shape": list(self.shape),
             "dtype": self.dtype,
         }
-        self.parts = Parts(settings.out, identity, setup.data.samples.ids, self._ranges)
+        self.parts = Parts(settings.out, identity, setup.data.samples.ids_at, self._ranges)
 
     @property
     def engine(self) -> str:
@@ -160,12 +162,13 @@ class _Work:
     def _pieces(self, missing: Sequence[int], observe: Observer) -> Iterator["_Piece"]:
         """What arrives, in the manifest's order, cut where a part ends."""
         data = self._setup.data
-        rows = np.concatenate([np.array(self._ranges.of(number), np.int64) for number in missing])
-        ids = data.samples.ids
-        by_id = np.argsort(ids)
-        done = len(data) - len(rows)
-        for batch in self._setup.job.loader(_ROWS, data=data.take(rows), targets=False):
-            here = by_id[np.searchsorted(ids, batch.ids.numpy(), sorter=by_id)]
+        is_missing = np.zeros(len(data), np.bool_)
+        for number in missing:
+            is_missing[self._ranges.of(number).start : self._ranges.of(number).stop] = True
+        done = len(data) - int(np.count_nonzero(is_missing))
+        rows = _RowsOf(data.samples, (self._ranges.of(number) for number in missing))
+        for batch in self._setup.job.loader(_ROWS, data=data.kept(is_missing), targets=False):
+            here = rows.of(batch.ids.tolist())
             numbers = here // self._ranges.rows_per_part
             for number in np.unique(numbers).tolist():
                 yield _Piece(number=number, rows=here[numbers == number], features=_features(batch)[numbers == number])
@@ -183,6 +186,23 @@ class _Work:
         features = np.concatenate([empty, *(piece.features for piece in pieces)])
         self.parts.write(number, _table(data, rows, features), skipped)
         return Part(rows=len(rows), skipped=skipped)
+
+
+class _RowsOf:
+    """Finds the rows of samples that come in about their order: ids are looked up a little ahead of what came."""
+
+    def __init__(self, samples: SampleTable, ranges: Iterable[range]) -> None:
+        self._samples = samples
+        self._ahead = (some[start : start + _AHEAD] for some in ranges for start in range(0, len(some), _AHEAD))
+        # What was not readable stays in here: few, or the job had ended.
+        self._expected: dict[int, int] = {}
+
+    def of(self, ids: Sequence[int]) -> npt.NDArray[np.int64]:
+        while not all(id in self._expected for id in ids):
+            rows = next(self._ahead)
+            found = self._samples.ids_at(np.array(rows, np.int64))
+            self._expected.update(zip(found.tolist(), rows, strict=True))
+        return np.array([self._expected.pop(id) for id in ids], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

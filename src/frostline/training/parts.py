@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from frostline.core import Skipped
 from frostline.training.files import make_folder, write_text, writing
 
 __all__ = ("Part", "Parts", "Ranges")
+
+IdsAt = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
 _KEY = b"frostline.part"
 
@@ -62,7 +64,7 @@ class Parts:
     Args:
         out: the file that they will become.
         identity: what the features depend on; parts of another extraction are removed.
-        ids: ``int64[n]`` of the manifest's rows.
+        ids_at: gives the ids of rows of the manifest.
         ranges: which rows make up each part.
 
     Raises:
@@ -70,9 +72,9 @@ class Parts:
         OutOfSpace: the disk is full.
     """
 
-    def __init__(self, out: Path, identity: Mapping[str, Any], ids: npt.NDArray[np.int64], ranges: Ranges) -> None:
+    def __init__(self, out: Path, identity: Mapping[str, Any], ids_at: IdsAt, ranges: Ranges) -> None:
         self._folder = out.with_name(f".{out.name}.parts")
-        self._ids = ids
+        self._ids_at = ids_at
         self._ranges = ranges
         whole = json.dumps({**identity, "rows_per_part": ranges.rows_per_part}, sort_keys=True)
         about = self._folder / "extraction.json"
@@ -113,7 +115,7 @@ class Parts:
             return None
         about = json.loads(table.schema.metadata[_KEY])
         skipped = tuple(Skipped(**one) for one in about["skipped"])
-        expected = self._ids[self._ranges.of(number)]
+        expected = self._ids_at(np.array(self._ranges.of(number), np.int64))
         lost = np.array([one.id for one in skipped], np.int64)
         kept = expected[~np.isin(expected, lost)]
         is_whole = about["number"] == number and np.array_equal(table["id"].to_numpy(), kept)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -192,10 +191,10 @@ def _sides(settings: TrainSettings, setup: Setup) -> tuple[Dataset, Dataset]:
     if settings.val_split is None:
         return setup.data.split(settings.val_share, settings.job.seed)
     held_out = chosen_of(setup.whole, settings.job, settings.val_split)
-    both = np.intersect1d(setup.data.samples.ids, held_out.samples.ids)
-    if len(both):
+    both = setup.data.count_shared(held_out)
+    if both:
         raise SettingError(
-            f"{len(both)} samples of split {settings.val_split!r} are among those to train on too: name the split to "
+            f"{both} samples of split {settings.val_split!r} are among those to train on too: name the split to "
             "train on (--split)"
         )
     return setup.data, held_out

@@ -19,6 +19,7 @@ class JobSettings:
     Attributes:
         data: folder or URL of the data.
         form: name of the form that it has (``datasets.forms``); None takes what it looks like.
+        relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
         changed: what is done about objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
         split: name of a split that was saved: of it alone; None takes all.
@@ -42,6 +43,7 @@ class JobSettings:
     model: str
     until: str
     form: str | None = None
+    relist: bool = True
     changed: str = CHANGED[0]
     where: str | None = None
     split: str | None = None
@@ -60,6 +62,8 @@ class JobSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 63:
             raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
+        if not self.relist and self.changed == "rebuild":
+            raise SettingError("--changed rebuild lists the data, and --no-list does not: leave one of them out")
         if self.codec is not None and self.cut is None:
             raise SettingError(f"codec {self.codec} needs the cut that it is for: give both, or let the plan choose")
 

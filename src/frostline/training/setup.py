@@ -49,7 +49,9 @@ def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, 
         Refused: the node will not do it.
         Unavailable: there is no node at ``near``.
     """
-    whole = Dataset(settings.data, form=settings.form, changed=settings.changed, observe=observe)
+    whole = Dataset(
+        settings.data, form=settings.form, relist=settings.relist, changed=settings.changed, observe=observe
+    )
     data = chosen_of(whole, settings, settings.split)
     data.require_classes(least_classes)
     observe(PhaseStarted(name="building the network"))
