@@ -3,7 +3,8 @@
 Each figure is taken in a process of its own. Names are generated; the big table is written a row group at a time.
 
     python benchmarks/manifest.py --parts open --rows 100000000 --folder DIR
-    python benchmarks/manifest.py --parts list,local --objects 1000000 --folder DIR
+    python benchmarks/manifest.py --parts job --rows 100000000 --folder DIR
+    python benchmarks/manifest.py --parts list,local --objects 1000000 --files 1000000 --folder DIR
     python benchmarks/manifest.py --parts seaweed --files 50000 --folder DIR
 
 ``DIR`` needs some 25 GB for a hundred million rows. The tables stay there for the next run.
@@ -53,23 +54,34 @@ class Watch:
         return result
 
 
-def group(schema, start, rows, classes, total, *, shuffled):
-    """Rows of a data set of tar shards: names, places and labels that follow from the row's number."""
+def group(schema, start, rows, classes, total, *, shuffled, photographs=None):
+    """Rows of a data set of tar shards: names, places and labels that follow from the row's number.
+
+    With ``photographs``, what lies in one object that is there (its name, its version, and the place and the length of
+    each photograph), rows are these in turn, so that they can be read.
+    """
     number = np.arange(start, start + rows, dtype=np.int64)
     ids = (number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(1)).astype(np.int64)
     shards = [f"shards/{one:06}.tar" for one in range(start // SHARD, (start + rows - 1) // SHARD + 1)]
     etags = [hashlib.blake2b(one.encode(), digest_size=8).hexdigest() for one in shards]
     of = pa.array((number // SHARD - start // SHARD).astype(np.int32))
     label = (number * 2654435761 % 4294967296 % classes) if shuffled else number * classes // total
+    objects = pa.DictionaryArray.from_arrays(of, shards).cast(pa.string())
+    offsets, lengths = number % SHARD * 102_400, 80_000 + number % 40_000
+    versions = pa.DictionaryArray.from_arrays(of, etags).cast(pa.string())
+    if photographs is not None:
+        name, etag, places, sizes = photographs
+        objects, versions = (pa.array(np.full(rows, one, object), pa.string()) for one in (name, etag))
+        offsets, lengths = places[number % len(places)], sizes[number % len(places)]
     return pa.table(
         [
             ids,
             _names(start, rows),
-            pa.DictionaryArray.from_arrays(of, shards).cast(pa.string()),
-            number % SHARD * 102_400,
-            80_000 + number % 40_000,
+            objects,
+            offsets,
+            lengths,
             label,
-            pa.DictionaryArray.from_arrays(of, etags).cast(pa.string()),
+            versions,
             number // 100,
         ],
         schema=schema,
@@ -85,11 +97,12 @@ def _names(start, rows):
     return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(text)])
 
 
-def write_manifest(folder, rows, classes, *, shuffled):
+def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
     """A manifest beside data that is not there, as it is kept; and the note of what was built last."""
     from frostline.datasets.forms.faces import COLUMNS
 
-    digest = hashlib.sha256(f"{rows} {classes} {shuffled}".encode()).hexdigest()
+    kind = f"{rows} {classes} {shuffled}" + ("" if photographs is None else f" {photographs[1]}")
+    digest = hashlib.sha256(kind.encode()).hexdigest()
     path = folder / ".frostline" / "manifests" / f"{digest}.parquet"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +112,9 @@ def write_manifest(folder, rows, classes, *, shuffled):
         partial = path.with_suffix(".partial")
         with pq.ParquetWriter(partial, schema, compression="zstd", write_page_checksum=True) as writer:
             for start in range(0, rows, GROUP):
-                writer.write_table(group(schema, start, min(GROUP, rows - start), classes, rows, shuffled=shuffled))
+                count = min(GROUP, rows - start)
+                some = group(schema, start, count, classes, rows, shuffled=shuffled, photographs=photographs)
+                writer.write_table(some)
         partial.rename(path)
     last = {"digest": digest, "form": "folders", "nbytes": path.stat().st_size}
     (folder / ".frostline" / "last-manifest.json").write_text(json.dumps(last).ljust(256), encoding="ascii")
@@ -129,6 +144,38 @@ def child_open(folder, batches):
     total = sum(one["s"] for name, one in watch.steps.items() if not name[0].isdigit())
     peak = max(one["peak_growth_bytes"] for one in watch.steps.values())
     print(json.dumps({"rows": len(data), "steps": watch.steps, "opened_split_shuffled_s": total, "peak_bytes": peak}))
+
+
+def child_job(folder):
+    """What a training takes before its first batch is there: open, split, prepare the job, ask for a batch."""
+    import frostline as fl
+    from frostline.config import NodeSettings
+    from frostline.models import freeze
+    from frostline.node.process import start_node
+    from frostline.training.networks import load_model
+
+    network = load_model("demo:efficientnet_lite0", classes=1000)
+    freeze(network.model, "features", input_shape=network.preprocess.shape)
+    watch = Watch()
+    data = watch.step("open", lambda: _opened(fl.Dataset(folder, cache=Path(folder) / "cache", relist=False)))
+    train, _ = watch.step("split", lambda: data.split(0.2, seed=0))
+    with start_node((data.url,), NodeSettings(memory_bytes=1 << 30)) as node:
+        job = watch.step("plain job", lambda: fl.offload(None, train, preprocess=network.preprocess, near=node.url))
+        with job:
+            watch.step("its first batch of 32", lambda: _first(job))
+            watch.step("its second epoch's", lambda: _first(job, 1))
+        job = watch.step(
+            "job with a network", lambda: fl.offload(network.model, train, preprocess=network.preprocess, near=node.url)
+        )
+        with job:
+            watch.step("first batch of 32 with a network", lambda: _first(job))
+    peak = max(one["peak_growth_bytes"] for one in watch.steps.values())
+    print(json.dumps({"rows": len(data), "steps": watch.steps, "peak_bytes": peak}))
+
+
+def _first(job, epoch=0):
+    batch = next(iter(job.loader(32, shuffle=True, seed=0, epoch=epoch)))
+    assert len(batch.ids) == 32
 
 
 def _opened(data):
@@ -190,6 +237,42 @@ def child_folder(folder, objects, url):
         assert len(data) == objects
         watch.steps[name]["objects_per_s"] = round(objects / watch.steps[name]["s"])
     print(json.dumps({"objects": objects, "steps": watch.steps}))
+
+
+def measure_job(folder, rows, classes, sizes):
+    """A hundred million rows that are a thousand photographs in turn, so that batches can be read; and few of them."""
+    found = {}
+    for count in sizes:
+        root = folder / f"job-{count}"
+        photographs = put_photographs(root)
+        write_manifest(root, count, classes, shuffled=True, photographs=photographs)
+        if not list((root / "cache").rglob("*.arrow")):
+            run("--child", "copy", "--folder", root)
+        found[f"{count} rows"] = [run("--child", "job", "--folder", root) for _ in range(2)]
+        print(f"a job on {count} rows", json.dumps(found[f"{count} rows"], indent=1), flush=True)
+    return found
+
+
+def put_photographs(root):
+    """A thousand small photographs, one behind the other in one object."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    from frostline.stores.objects import open_store
+
+    rng, encoded = np.random.default_rng(0), []
+    for _ in range(1000):
+        file = BytesIO()
+        pixels = np.kron(rng.integers(0, 255, (8, 8, 3), np.uint8), np.ones((32, 32, 1), np.uint8))
+        Image.fromarray(pixels).save(file, "JPEG")
+        encoded.append(file.getvalue())
+    root.mkdir(parents=True, exist_ok=True)
+    store = open_store(str(root))
+    if not (root / "photographs.bin").exists():
+        store.write("photographs.bin", b"".join(encoded))
+    lengths = np.array([len(one) for one in encoded], np.int64)
+    return "photographs.bin", store.describe("photographs.bin").etag, np.cumsum(lengths) - lengths, lengths
 
 
 def measure_list(folder, objects):
@@ -279,21 +362,21 @@ def main():
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child")
     options = parser.parse_args()
-    if options.child == "open":
-        child_open(options.folder, options.batches)
-        return
-    if options.child == "copy":
-        child_copy(options.folder)
-        return
-    if options.child == "list":
-        child_list(options.folder, options.objects)
-        return
-    if options.child == "folder":
-        child_folder(options.folder, options.objects, options.url)
+    children = {
+        "open": lambda: child_open(options.folder, options.batches),
+        "job": lambda: child_job(options.folder),
+        "copy": lambda: child_copy(options.folder),
+        "list": lambda: child_list(options.folder, options.objects),
+        "folder": lambda: child_folder(options.folder, options.objects, options.url),
+    }
+    if options.child:
+        children[options.child]()
         return
     report = {}
     if "open" in options.parts:
         report["open"] = measure_open(options.folder, options.rows, options.classes, options.rounds, options.batches)
+    if "job" in options.parts:
+        report["job"] = measure_job(options.folder, options.rows, options.classes, (10_000, options.rows))
     if "list" in options.parts:
         report.update(measure_list(options.folder, options.objects))
     for name, measure in (("local", measure_local), ("seaweed", measure_seaweed)):
