@@ -1,8 +1,10 @@
 """Tables of a real Cassandra as data sets: labels, names, lengths and metadata, and what is no data set."""
 
+import io
 import json
 import uuid
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +28,7 @@ TABLES = (
     f"CREATE TABLE {KEYSPACE}.f_data (id uuid PRIMARY KEY, data blob)",
     f"CREATE TABLE {KEYSPACE}.f_numbers (id uuid PRIMARY KEY, label int, data blob)",
     f"CREATE TABLE {KEYSPACE}.f_sized (id uuid PRIMARY KEY, label text, name text, bytes int, data blob)",
+    f"CREATE TABLE {KEYSPACE}.f_masks (id uuid PRIMARY KEY, label blob, data blob)",
     f"CREATE TABLE {KEYSPACE}.f_meta (patient text, id uuid, name text, kind text, length int, object text, {BY_ALL})",
 )
 
@@ -42,7 +45,7 @@ def server(cql):
 def session(server):
     with server.session() as session:
         yield session
-        for name in ("f_data", "f_numbers", "f_sized", "f_meta"):
+        for name in ("f_data", "f_numbers", "f_sized", "f_masks", "f_meta"):
             session.execute(f"TRUNCATE {KEYSPACE}.{name}")
 
 
@@ -104,10 +107,62 @@ def test_a_label_that_changes_makes_a_new_manifest_and_reads_no_data_again(serve
     before = load_manifest(store, cache=tmp_path)
     assert load_manifest(store, cache=tmp_path).found
     session.execute(f"UPDATE {KEYSPACE}.f_numbers SET label = 1 WHERE id = %s", (key,))
-    monkeypatch.setattr(type(store), "sizes", lambda self, objects: pytest.fail("data was read"))
+    monkeypatch.setattr(type(store), "contents", lambda self, objects: pytest.fail("data was read"))
     after = load_manifest(store, cache=tmp_path)
     assert after.digest != before.digest
     assert after.samples.labels.tolist() == [1, 1]
+
+
+def array(*shape):
+    out = io.BytesIO()
+    np.save(out, np.zeros(shape, np.uint8))
+    return out.getvalue()
+
+
+def test_labels_that_are_blobs_are_masks(server, session, tmp_path):
+    keys = [put(session, "f_masks", data=array(number, 5, 3), label=array(number, 5)) for number in (2, 3)]
+    keys.append(put(session, "f_masks", data=array(4, 5, 3)))
+    put(session, "f_masks", label=array(1, 1))
+    store = open_store(url(server, "f_masks"))
+    manifest = load_manifest(store, cache=tmp_path)
+    table = {row["name"]: row for row in manifest.columns.table.to_pylist()}
+    assert set(table) == {str(key) for key in keys}
+    assert manifest.classes == ()
+    for number, key in enumerate(keys[:2], 2):
+        row = table[str(key)]
+        assert (row["label"], row["target_width"], row["target_height"]) == (-1, 5, number)
+        mask, version = store.read_version(row["target_object"], 0, row["target_length"])
+        assert (bytes(mask), version) == (array(number, 5), row["target_etag"])
+    assert (table[str(keys[2])]["target_object"], table[str(keys[2])]["target_length"]) == ("", 0)
+
+
+def test_a_mask_that_changes_makes_a_new_manifest_for_which_only_it_is_read(server, session, tmp_path, monkeypatch):
+    keys = [put(session, "f_masks", data=array(number, 5, 3), label=array(number, 5)) for number in (2, 3)]
+    store, read = open_store(url(server, "f_masks")), []
+    before = load_manifest(store, cache=tmp_path)
+    session.execute(f"UPDATE {KEYSPACE}.f_masks SET label = %s WHERE id = %s", (array(7, 7), keys[0]))
+    contents = store.contents
+    monkeypatch.setattr(store, "contents", lambda objects: (read.extend(objects), contents(objects))[1])
+    after = load_manifest(store, cache=tmp_path)
+    assert after.digest != before.digest
+    assert read == [f".masks/{keys[0]}"]
+    assert sorted(after.columns.table["target_length"].to_pylist()) == sorted([len(array(7, 7)), len(array(3, 5))])
+
+
+def test_masks_have_classes_and_metadata_from_another_table(server, session, tmp_path):
+    keys = [put(session, "f_masks", data=array(number, 5, 3), label=array(number, 5)) for number in (2, 3)]
+    for key, kind in zip(keys, ("b", "a"), strict=True):
+        put(session, "f_meta", id=key, patient=f"p{kind}", kind=kind)
+    data = fl.Dataset(url(server, "f_masks", meta="f_meta"), cache=tmp_path)
+    assert data.has_targets
+    assert data.classes == ()
+    assert sorted(data.column("patient").to_pylist()) == ["pa", "pb"]
+    session.execute(f"ALTER TABLE {KEYSPACE}.f_meta ADD class text")
+    for key, kind in zip(keys, ("b", "a"), strict=True):
+        session.execute(
+            f"UPDATE {KEYSPACE}.f_meta SET class = %s WHERE id = %s AND patient = %s", (kind, key, f"p{kind}")
+        )
+    assert fl.Dataset(url(server, "f_masks", meta="f_meta"), cache=tmp_path).classes == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -173,8 +228,11 @@ def test_the_verb_ingest_puts_a_folder_into_a_table(server, session, tmp_path, c
     assert json.loads(capsys.readouterr().out)["samples"] == 6
     assert len(fl.Dataset(url(server, "f_sized"), cache=tmp_path)) == 6
     with pytest.raises(SystemExit, match="2"):
-        main([*command, "--resize", "8"])
+        main([*command, "--verify"])
     assert "--form cql" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--dtype", "fp16"])
+    assert "--form ready" in capsys.readouterr().err
 
 
 def test_what_is_no_table_or_has_no_keyspace_is_said_before_anything_is_read(server, tmp_path):

@@ -10,11 +10,8 @@ from frostline.datasets import Dataset
 from frostline.datasets.checking import check
 from frostline.datasets.forms.known import form_of
 from frostline.datasets.forms.masks import pairs_of
-from frostline.datasets.ingest import ingest
 from frostline.datasets.listing import nobody
-from frostline.datasets.repack import repack
-from frostline.errors import DataError, SettingError
-from frostline.preprocess import Applied, imagenet
+from frostline.errors import DataError
 from frostline.stores.faces import Entry
 from frostline.stores.objects import open_store
 
@@ -119,7 +116,7 @@ def test_the_manifest_says_where_masks_are_and_how_large_images(tmp_path):
     assert table["target_object"] == ["masks/1.tif", "", "masks/3.tif"]
     assert table["target_length"] == [len(tiff(6, 5)), 0, len(tiff(6, 5))]
     assert [bool(etag) for etag in table["target_etag"]] == [True, False, True]
-    assert (table["width"], table["height"]) == ([6, 90, 0], [5, 80, 0])
+    assert (table["target_width"], table["target_height"]) == ([6, 90, 0], [5, 80, 0])
     assert data.samples.labels.tolist() == [-1] * 3
     assert list(data.select("target_length > 0").samples.objects) == ["images/1.tif", "images/3.tif"]
     again = Dataset(tmp_path)
@@ -140,18 +137,6 @@ def test_a_mask_that_changes_makes_a_new_manifest(tmp_path):
 def test_class_folders_have_no_masks(tmp_path):
     open_store(str(tmp_path)).write("cat/1.tif", tiff(6, 5))
     assert not Dataset(tmp_path).has_targets
-
-
-def test_copies_that_would_lose_the_masks_are_refused(tmp_path):
-    store = open_store(str(tmp_path))
-    store.write("images/1.tif", tiff(6, 5))
-    store.write("masks/1.tif", tiff(6, 5))
-    data, to = Dataset(tmp_path), str(tmp_path / "copy")
-    with pytest.raises(SettingError, match="has masks, which a copy does not take along"):
-        repack(data, to, "webdataset", observe=nobody)
-    with pytest.raises(SettingError, match="has masks"):
-        ingest(data, to, Applied.to(imagenet(32), "uint8"), observe=nobody)
-    assert not (tmp_path / "copy").exists()
 
 
 def test_a_check_reads_the_masks_too(tmp_path):

@@ -1,6 +1,7 @@
 """Putting data sets into tables of a real Cassandra: each sample once, read back, and taken up again after a kill."""
 
 import dataclasses
+import io
 import shutil
 import signal
 import subprocess
@@ -8,11 +9,14 @@ import sys
 import time
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from cassandra import InvalidRequest
+from PIL import Image
 
 import frostline as fl
 from frostline.datasets.into_cql import put_into_table
+from frostline.datasets.reading import open_samples
 from frostline.errors import DataError, SettingError
 from frostline.events import ColumnsLeft, Counted
 from frostline.stores.cql_link import Link
@@ -98,7 +102,7 @@ def test_what_is_there_is_neither_read_nor_put_again(server, session, few, tmp_p
     before = rows(session)
     for path in few.rglob("*.jpg"):
         path.unlink()
-    monkeypatch.setattr(Link, "read_everywhere", lambda self, key: pytest.fail("asked all replicas"))
+    monkeypatch.setattr(Link, "check_everywhere", lambda self, key: pytest.fail("asked all replicas"))
     again = put_into_table(fl.Dataset(few, cache=tmp_path, relist=False), url(server), observe=quiet)
     assert (first.made, again.made) == (6, 0)
     assert (again.samples, again.nbytes, again.skipped) == (first.samples, first.nbytes, ())
@@ -130,6 +134,8 @@ def test_where_the_source_has_no_versions_it_is_read_and_not_put_again(server, s
 
 class Unversioned:
     """A data set in a store that tells no versions."""
+
+    has_targets = False
 
     def __init__(self, source):
         self._source = source
@@ -173,19 +179,115 @@ def test_data_sets_share_a_table_where_their_names_differ_or_their_samples_are_t
     assert contents(fl.Dataset(url(server), cache=tmp_path)) == contents(first) | contents(second)
 
 
-def test_columns_that_a_table_has_no_place_for_are_named_before_it_is_made(server, session, few, tmp_path):
+ABOUT = {
+    "patient": ["p1", None, "p2", "ü", "", "p1"],
+    "slide": [1, 2, None, 1 << 40, -5, 6],
+    "score": [0.5, None, 1.0, 2.0, -1.5, 3.0],
+    "seen": [True, False, None, True, True, False],
+    "taken at": pa.array([1_795_000_001_250, *[None] * 5], pa.timestamp("ms")).to_pylist(),
+    "data": ["a", "b", "c", "d", "e", "f"],
+}
+
+
+def test_metadata_arrives_with_its_types_and_is_put_again_where_it_changes(server, session, few, tmp_path):
+    plain = fl.Dataset(few, cache=tmp_path)
+    put_into_table(plain, url(server), observe=quiet)
+    happened = []
+    source = plain.with_columns(ABOUT | {"boxes": [[1]] * 6})
+    assert put_into_table(source, url(server), observe=happened.append).made == 6
+    assert happened[0] == ColumnsLeft(url=source.url, columns=("boxes",))
+    copy = fl.Dataset(url(server), cache=tmp_path)
+    names = {name: "meta_data" if name == "data" else name for name in ABOUT}
+    assert {name: copy.column(called).to_pylist() for name, called in names.items()} == ABOUT
+    assert [str(copy.column(name).type) for name in ("slide", "score", "seen")] == ["int64", "double", "bool"]
+    assert put_into_table(source, url(server), observe=quiet).made == 0
+    assert put_into_table(plain.with_columns(ABOUT | {"slide": [1] * 6}), url(server), observe=quiet).made == 5
+
+
+def test_columns_that_a_user_may_not_add_are_named_and_the_rest_is_put(server, session, few, tmp_path, monkeypatch):
+    session.execute(f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.lent (id uuid PRIMARY KEY, label text, data blob)")
+    session.execute("CREATE USER IF NOT EXISTS writer WITH PASSWORD 'w' NOSUPERUSER")
+    for right in ("SELECT", "MODIFY"):
+        session.execute(f"GRANT {right} ON {KEYSPACE}.lent TO writer")
+    monkeypatch.setenv("FROSTLINE_CQL_PASSWORD", "w")
     happened = []
     source = fl.Dataset(few, cache=tmp_path).with_columns({"patient": ["p"] * 6})
-    put_into_table(source, url(server), observe=happened.append)
+    place = url(server, "lent").replace(USER, "writer", 1)
+    for _ in range(2):  # without a column for seals, all is put again, and nothing twice
+        assert put_into_table(source, place, observe=happened.append).made == 6
+        assert len(rows(session, "lent", "id")) == 6
     assert happened[0] == ColumnsLeft(url=source.url, columns=("patient",))
 
 
-def test_a_table_without_a_column_for_seals_gets_every_sample_again_and_each_once(server, session, few, tmp_path):
+def test_a_column_with_other_values_is_refused_before_anything_is_put(server, session, few, tmp_path):
+    put_into_table(fl.Dataset(few, cache=tmp_path).with_columns({"slide": range(6)}), url(server), observe=quiet)
+    source = fl.Dataset(few, cache=tmp_path).with_columns({"slide": ["one"] * 6})
+    with pytest.raises(DataError, match=r"column 'slide' of cql://.* is bigint, and this data has text"):
+        put_into_table(source, url(server), observe=quiet)
+
+
+def test_a_table_that_was_made_elsewhere_gets_a_column_for_seals(server, session, few, tmp_path):
     session.execute(f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.bare (id uuid PRIMARY KEY, label text, data blob)")
     source = fl.Dataset(few, cache=tmp_path)
-    for _ in range(2):
-        assert put_into_table(source, url(server, "bare"), observe=quiet).made == 6
-        assert len(rows(session, "bare", "id")) == 6
+    assert put_into_table(source, url(server, "bare"), observe=quiet).made == 6
+    assert put_into_table(source, url(server, "bare"), observe=quiet).made == 0
+    assert len(rows(session, "bare", "id")) == 6
+
+
+def masks_of(data):
+    """Name, class and mask of every sample."""
+    samples, store = data.samples.take(np.arange(len(data))), open_samples(data.url, data.reading)
+    rows, masks = samples.masks
+    found = {
+        int(row): bytes(store.read(masks.objects[place], int(masks.offsets[place]), int(masks.lengths[place])))
+        for place, row in enumerate(rows)
+    }
+    return [(name, int(samples.labels[row]), found.get(row)) for row, name in enumerate(data.names)]
+
+
+def test_masks_go_along_and_are_put_again_where_they_change(server, session, tmp_path):
+    folder = tmp_path / "pairs"
+    for number in range(4):
+        for part in ("images", "masks"):
+            (folder / part / f"c{number % 2}").mkdir(parents=True, exist_ok=True)
+        np.save(folder / "images" / f"c{number % 2}" / f"{number}.npy", np.full((8, 8), number, np.uint8))
+        np.save(folder / "masks" / f"c{number % 2}" / f"{number}.npy", np.full((8, 8), number, np.uint16))
+    (folder / "masks" / "c1" / "3.npy").unlink()
+    source = fl.Dataset(folder, cache=tmp_path)
+    assert put_into_table(source, url(server), observe=quiet).made == 4
+    copy = fl.Dataset(url(server), cache=tmp_path)
+    assert copy.has_targets
+    assert copy.classes == ("c0", "c1")
+    assert masks_of(copy) == masks_of(source)
+    assert contents(copy) == contents(source)
+    assert put_into_table(source, url(server), observe=quiet).made == 0
+    np.save(folder / "masks" / "c0" / "2.npy", np.full((8, 8), 77, np.uint16))
+    key = next(row.id for row in rows(session) if row.name.endswith("0.npy"))
+    session.execute(f"UPDATE {KEYSPACE}.put SET label = %s WHERE id = %s", (b"somebody else's", key))
+    source = fl.Dataset(folder, cache=tmp_path)
+    assert put_into_table(source, url(server), observe=quiet).made == 2
+    assert masks_of(fl.Dataset(url(server), cache=tmp_path)) == masks_of(source)
+
+
+def test_images_are_scaled_down_on_their_way_into_a_table(server, session, few, tmp_path):
+    source = fl.Dataset(few, cache=tmp_path)
+    whole = put_into_table(source, url(server), observe=quiet)
+    small = put_into_table(source, url(server), shorter_side=8, observe=quiet)
+    assert (whole.made, small.made) == (6, 6), "another size is other data"
+    assert put_into_table(source, url(server), shorter_side=8, observe=quiet).made == 0
+    copy = contents(fl.Dataset(url(server), cache=tmp_path))
+    assert {min(Image.open(io.BytesIO(data)).size) for data in copy.values()} == {8}
+    with pytest.raises(SettingError, match="at least 1"):
+        put_into_table(source, url(server), shorter_side=0, observe=quiet)
+
+
+def test_masks_do_not_fit_into_a_table_of_classes(server, session, few, tmp_path):
+    put_into_table(fl.Dataset(few, cache=tmp_path), url(server), observe=quiet)
+    for part in ("images", "masks"):
+        (tmp_path / "pairs" / part).mkdir(parents=True)
+        np.save(tmp_path / "pairs" / part / "1.npy", np.zeros((8, 8), np.uint8))
+    with pytest.raises(DataError, match="holds no masks: its column label is text"):
+        put_into_table(fl.Dataset(tmp_path / "pairs", cache=tmp_path), url(server), observe=quiet)
 
 
 def test_what_comes_back_otherwise_than_it_was_put_is_noticed(server, session, few, tmp_path):

@@ -207,6 +207,21 @@ def test_what_is_lost_is_made_again_and_a_form_that_is_not_whole_is_refused(imag
     assert fl.Dataset(tmp_path).samples.ids.tolist() == whole.samples.ids.tolist()
 
 
+def test_an_object_damaged_at_the_same_size_is_made_again_when_all_is_verified(images, tmp_path):
+    source = fl.Dataset(images)
+    ready(source, tmp_path / "ready", imagenet(32), object_bytes=20_000)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "ready" / "pixels").iterdir()}
+    name = sorted(before)[1]
+    damaged = tmp_path / "ready" / "pixels" / name
+    damaged.chmod(0o644)
+    damaged.write_bytes(bytes(len(before[name])))
+    options = {"object_bytes": 20_000, "observe": quiet}
+    applied = Applied.to(imagenet(32), "uint8")
+    assert ingest(source, tmp_path / "ready", applied, **options).made == 0
+    assert ingest(source, tmp_path / "ready", applied, verify=True, **options).made == 1
+    assert {path.name: path.read_bytes() for path in (tmp_path / "ready" / "pixels").iterdir()} == before
+
+
 def test_a_damaged_record_is_skipped_and_never_handed_out(images, tmp_path):
     form = ready(fl.Dataset(images), tmp_path, imagenet(32))
     [path] = (tmp_path / "pixels").iterdir()

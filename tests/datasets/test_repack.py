@@ -140,14 +140,27 @@ def test_columns_that_have_no_place_are_named_before_a_copy_begins(images, tmp_p
     assert not says or happened[0] == left[0]
 
 
-def test_a_ready_form_names_the_columns_that_it_has_no_place_for(images, tmp_path):
-    happened = []
-    own = images.with_columns({"patient": ["p"] * len(images)})
-    ingest(own, tmp_path / "one", Applied.to(imagenet(32), "uint8"), observe=happened.append)
-    assert happened[0] == ColumnsLeft(url=images.url, columns=("patient",))
+def test_metadata_goes_into_a_ready_form_too(images, tmp_path):
+    happened, count = [], len(images)
+    about = {
+        "patient": [f"p{row % 3}" if row else None for row in range(count)],
+        "slide": [row * (row % 2) for row in range(count)],
+        "score": [row / 2 for row in range(count)],
+        "seen": [row % 2 == 0 for row in range(count)],
+    }
+    own = images.with_columns(about | {"boxes": [[1, 2]] * count})
+    applied = Applied.to(imagenet(32), "uint8")
+    for _ in range(2):
+        ingest(own, tmp_path / "one", applied, object_bytes=20_000, observe=happened.append)
+        ready = fl.Dataset(tmp_path / "one")
+        assert {name: ready.column(name).to_pylist() for name in about} == about
+    assert happened[0] == ColumnsLeft(url=images.url, columns=("boxes",))
+    assert len(ready.select("patient == 'p1' and score > 2")) == len([row for row in range(5, count) if row % 3 == 1])
     happened.clear()
-    ingest(images, tmp_path / "two", Applied.to(imagenet(32), "uint8"), observe=happened.append)
+    ingest(images, tmp_path / "two", applied, observe=happened.append)
     assert not [one for one in happened if isinstance(one, ColumnsLeft)]
+    with pytest.raises(SettingError, match="made otherwise"):
+        ingest(images, tmp_path / "one", applied, object_bytes=20_000, observe=quiet)
 
 
 def test_the_command_says_which_columns_stay_behind(images, tmp_path, capsys):
@@ -168,6 +181,16 @@ def test_the_command_copies_the_form_that_is_named_where_several_lie_together(im
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["ingest", str(place), str(tmp_path / "b"), "--from", "webdatset", "--form", "parquet"])
     assert "webdataset" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["webdataset", "ready"])
+def test_the_command_copies_the_samples_that_are_asked_for(images, tmp_path, capsys, form):
+    how = ["--preprocess", "imagenet:32"] if form == "ready" else []
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["ingest", images.url, str(tmp_path / "copy"), "--form", form, "--where", "label == 'noise'", *how])
+    copy = fl.Dataset(tmp_path / "copy")
+    assert copy.statistics().per_class[copy.classes.index("noise")] == ("noise", len(copy))
+    assert 0 < len(copy) < len(images)
 
 
 def test_where_there_is_no_terminal_lines_say_how_far_a_copy_is(images, tmp_path, capsys):

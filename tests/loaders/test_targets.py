@@ -1,6 +1,7 @@
 """Segmentation through a job: the masks of a batch belong to its features, whatever way those took."""
 
 import copy
+import uuid
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ import torch
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
+from frostline.datasets.repack import repack
 from frostline.errors import SettingError, TooManySkipped
 from frostline.node import Node
 from frostline.node.process import start_node
 from support import masks
+from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import tiny_preprocess
 from support.nodes import served
 
@@ -53,6 +56,22 @@ def test_the_losses_from_s3_are_those_from_a_folder(folder, segmenter, s3, monke
     assert trained(segmenter, "s3://segmentation", masks.RANDOM) == trained(segmenter, folder, masks.RANDOM)
 
 
+def test_the_losses_from_a_table_whose_labels_are_masks_are_those_from_a_folder(folder, segmenter, cql, monkeypatch):
+    monkeypatch.setenv("FROSTLINE_CQL_PASSWORD", PASSWORD)
+    table = f"{KEYSPACE}.segmentation"
+    with cql.session() as session:
+        session.execute(f"CREATE TABLE {table} (id uuid PRIMARY KEY, name text, label blob, data blob)")
+        put = f"INSERT INTO {table} (id, name, label, data) VALUES (%s, %s, %s, %s)"
+        for image in sorted((folder / "images").iterdir()):
+            (mask,) = (folder / "masks").glob(f"{image.stem}.*")
+            session.execute(put, (uuid.uuid4(), f"images/{image.name}", mask.read_bytes(), image.read_bytes()))
+    url = f"cql://{USER}@{cql.place}/{KEYSPACE}/segmentation?protocol=3"
+    data = fl.Dataset(url)
+    with start_node((data.url,), NODE) as node:
+        ours = trained(segmenter, url, masks.RANDOM, node.url)
+    assert ours == trained(segmenter, folder, masks.RANDOM)
+
+
 @pytest.fixture
 def small(tmp_path):
     """Twelve small grey pictures, of which number n has the mask n everywhere."""
@@ -90,6 +109,15 @@ def test_a_plain_loader_gives_masks_beside_pixels(small):
         order = of(job.loader(12, shuffle=True, seed=1))[0]
         assert sorted(order) == list(range(12))
         assert order != sorted(order)
+
+
+@pytest.mark.parametrize("form", ["original", "webdataset", "parquet"])
+def test_masks_belong_to_their_images_in_every_form(small, tmp_path, form):
+    repack(fl.Dataset(small), tmp_path / "copy", form, part_bytes=1 << 14, observe=print)
+    with loading(tmp_path / "copy") as job:
+        for batch in job.loader(5, shuffle=True, seed=2):
+            brightness = 64 * batch.features.flatten(1).mean(1) + 127
+            assert torch.allclose(brightness / 20, batch.targets[:, 0, 0].float(), atol=0.1)
 
 
 def test_a_part_of_the_data_has_its_own_masks(small):

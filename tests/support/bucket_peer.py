@@ -32,6 +32,7 @@ class BucketPeer:
         self.url = url
         self.bucket = bucket
         self.token = None
+        self.knows_folders = False
         self.gives_ranges = True
         self.answers = lambda: None
         self.seen = []
@@ -72,12 +73,18 @@ class BucketPeer:
 
     def _listing(self, asked):
         (prefix,) = asked.get("prefix", [""])
+        (delimiter,) = asked.get("delimiter", [""]) if self.knows_folders else ("",)
+        names = [name for name in sorted(self.objects) if name.startswith(prefix)]
+        below = {name: name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "") for name in names}
         found = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{escape(_etag(data))}</ETag>"
+            f"<Contents><Key>{escape(name)}</Key><Size>{len(self.objects[name])}</Size>"
+            f"<ETag>{escape(_etag(self.objects[name]))}</ETag>"
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-            for name, data in sorted(self.objects.items())
-            if name.startswith(prefix)
+            for name in names
+            if not below[name][1]
         )
+        folders = dict.fromkeys(f"{prefix}{first}{mark}" for first, mark, _ in below.values() if mark)
+        found += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders)
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from frostline.cli.amounts import BYTES
-from frostline.cli.options import as_json, changed_option
+from frostline.cli.options import as_json, changed_option, list_option, where_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
 from frostline.core.amounts import in_bytes, in_seconds
@@ -45,6 +45,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     metavar="FORM",
     help="Form of SRC, where several lie there: folders, masks, webdataset, parquet, urls or cql.",
 )
+@where_option
 @click.option(
     "--resize",
     type=int,
@@ -67,6 +68,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     "--object-size", type=BYTES, default="64MiB", show_default=True, help="Of one object, or of what is copied at once."
 )
 @click.option("--workers", type=click.IntRange(min=1), default=16, show_default=True, help="Samples read at once.")
+@list_option
 @changed_option
 @click.option(
     "--skip-allowance", default=0.01, show_default=True, metavar="SHARE", help="Share that may be unreadable."
@@ -79,19 +81,29 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 )
 @as_json
 def ingest(
-    source: str, destination: str, *, form: str, source_form: str | None, changed: str, as_json: bool, **options: Any
+    source: str,
+    destination: str,
+    *,
+    form: str,
+    source_form: str | None,
+    relist: bool,
+    changed: str,
+    where: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Copy a data set, from any form and store that Frostline reads, into another form or store.
 
     With --form ready every image is decoded, scaled and cropped once, and jobs on DEST read its pixels with no
     decoding: they declare the same preprocessing as on SRC and get the same pixels, to the bit. The other forms keep
-    the encoded images, whose labels and metadata go with them. After a kill, run it again: it goes on.
+    the encoded images, whose labels, masks and metadata go with them. After a kill, run it again: it goes on.
     """
-    if options["verify"] and form in ("ready", "cql"):
-        raise SettingError("--verify is for copies into class folders, Parquet files and shards")
+    if options["verify"] and form == "cql":
+        raise SettingError("--verify is not for --form cql: a seal tells whether somebody wrote to a row since")
     from frostline.datasets import Dataset
 
-    data = Dataset(source, form=source_form, changed=changed)
+    data = Dataset(source, form=source_form, relist=relist, changed=changed)
+    data = data if where is None else data.select(where)
     if form == "ready":
         _ready(data, destination, as_json=as_json, **options)
     elif form == "cql":
@@ -112,6 +124,7 @@ def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, 
             object_bytes=options["object_size"],
             workers=workers,
             skip_allowance=options["skip_allowance"],
+            verify=options["verify"],
             observe=progress,
         )
     if as_json:
@@ -147,12 +160,13 @@ def _copied(source: "Dataset", destination: str, form: str, *, as_json: bool, **
 def _into_table(source: "Dataset", destination: str, *, as_json: bool, **options: Any) -> None:
     from frostline.datasets.into_cql import put_into_table
 
-    if options["preprocess"] is not None or options["dtype"] != "uint8" or options["resize"] is not None:
-        raise SettingError("--preprocess, --dtype and --resize are not for --form cql, which keeps images as they are")
+    if options["preprocess"] is not None or options["dtype"] != "uint8":
+        raise SettingError("--preprocess and --dtype are for --form ready; cql keeps encoded images")
     with ProgressBar() as progress:
         done = put_into_table(
             source,
             destination,
+            shorter_side=options["resize"],
             workers=options["workers"],
             skip_allowance=options["skip_allowance"],
             observe=progress,

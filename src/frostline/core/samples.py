@@ -144,6 +144,23 @@ class Samples:
             targets=None if self.targets is None else self.targets.take(rows),
         )
 
+    @property
+    def masks(self) -> tuple[_Numbers, "Samples"]:
+        """The rows that have a mask, and where those masks are: samples of their own, with the ids of their images."""
+        if self.targets is None:
+            return np.zeros(0, np.int64), self.take(np.zeros(0, np.int64))
+        rows = np.flatnonzero(self.targets.lengths > 0)
+        found = self.targets.take(rows)
+        masks = Samples(
+            ids=self.ids[rows],
+            objects=found.objects,
+            offsets=found.offsets,
+            lengths=found.lengths,
+            labels=np.full(len(rows), -1, np.int64),
+            versions=found.versions if any(found.versions) else (),
+        )
+        return rows, masks
+
     def ids_at(self, rows: _Numbers) -> _Numbers:
         """See ``SampleTable.ids_at``."""
         return self.ids[rows]

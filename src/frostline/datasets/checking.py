@@ -85,7 +85,7 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
     work = _Check(data)
     with ExitStack() as stack:
         threads: Workers[Skipped | bytes | None] = Workers(
-            InOrder(data.url, data.reading, most=_THREADS), _THREADS, stack
+            InOrder(data.url, data.reading, most=_THREADS, roots=data.roots), _THREADS, stack
         )
         for piece in kept.found() if work.is_versioned else ():
             work.take(piece, observe)
@@ -112,7 +112,7 @@ class _Check:
         self._rows_by_digest: dict[bytes, list[int]] = defaultdict(list)
         self._data = data
         self._applied: Applied | None = data.applied
-        self._masks = open_samples(data.url, data.reading)
+        self._masks = open_samples(data.url, data.reading, roots=data.roots)
         sizes, counts = np.unique(data.samples.lengths, return_counts=True)
         self._shared = sizes[counts > 1]
 

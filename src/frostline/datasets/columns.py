@@ -300,6 +300,6 @@ def _targets_of(columns: Columns) -> Targets | None:
         offsets=columns.numbers("target_offset"),
         lengths=columns.numbers("target_length"),
         versions=columns.texts("target_etag"),
-        widths=columns.numbers("width"),
-        heights=columns.numbers("height"),
+        widths=columns.numbers("target_width"),
+        heights=columns.numbers("target_height"),
     )

@@ -14,7 +14,7 @@ from frostline.stores.faces import Batched, Buffer, Place, Versioned
 from frostline.stores.joined import Joined
 from frostline.stores.versions import is_other_version
 
-__all__ = ("InOrder", "Workers")
+__all__ = ("InOrder", "Workers", "masks_of")
 
 T = TypeVar("T")
 _Found = tuple[Buffer, str] | StoreError | SampleError
@@ -29,10 +29,11 @@ class InOrder:
         url: of the data set's root.
         reading: how its samples are read; see ``open_samples``.
         most: requests under way at once.
+        roots: places in which objects that are URLs may lie; by default that of the data alone.
     """
 
-    def __init__(self, url: str, reading: str, *, most: int) -> None:
-        self._store = open_samples(url, reading)
+    def __init__(self, url: str, reading: str, *, most: int, roots: tuple[str, ...] | None = None) -> None:
+        self._store = open_samples(url, reading, roots=roots)
         self._most = most
         self._batched: Batched | None = None
         if isinstance(self._store, CqlStore):
@@ -77,6 +78,12 @@ class InOrder:
                 done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
                 for one in done:
                     yield one.result()
+
+
+def masks_of(samples: Samples, reader: InOrder) -> dict[int, Buffer | Skipped]:
+    """The masks of some samples, all at once, by their rows; of those that cannot be used, why."""
+    rows, masks = samples.masks
+    return {int(rows[place]): mask for place, mask in reader.read(masks, masks.objects)} if len(rows) else {}
 
 
 class Workers(Generic[T]):

@@ -18,7 +18,7 @@ from frostline.core import Samples, Skipped
 from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.in_order import InOrder, Workers
-from frostline.datasets.metadata_left import say_what_is_left
+from frostline.datasets.metadata_left import Metadata, say_what_is_left
 from frostline.datasets.ready import FOLDERS, LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
@@ -76,14 +76,15 @@ def ingest(
     object_bytes: int = OBJECT_BYTES,
     workers: int = _THREADS,
     skip_allowance: float = 0.01,
+    verify: bool = False,
     observe: Observer,
 ) -> Ingested:
     """Keep the pixels of a data set's images, as far as they are the same in every epoch.
 
     Every object appears whole, is read back and compared by its SHA-256, and is never written twice; what was made
     before a run was broken off is taken up, and a form that is whole is left as it is. The data set can be used when
-    the last file, its table, is there. For metadata columns there is no place, which is said before it begins. Memory
-    is that of two objects, of the requests under way and of the images in work.
+    the last file, its table, is there. Metadata columns go along, but for those of lists and the like, which are named
+    before it begins. Memory is that of two objects, of the requests under way and of the images in work.
 
     Args:
         source: images.
@@ -92,6 +93,7 @@ def ingest(
         object_bytes: of one object.
         workers: images read and decoded at once.
         skip_allowance: share of the images that may be unreadable.
+        verify: read the objects that are there already, and make those again whose SHA-256 is another one.
         observe: told what happens.
 
     Raises:
@@ -108,23 +110,23 @@ def ingest(
     observe = refusing(source.changed, observe)
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form already: make others from the images")
-    layout = Layout.of(source.digest, len(source), applied, object_bytes=object_bytes)
-    say_what_is_left(source, observe)
+    metadata = Metadata(source)
+    layout = Layout.of(source.digest, len(source), applied, object_bytes=object_bytes, columns=tuple(metadata.kinds))
+    say_what_is_left(source, observe, metadata.nested)
     with ExitStack() as stack:
         store = _destination(destination, stack)
-        return _ingest(source, store, layout, workers, math.ceil(skip_allowance * len(source)), observe)
+        maker = _Maker(source, metadata, store, layout, workers, stack, verify=verify)
+        return _ingest(source, maker, store, layout, math.ceil(skip_allowance * len(source)), observe)
 
 
 def _ingest(
-    source: Dataset, store: ObjectStore, layout: Layout, workers: int, most_skipped: int, observe: Observer
+    source: Dataset, maker: "_Maker", store: ObjectStore, layout: Layout, most_skipped: int, observe: Observer
 ) -> Ingested:
     started = time.perf_counter()
     there = {entry.object: entry.size for entry in store.list()}
     _claim(store, layout, there)
     observe(PhaseStarted(name="making the ready form"))
-    with ExitStack() as stack:
-        maker = _Maker(source, store, layout, workers, stack)
-        parts, made = _parts(maker, there, most_skipped, observe)
+    parts, made = _parts(maker, there, most_skipped, observe)
     digest, table = table_file(layout, parts, source.classes)
     samples = sum(len(part.samples) for part in parts)
     if not samples:
@@ -200,18 +202,23 @@ class _Maker:
     def __init__(
         self,
         source: Dataset,
+        metadata: Metadata,
         store: ObjectStore,
         layout: Layout,
         workers: int,
         stack: ExitStack,
+        *,
+        verify: bool,
     ) -> None:
         self.layout = layout
+        self._verify = verify
+        self._metadata = metadata
         self._samples = source.samples
         self._names = source.names
         self._store = store
         self._writer = ThreadPoolExecutor(1, "frostline-write")
         stack.callback(self._writer.shutdown)
-        reader = InOrder(source.url, source.reading, most=workers)
+        reader = InOrder(source.url, source.reading, most=workers, roots=source.roots)
         self._workers: Workers[Skipped | None] = Workers(reader, workers, stack)
 
     def found(self, number: int, there: dict[str, int]) -> Part | None:
@@ -219,7 +226,10 @@ class _Maker:
         name = part_name(number)
         if name not in there or there.get(object_name(number)) != self.layout.size(number):
             return None
-        return Part.from_file(self._store.read(name, 0, there[name]), self.layout, number)
+        part = Part.from_file(self._store.read(name, 0, there[name]), self.layout, number)
+        if part is None or not self._verify:
+            return part
+        return part if self._sha256(object_name(number), self.layout.size(number)) == part.sha256 else None
 
     def made(self, number: int) -> tuple[Part, memoryview]:
         """An object and its part, not yet written."""
@@ -235,6 +245,7 @@ class _Maker:
             source=source,
             names=names,
             skipped=tuple(one for one in outcomes if one is not None),
+            about=self._metadata.table(rows.start, rows.stop),
         )
         return part, contents
 

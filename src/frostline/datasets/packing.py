@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.datasets.forms.folders import IMAGE_SUFFIXES, suffix_of
+from frostline.datasets.forms.masks import names_a_class
 from frostline.errors import SettingError
 
 __all__ = ("PACKERS", "SOURCE", "Loose", "Packed", "Packer", "divided", "packer_named", "suffix_by_content")
@@ -20,6 +21,7 @@ __all__ = ("PACKERS", "SOURCE", "Loose", "Packed", "Packer", "divided", "packer_
 SOURCE = "frostline_source"
 """The column that says what a sample was called before it was first copied; what users call ``source`` is their own."""
 
+_IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 # A row group is what one read of a cell decodes.
 _GROUP_ROWS = 64
 # The first bytes of what ``preprocess.decoder`` reads. WebP's begin with RIFF, their length and then its name.
@@ -31,6 +33,7 @@ _STARTS = (
     (b"MM\0*", ".tif"),
     (b"P5", ".pgm"),
     (b"P6", ".ppm"),
+    (b"\x93NUMPY", ".npy"),
 )
 
 
@@ -56,6 +59,7 @@ class Loose:
         label: number of its class; -1 where it has none.
         about: its metadata columns.
         encoded: its image.
+        mask: of it, encoded; empty where it has none, and None where nothing in the data set has.
     """
 
     id: int
@@ -63,6 +67,7 @@ class Loose:
     label: int
     about: Mapping[str, Any]
     encoded: bytes
+    mask: bytes | None = None
 
     @property
     def source(self) -> str:
@@ -97,16 +102,31 @@ class Packer(Protocol):
 
 
 class ClassFolders:
-    """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it."""
+    """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it.
+
+    Where there are masks, images and masks lie side by side: ``images/cat/1.jpg`` and ``masks/cat/1.png``.
+    """
 
     keeps_metadata = False
 
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:  # noqa: ARG002
         """See ``Packer.pack``."""
         for one in samples:
+            if one.mask is not None:
+                yield from self._pair(one, one.mask, classes[one.label] if one.label >= 0 else "")
+                continue
             if one.label < 0:
                 raise SettingError(f"{one.name} has no label, so that it belongs to no folder: use another --form")
             yield Packed(self._place(one, classes[one.label]), one.encoded)
+
+    def _pair(self, one: Loose, mask: bytes, folder: str) -> Iterable[Packed]:
+        key = f"{folder}/{one.id:016x}" if folder else f"{one.id:016x}"
+        if not names_a_class(folder) or folder.startswith("."):
+            raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --form")
+        image, beside = f"images/{key}{one.suffix}", f"masks/{key}{suffix_by_content(mask)}"
+        yield Packed(image, one.encoded)
+        if mask:
+            yield Packed(beside, mask)
 
     def _place(self, one: Loose, folder: str) -> str:
         if "/" in folder or folder.startswith("."):
@@ -118,7 +138,7 @@ class ClassFolders:
 
 
 class Shards:
-    """A tar a part, as WebDataset has them: ``key.jpg`` and ``key.json`` with label and metadata."""
+    """A tar a part, as WebDataset has them: ``key.jpg``, ``key.mask.png`` and ``key.json`` with label and metadata."""
 
     keeps_metadata = True
 
@@ -130,6 +150,8 @@ class Shards:
                 # A label that is null says that there is none, whatever other fields are called.
                 about = {**one.about, SOURCE: one.source, "label": classes[one.label] if one.label >= 0 else None}
                 _add(tar, f"{one.id:016x}{one.suffix}", one.encoded)
+                if one.mask:
+                    _add(tar, f"{one.id:016x}.mask{suffix_by_content(one.mask)}", one.mask)
                 _add(tar, f"{one.id:016x}.json", json.dumps(about, sort_keys=True, default=str).encode())
         yield Packed(f"part-{part:06d}.tar", file.getvalue())
 
@@ -137,7 +159,7 @@ class Shards:
 class Tables:
     """A Parquet file a part, with the columns that Hugging Face gives an image and its class, and metadata.
 
-    A metadata column called ``image`` gets ``meta_`` before its name.
+    Masks have a column of their own. A metadata column called ``image`` or ``mask`` gets ``meta_`` before its name.
     """
 
     keeps_metadata = True
@@ -145,25 +167,29 @@ class Tables:
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
         """See ``Packer.pack``."""
         images = [{"bytes": one.encoded, "path": f"{one.id:016x}{one.suffix}"} for one in samples]
+        masks = [_cell(one) for one in samples if one.mask is not None]
+        own = ("image", "mask") if masks else ("image",)
         names = sorted({name for one in samples for name in one.about} - {SOURCE})
         table = pa.table(
             {
-                "image": pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()})),
+                "image": pa.array(images, _IMAGE),
+                **({"mask": pa.array(masks, _IMAGE)} if masks else {}),
                 "label": pa.array([one.label for one in samples], pa.int64()),
                 SOURCE: pa.array([one.source for one in samples], pa.string()),
-                **{_free(name, names): pa.array([one.about.get(name) for one in samples]) for name in names},
+                **{_free(name, names, own): pa.array([one.about.get(name) for one in samples]) for name in names},
             }
         )
-        features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(classes)}}
+        features: dict[str, Any] = {name: {"_type": "Image"} for name in own}
+        features["label"] = {"_type": "ClassLabel", "names": list(classes)}
         said = json.dumps({"info": {"features": features}})
         file = io.BytesIO()
         # Images do not get smaller, and without a codec a cell is found by its place.
         pq.write_table(
             table.replace_schema_metadata({"huggingface": said}),
             file,
-            compression={name: "none" if name.startswith("image") else "zstd" for name in _leaves(table.schema)},
+            compression={name: "none" if _is_of(name, own) else "zstd" for name in _leaves(table.schema)},
             row_group_size=_GROUP_ROWS,
-            use_dictionary=[name for name in _leaves(table.schema) if not name.startswith("image")],
+            use_dictionary=[name for name in _leaves(table.schema) if not _is_of(name, own)],
         )
         yield Packed(f"part-{part:06d}.parquet", file.getvalue())
 
@@ -215,10 +241,18 @@ def _add(tar: tarfile.TarFile, name: str, contents: bytes) -> None:
     tar.addfile(info, io.BytesIO(contents))
 
 
-def _free(name: str, names: Sequence[str]) -> str:
-    """What a metadata column is called beside the column of images and the other ones."""
+def _cell(one: Loose) -> dict[str, object] | None:
+    return {"bytes": one.mask, "path": f"{one.id:016x}{suffix_by_content(one.mask)}"} if one.mask else None
+
+
+def _is_of(leaf: str, columns: Sequence[str]) -> bool:
+    return leaf.partition(".")[0] in columns
+
+
+def _free(name: str, names: Sequence[str], own: Sequence[str]) -> str:
+    """What a metadata column is called beside the columns of images and the other ones."""
     free = name
-    while name == "image" and free in names:
+    while name in own and free in names:
         free = f"meta_{free}"
     return free
 

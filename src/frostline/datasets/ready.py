@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,18 +61,22 @@ class Layout:
         applied: what is done to its images.
         samples: how many there are, one record each, in the order of the source.
         records_per_object: of every object but perhaps the last.
+        columns: names of the metadata columns that go with them.
     """
 
     source: str
     applied: Applied
     samples: int
     records_per_object: int
+    columns: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, source: str, samples: int, applied: Applied, *, object_bytes: int) -> "Layout":
+    def of(
+        cls, source: str, samples: int, applied: Applied, *, object_bytes: int, columns: Sequence[str] = ()
+    ) -> "Layout":
         """Objects as large as they can be within ``object_bytes``, but of one record at least."""
         records = max(1, object_bytes // record_stride(applied.stored))
-        return cls(source=source, applied=applied, samples=samples, records_per_object=records)
+        return cls(source=source, applied=applied, samples=samples, records_per_object=records, columns=tuple(columns))
 
     @property
     def objects(self) -> int:
@@ -105,6 +109,8 @@ class Layout:
             "applied": self.applied.to_json(),
             "samples": self.samples,
             "records_per_object": self.records_per_object,
+            # Only where there are any, so that forms without them are what they were.
+            **({"columns": list(self.columns)} if self.columns else {}),
         }
 
     @classmethod
@@ -118,7 +124,8 @@ class Layout:
             value = json.loads(bytes(data))
             if value.pop("format") != _FORMAT:
                 raise DataError("a ready form of another version: make it again")
-            return cls(**{**value, "applied": Applied.from_json(value["applied"])})
+            columns = tuple(map(str, value.pop("columns", ())))
+            return cls(**{**value, "applied": Applied.from_json(value["applied"]), "columns": columns})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError("the layout of a ready form is damaged: make it again in an empty place") from error
 
@@ -133,6 +140,7 @@ class Part:
         sha256: of the object.
         samples: that have a record in it.
         names: of the images that they were made from.
+        about: their metadata columns, by name.
         skipped: samples that could not be read.
     """
 
@@ -142,6 +150,7 @@ class Part:
     samples: Samples
     names: Sequence[str]
     skipped: tuple[Skipped, ...]
+    about: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
 
     @classmethod
     def made(
@@ -153,6 +162,7 @@ class Part:
         source: Samples,
         names: Sequence[str],
         skipped: tuple[Skipped, ...],
+        about: Mapping[str, pa.ChunkedArray] | None = None,
     ) -> "Part":
         """The records of an object that was just made from these samples, the rows of the source that belong to it."""
         lost = {one.id for one in skipped}
@@ -174,6 +184,7 @@ class Part:
             samples=samples,
             names=[names[place] for place in places.tolist()],
             skipped=skipped,
+            about={name: column.take(pa.array(places)) for name, column in (about or {}).items()},
         )
 
     def to_file(self) -> bytes:
@@ -184,7 +195,12 @@ class Part:
             "sha256": self.sha256,
             "skipped": [asdict(one) for one in self.skipped],
         }
-        return _file(_table(self.samples, self.names), {"frostline.part": json.dumps(about)})
+        return _file(self.table, {"frostline.part": json.dumps(about)})
+
+    @property
+    def table(self) -> pa.Table:
+        """Samples, names and metadata as columns."""
+        return _table(self.samples, self.names, self.about)
 
     @classmethod
     def from_file(cls, data: bytes | memoryview, layout: Layout, number: int) -> "Part | None":
@@ -198,7 +214,13 @@ class Part:
         samples, names = _columns(table)
         skipped = tuple(Skipped(**one) for one in about["skipped"])
         return cls(
-            layout=about["layout"], number=number, sha256=about["sha256"], samples=samples, names=names, skipped=skipped
+            layout=about["layout"],
+            number=number,
+            sha256=about["sha256"],
+            samples=samples,
+            names=names,
+            skipped=skipped,
+            about=_further(table),
         )
 
 
@@ -212,6 +234,7 @@ class ReadyTable:
         classes: names, by label.
         samples: one row a sample, in the order of the source.
         names: of the images that they were made from.
+        about: their metadata columns, by name.
     """
 
     digest: str
@@ -219,6 +242,7 @@ class ReadyTable:
     classes: tuple[str, ...]
     samples: Samples
     names: tuple[str, ...]
+    about: Mapping[str, pa.ChunkedArray]
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -243,6 +267,7 @@ class ReadyTable:
             classes=tuple(about["classes"]),
             samples=samples,
             names=tuple(names),
+            about=_further(table),
         )
 
 
@@ -256,7 +281,7 @@ def table_file(layout: Layout, parts: Sequence[Part], classes: Sequence[str]) ->
         "classes": list(classes),
         "objects": [part.sha256 for part in parts],
     }
-    table = pa.concat_tables([_table(part.samples, part.names) for part in parts])
+    table = pa.concat_tables([part.table for part in parts], promote_options="permissive")
     return digest, _file(table, {"frostline.ready": json.dumps(about)})
 
 
@@ -275,9 +300,14 @@ def part_name(number: int) -> str:
     return f"{_PARTS}/{number:06}.parquet"
 
 
-def _table(samples: Samples, names: Sequence[str]) -> pa.Table:
+def _table(samples: Samples, names: Sequence[str], about: Mapping[str, pa.ChunkedArray]) -> pa.Table:
     columns = [samples.ids, samples.objects, samples.offsets, samples.lengths, samples.labels, names]
-    return pa.table([pa.array(column) for column in columns], schema=_SCHEMA) if len(samples) else _SCHEMA.empty_table()
+    own = [pa.array(column, kind) for column, kind in zip(columns, _SCHEMA.types, strict=True)]
+    return pa.table([*own, *about.values()], [*_SCHEMA.names, *about])
+
+
+def _further(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return {name: table[name] for name in table.schema.names[len(_SCHEMA) :]}
 
 
 def _columns(table: pa.Table) -> tuple[Samples, list[str]]:
@@ -307,8 +337,8 @@ def _parsed(data: bytes | memoryview, kind: str) -> pa.Table | None:
         table = pq.ParquetFile(pa.py_buffer(data), page_checksum_verification=True).read(use_threads=False)
     except (pa.ArrowException, OSError):
         return None
-    is_ours = table.schema.equals(_SCHEMA) and kind.encode() in (table.schema.metadata or {})
-    return table if is_ours else None
+    own = pa.schema(list(table.schema)[: len(_SCHEMA)])
+    return table if own.equals(_SCHEMA) and kind.encode() in (table.schema.metadata or {}) else None
 
 
 def _about(table: pa.Table, kind: str) -> dict[str, Any]:

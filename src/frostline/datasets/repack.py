@@ -8,23 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from frostline.core import Samples, Skipped
 from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.in_order import InOrder, Workers
 from frostline.datasets.metadata_left import metadata_in, say_what_is_left
 from frostline.datasets.packing import Loose, Packed, divided, packer_named
+from frostline.datasets.scaling import Pictures, Scaling, check_side
 from frostline.datasets.written import WrittenObject, WrittenPart
-from frostline.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
+from frostline.errors import DataError, ObjectNotFound, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
-from frostline.preprocess.scaled import scaled
-from frostline.stores.faces import Buffer, Entry, ObjectStore
+from frostline.stores.faces import Entry, ObjectStore
 from frostline.stores.folder import FolderStore, is_partial
 from frostline.stores.objects import open_store
 from frostline.stores.versions import is_other_version
@@ -95,7 +94,8 @@ def repack(
         source: samples with encoded images.
         destination: URL or folder; empty, or with a part of the same copy.
         form: one of ``packing.PACKERS``.
-        shorter_side: pixels to which images are scaled down and encoded again; None leaves their bytes as they are.
+        shorter_side: pixels to which images and masks are scaled down and encoded again; None leaves their bytes as
+            they are.
         part_bytes: of encoded images in a part, which is one tar or one Parquet file.
         workers: samples read, and objects written, at once.
         skip_allowance: share of the samples that may be unreadable.
@@ -103,7 +103,7 @@ def repack(
         observe: told what happens; before it begins, which metadata columns the form has no place for.
 
     Raises:
-        SettingError: the source has masks or is a ready form, the form cannot hold it, or something else lies at the
+        SettingError: the source is a ready form, the form cannot hold it, or something else lies at the
             destination, or the record of what is copied there is damaged.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
@@ -112,14 +112,12 @@ def repack(
         StoreError: a store failed; run it again.
     """
     source = source.refreshed()
-    source.require_no_targets()
     observe = refusing(source.changed, observe)
     if source.applied is not None:
         raise SettingError(f"{source.url} is a ready form, which has no images any more: copy what it was made from")
     if part_bytes < 1 or workers < 1:
         raise SettingError("a part has at least a byte, and there is at least one worker")
-    if shorter_side is not None and shorter_side < 1:
-        raise SettingError(f"--resize must be at least 1, not {shorter_side}")
+    check_side(shorter_side)
     if not packer_named(form).keeps_metadata:
         say_what_is_left(source, observe)
     claim = {"kind": _KIND, "source": source.digest, "form": form, "side": shorter_side, "part_bytes": part_bytes}
@@ -149,11 +147,9 @@ class _Copier:
         self._source = source
         self._store = store
         self._form = form
-        self._side = side
         self._verify = verify
         self._about = {name: source.column(name) for name in metadata_in(source.columns)}
-        reader = InOrder(source.url, source.reading, most=workers)
-        self._workers: Workers[Loose | Skipped] = Workers(reader, workers, stack)
+        self._scaling = Scaling(source, side, workers, stack)
         self._writers = ThreadPoolExecutor(workers, "frostline-write")
         stack.callback(self._writers.shutdown, cancel_futures=True)
 
@@ -163,7 +159,7 @@ class _Copier:
         self._claim(claim, there)
         self._sweep(there)
         observe(PhaseStarted(name=f"copying to {self._form}"))
-        rows = divided(self._source.samples.lengths, most_bytes=part_bytes, most_rows=_MOST_ROWS)
+        rows = divided(self._lengths(), most_bytes=part_bytes, most_rows=_MOST_ROWS)
         parts, made, skipped = [], 0, 0
         for number, some in enumerate(rows):
             part = self._found(number, there)
@@ -189,6 +185,13 @@ class _Copier:
             seconds=time.perf_counter() - started,
             skipped=tuple(one for part in parts for one in part.skipped),
         )
+
+    def _lengths(self) -> npt.NDArray[np.int64]:
+        """Bytes of each sample, its mask too."""
+        lengths = self._source.samples.lengths
+        if not self._source.has_targets:
+            return lengths
+        return lengths + np.asarray(self._source.column("target_length").to_numpy(), np.int64)
 
     def _claim(self, claim: dict[str, Any], there: Mapping[str, Entry]) -> None:
         """Write down what is being made, or make sure that it is what was written down."""
@@ -257,8 +260,9 @@ class _Copier:
         samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._source.names[rows.start : rows.stop]
         about = {name: column.slice(rows.start, len(rows)).to_pylist() for name, column in self._about.items()}
-        read = self._workers.each(samples, names, partial(self._loose, samples, names, about))
-        loose = [one for one in read if isinstance(one, Loose)]
+        read = self._scaling.read(samples, names)
+        kept = [(row, one) for row, one in enumerate(read) if isinstance(one, Pictures)]
+        loose = [self._loose(samples, names, about, row, one) for row, one in kept]
         skipped = [one for one in read if isinstance(one, Skipped)]
         for lost in skipped:
             observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
@@ -268,21 +272,15 @@ class _Copier:
         return self._kept(WrittenPart(number=number, samples=len(loose), objects=objects, skipped=tuple(skipped)))
 
     def _loose(
-        self, samples: Samples, names: Sequence[str], about: dict[str, list[Any]], row: int, data: Buffer | Skipped
-    ) -> Loose | Skipped:
-        if isinstance(data, Skipped):
-            return data
-        try:
-            # Copied, for a view would keep all alive that was read with it.
-            encoded = bytes(data) if self._side is None else scaled(data, self._side)
-        except SampleError as error:
-            return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))
+        self, samples: Samples, names: Sequence[str], about: dict[str, list[Any]], row: int, found: Pictures
+    ) -> Loose:
         return Loose(
             id=int(samples.ids[row]),
             name=names[row],
             label=int(samples.labels[row]),
             about={name: values[row] for name, values in about.items()},
-            encoded=encoded,
+            encoded=found.image,
+            mask=None if samples.targets is None else found.mask or b"",
         )
 
     def _write(self, packed: Packed) -> tuple[str, WrittenObject]:

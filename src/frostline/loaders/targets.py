@@ -26,7 +26,8 @@ def with_targets(data: Dataset, targets: bool | None) -> bool:
     """
     if targets and not data.has_targets:
         raise SettingError(
-            f"{data.url} has no masks: targets need a data set of the form masks, such as images/1.jpg and masks/1.png"
+            f"{data.url} has no masks: targets need data that has some, such as images/1.jpg and masks/1.png, members "
+            "1.jpg and 1.mask.png of a tar, or a column called mask"
         )
     return data.has_targets if targets is None else targets
 
@@ -106,19 +107,10 @@ class _Masks:
     def __init__(self, samples: Samples) -> None:
         targets = samples.targets
         assert targets is not None, "masks are asked for where the data set has them"
-        there = np.flatnonzero(targets.lengths > 0)
-        found = targets.take(there)
-        self.asked = Samples(
-            ids=samples.ids[there],
-            objects=found.objects,
-            offsets=found.offsets,
-            lengths=found.lengths,
-            labels=np.full(len(there), -1, np.int64),
-            versions=found.versions if any(found.versions) else (),
-        )
-        sizes = zip(found.widths.tolist(), found.heights.tolist(), strict=True)
+        there, self.asked = samples.masks
+        sizes = zip(targets.widths[there].tolist(), targets.heights[there].tolist(), strict=True)
         self._sizes = dict(zip(self.asked.ids.tolist(), sizes, strict=True))
-        self._objects = dict(zip(self.asked.ids.tolist(), found.objects, strict=True))
+        self._objects = dict(zip(self.asked.ids.tolist(), self.asked.objects, strict=True))
         self._images = dict(zip(samples.ids.tolist(), samples.objects, strict=True))
         self._masks: dict[int, npt.NDArray[np.uint16]] = {}
         self._lost: dict[int, Skipped] = {}

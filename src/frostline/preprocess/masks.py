@@ -1,6 +1,7 @@
 """Takes a mask the way that its image goes: the same sizes, crops and draws, and of the pixels the nearest."""
 
 from collections.abc import Callable
+from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from frostline.preprocess.steps import (
     Step,
 )
 
-__all__ = ("IGNORED", "MASK_DTYPE", "mask_into", "open_mask")
+__all__ = ("IGNORED", "MASK_DTYPE", "mask_into", "open_mask", "scaled_mask")
 
 IGNORED = 255
 """What stands where a crop reaches beyond the mask: the number that losses are told to ignore."""
@@ -80,6 +81,24 @@ def open_mask(
             f"the mask has {mask.width} x {mask.height} pixels and its image {size[0]} x {size[1]}: make them the same"
         )
     return mask
+
+
+def scaled_mask(encoded: bytes | memoryview, shorter_side: int, *, size: tuple[int, int] = (0, 0)) -> bytes:
+    """A mask as large as ``preprocess.scaled.scaled`` makes its image, of the pixels the nearest.
+
+    One that is small enough keeps its bytes. Others become grey PNGs of 8 or 16 bits.
+
+    Raises:
+        SampleError: see ``open_mask``.
+    """
+    mask = open_mask(encoded, size=size)
+    if min(mask.size) <= shorter_side:
+        return bytes(encoded)
+    share = shorter_side / min(mask.size)
+    small = np.asarray(mask.resize((round(mask.width * share), round(mask.height * share)), _NEAREST))
+    file = BytesIO()
+    Image.fromarray(small.astype(np.uint8 if small.dtype == np.uint8 else np.uint16)).save(file, "PNG")
+    return file.getvalue()
 
 
 def _as_image(classes: npt.NDArray[np.integer | np.bool_]) -> Image.Image:

@@ -7,7 +7,7 @@ workers must never have started them.
 import hashlib
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import Lock, Thread
@@ -18,14 +18,16 @@ from frostline.errors import AccessDenied, BadRequest, DataError, ObjectNotFound
 from frostline.stores.cql_access import CqlAccess
 from frostline.stores.cql_columns import table_of
 from frostline.stores.cql_errors import error_of_cql, translated
+from frostline.stores.cql_making import free_names
 from frostline.stores.cql_putting import TableSample, put_all, seals_of
 from frostline.stores.cql_tables import key_of
 from frostline.stores.cql_urls import CqlPlace
-from frostline.stores.faces import LABELS, Buffer, Entry, Place
+from frostline.stores.faces import LABELS, MASKS, Buffer, Entry, Place
 from frostline.stores.urls import check_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from cassandra.query import PreparedStatement
 
     from frostline.stores.cql_link import Link
 
@@ -35,7 +37,7 @@ _ENVIRONMENT = "FROSTLINE_CQL_"
 _OWN = ".frostline/"
 # Answers that wait to be taken are held in memory: this many photographs of 100 kB are 100 MB.
 _IN_FLIGHT = 1024
-_SIZES_IN_FLIGHT = 64
+_CONTENTS_IN_FLIGHT = 64
 _WRITES_IN_FLIGHT = 32
 _SEALS_IN_FLIGHT = 256
 
@@ -68,7 +70,8 @@ class CqlStore:
     @property
     def label_column(self) -> str:
         """See ``Tabular.label_column``."""
-        return self._place.label
+        with self._driven("") as link:
+            return link.shape.label
 
     @property
     def name_column(self) -> str:
@@ -82,7 +85,8 @@ class CqlStore:
     def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
         """See ``Versioned.read_version``; the version is the microsecond at which the cell was written."""
         with self._driven(object) as link:
-            rows = link.run(link.read, (key_of(link.shape.key_type, object),))
+            statement, key = _asked(link, object)
+            rows = link.run(statement, (key,))
         return _part(rows, object, offset, length)
 
     def read_many(
@@ -90,35 +94,32 @@ class CqlStore:
     ) -> Iterator[tuple[int, tuple[Buffer, str] | StoreError]]:
         """See ``Batched.read_many``."""
         with self._driven("") as link:
-            keys = [key_of(link.shape.key_type, place.object) for place in places]
-            for index, answer in link.answers(link.read, keys, most):
+            asked = [_asked(link, place.object) for place in places]
+            for index, answer in link.answers(asked, most):
                 yield index, self._answer(places[index], answer)
 
-    def sizes(self, objects: Sequence[str]) -> Sequence[int]:
-        """See ``Tabular.sizes``."""
-        found = [-1] * len(objects)
+    def contents(self, objects: Sequence[str]) -> Iterator[tuple[int, Buffer | None]]:
+        """See ``Tabular.contents``."""
         with self._driven("") as link:
-            keys = [key_of(link.shape.key_type, name) for name in objects]
-            for index, answer in link.answers(link.read, keys, _SIZES_IN_FLIGHT):
+            for index, answer in link.answers((_asked(link, name) for name in objects), _CONTENTS_IN_FLIGHT):
                 if isinstance(answer, Exception):
                     raise answer
-                if answer and answer[0][0] is not None:
-                    found[index] = len(answer[0][0])
-        return found
+                yield index, answer[0][0] if answer else None
 
     def list(self) -> Iterator[Entry]:
         """See ``Listable.list``; sizes are -1 where no column holds them.
 
-        One more entry, ``LABELS``, stands for labels and further columns of all rows. Only a table of plain objects has
-        none: its keys are texts, and beside the data it has sizes alone.
+        Where rows have masks, those are objects too, whose names begin with ``MASKS``. One more entry, ``LABELS``,
+        stands for labels and further columns of all rows. Only a table of plain objects has none: its keys are texts,
+        and beside the data it has sizes alone.
         """
         with self._driven("") as link:
             for page in link.scan(link.shape.listing):
-                yield from self._entries(page)
+                yield from self._entries(page, has_masks=bool(link.shape.read_mask))
             if not link.shape.is_plain:
                 rows = link.shape.rows
                 # Which columns mean what belongs to it too.
-                what = repr((self._place.label, self._place.name, None if rows is None else rows.columns))
+                what = repr((link.shape.label, self._place.name, None if rows is None else rows.columns))
                 yield _entry_of_labels(() if rows is None else link.scan(rows), what)
 
     def rows(self) -> "pa.Table":
@@ -128,32 +129,48 @@ class CqlStore:
 
     def write(self, object: str, data: Buffer) -> None:
         """See ``Writable.write``. Labels and further columns of the row stay as they are."""
-        if object.startswith(_OWN):
+        if object.startswith((_OWN, MASKS)):
             raise AccessDenied(f"Frostline keeps nothing of its own in {self.url}")
         with self._driven(object) as link:
             key = key_of(link.shape.key_type, object)
             link.run(link.write, (key, bytes(data), len(data)) if link.shape.has_size else (key, bytes(data)))
 
-    def create(self) -> None:
-        """Make the table where it is missing, with columns for all that a sample has.
+    def free_names(self, names: Sequence[str], *, has_masks: bool) -> Sequence[str]:
+        """What columns of metadata are called in this table."""
+        return free_names(self._place, names, has_masks=has_masks)
+
+    def create(self, further: Mapping[str, str] | None = None, *, has_masks: bool = False) -> Collection[str]:
+        """Make the table where it is missing, with columns for all that a sample has; add those that one lacks.
+
+        Args:
+            further: names and types (``cql_making.FURTHER``) of columns of metadata.
+            has_masks: samples have masks: the column of labels is to hold them.
+
+        Returns:
+            The columns that the table still lacks, because this user may not add any.
 
         Raises:
             DataNotFound: there is no such keyspace.
+            DataError: the table has columns of these names for something else.
             AccessDenied: the user may not make tables.
             StoreUnavailable: asking again may help.
         """
         with self._translated(""):
             from frostline.stores.cql_link import create_table
 
-            create_table(self._place, CqlAccess.of(environment(_ENVIRONMENT)))
+            access = CqlAccess.of(environment(_ENVIRONMENT))
+            return create_table(self._place, access, further or {}, has_masks=has_masks)
 
-    def put_many(self, samples: Iterable[TableSample], *, most: int = _WRITES_IN_FLIGHT) -> None:
+    def put_many(
+        self, samples: Iterable[TableSample], *, columns: Sequence[str] = (), most: int = _WRITES_IN_FLIGHT
+    ) -> None:
         """Put samples with their names and labels, under keys that follow from their names; again doubles nothing.
 
         Each is read back and compared, and then its row gets a seal, where the table has a column for it.
 
         Args:
             samples: taken while earlier ones are under way.
+            columns: of their metadata.
             most: of them under way at once.
 
         Raises:
@@ -165,7 +182,7 @@ class CqlStore:
         with self._driven("") as link:
             if self._place.meta:
                 raise DataError(f"samples are put into one table with their labels: leave meta out of {self.url}")
-            put_all(link, self._place, samples, most=most)
+            put_all(link, self._place, samples, columns=columns, most=most)
 
     def seals(self, names: Sequence[str]) -> Sequence[bytes]:
         """The seal of each sample that was put under these names; empty where there is none that still holds.
@@ -190,17 +207,25 @@ class CqlStore:
         except StoreError as error:
             return error
 
-    def _entries(self, page: Sequence[Any]) -> Iterator[Entry]:
-        for key, *sizes, version in page:
-            if version is not None:
-                size = sizes[0] if sizes and sizes[0] is not None else -1
-                yield Entry(self._name(str(key)), size, str(version))
+    def _entries(self, page: Sequence[Any], *, has_masks: bool) -> Iterator[Entry]:
+        for key, *said in page:
+            mask = said.pop() if has_masks else None
+            *sizes, version = said
+            if version is None:
+                continue
+            name = self._name(str(key))
+            yield Entry(name, sizes[0] if sizes and sizes[0] is not None else -1, str(version))
+            if mask is not None:
+                yield Entry(MASKS + name, -1, str(mask))
 
     def _name(self, key: str) -> str:
         try:
-            return check_name(key)
+            name = check_name(key)
         except BadRequest as error:
             raise DataError(f"the key {key!a} of {self.url} cannot be a sample's name") from error
+        if name.startswith(MASKS):
+            raise DataError(f"the key {key!a} of {self.url} cannot be a sample's name: masks are called so")
+        return name
 
     @contextmanager
     def _driven(self, name: str) -> Iterator["Link"]:
@@ -228,6 +253,20 @@ class CqlStore:
                     weakref.finalize(self, _close, link, os.getpid()).atexit = False
                     self._link = link
         return self._link
+
+
+def _asked(link: "Link", name: str) -> "tuple[PreparedStatement, object]":
+    """The statement that reads an object, and the key that it takes.
+
+    Raises:
+        BadRequest: it can be no key.
+        ObjectNotFound: it is a mask, and rows have none.
+    """
+    if not name.startswith(MASKS):
+        return link.read, key_of(link.shape.key_type, name)
+    if link.read_mask is None:
+        raise ObjectNotFound(f"there is no object {name}")
+    return link.read_mask, key_of(link.shape.key_type, name.removeprefix(MASKS))
 
 
 def _part(rows: Sequence[Any], name: str, offset: int, length: int) -> tuple[Buffer, str]:

@@ -1,17 +1,19 @@
 """A session with servers that speak CQL, and what it knows of one data set's tables: statements, keys and ranges."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from cassandra import ConsistencyLevel
-from cassandra.metadata import Murmur3Token, TokenMap
+from cassandra import ConsistencyLevel, Unauthorized
+from cassandra.metadata import Murmur3Token, TableMetadata, TokenMap
 from cassandra.query import PreparedStatement
 
 from frostline.errors import DataNotFound, nearest
 from frostline.stores.cql_access import CqlAccess
+from frostline.stores.cql_making import additions, creation, insertion
 from frostline.stores.cql_session import Flight, connect
-from frostline.stores.cql_tables import Scan, Shape, Table, creation, shape_of
+from frostline.stores.cql_tables import Scan, Shape, Table, shape_of
 from frostline.stores.cql_urls import CqlPlace
 
 __all__ = ("Link", "create_table")
@@ -45,8 +47,9 @@ class Link:
             # Only now: a keyspace that is not there has its own sentence.
             self._session.set_keyspace(place.keyspace)
             self.read = self._prepared(self.shape.read)
+            self.read_mask = self._prepared(self.shape.read_mask) if self.shape.read_mask else None
             self.write = self._prepared(self.shape.write)
-            self.put = self._prepared(self.shape.put)
+            self.check = self._prepared(self.shape.check)
             self.seal = self._prepared(self.shape.seal) if self.shape.seal else None
             self.sealed = self._prepared(self.shape.sealed) if self.shape.sealed else None
         except BaseException:
@@ -65,29 +68,32 @@ class Link:
         """Room for statements under way."""
         return Flight(self._session)
 
-    def read_everywhere(self, key: object) -> Any:
+    def putting(self, further: Sequence[str]) -> PreparedStatement:
+        """The statement that puts a sample with these columns beside its own."""
+        return self._prepared(insertion(self.shape, further))
+
+    def check_everywhere(self, key: object) -> Any:
         """The statement that reads a row from all of its replicas, of which the newest tells."""
-        statement = self.read.bind((key,))
+        statement = self.check.bind((key,))
         statement.consistency_level = ConsistencyLevel.ALL
         return statement
 
     def answers(
-        self, statement: PreparedStatement, keys: Sequence[object], most: int
+        self, asked: Iterable[tuple[PreparedStatement, object]], most: int
     ) -> Iterator[tuple[int, Sequence[Any] | Exception]]:
-        """What a statement gives for each key, as it comes: the place of the key, and its rows or what went wrong.
+        """What statements give, as it comes: the place of the statement, and its rows or what went wrong.
 
         Args:
-            statement: takes a key.
-            keys: of rows.
+            asked: statements, each with the key that it takes.
             most: under way, or waiting to be taken, at once.
         """
         flight: Flight[int] = Flight(self._session)
-        waiting = iter(enumerate(keys))
-        for index, key in islice(waiting, most):
+        waiting = enumerate(asked)
+        for index, (statement, key) in islice(waiting, most):
             flight.send(index, statement.bind((key,)))
         while len(flight):
             index, answer = flight.receive()
-            for later, key in islice(waiting, 1):
+            for later, (statement, key) in islice(waiting, 1):
                 flight.send(later, statement.bind((key,)))
             yield index, answer
 
@@ -141,18 +147,14 @@ class Link:
         if name not in tables:
             known = nearest(name, tables)
             raise DataNotFound(f"there is no table {name} in the keyspace {keyspace} for {place.url}{known}")
-        found = tables[name]
-        return Table(
-            keyspace=keyspace,
-            name=name,
-            columns={column.name: str(column.cql_type) for column in found.columns.values()},
-            partition=tuple(column.name for column in found.partition_key),
-            clustering=tuple(column.name for column in found.clustering_key),
-        )
+        return _table_of(tables[name])
 
 
-def create_table(place: CqlPlace, access: CqlAccess) -> None:
-    """Make the table that a place names, where it is missing.
+def create_table(place: CqlPlace, access: CqlAccess, further: Mapping[str, str], *, has_masks: bool) -> Collection[str]:
+    """Make the table that a place names, or add the columns to it that it lacks; see ``cql_making``.
+
+    Returns:
+        The columns that it still lacks, because the user may not add them.
 
     What the driver raises comes out as it is.
     """
@@ -162,11 +164,31 @@ def create_table(place: CqlPlace, access: CqlAccess) -> None:
         keyspaces = cluster.metadata.keyspaces
         if place.keyspace not in keyspaces:
             raise DataNotFound(f"there is no keyspace {place.keyspace} on the servers of {place.url}: make it first")
-        if place.table not in keyspaces[place.keyspace].tables:
+        tables = keyspaces[place.keyspace].tables
+        if place.table not in tables:
             releases = [host.release_version for host in cluster.metadata.all_hosts()]
-            session.execute(creation(place, min(release or "" for release in releases)))
+            oldest = min(release or "" for release in releases)
+            session.execute(creation(place, oldest, further, has_masks=has_masks))
+            return ()
+        found = _table_of(tables[place.table])
+        lacking = additions(place, found, further, has_masks=has_masks)
+        for name in [*lacking]:
+            with suppress(Unauthorized):
+                session.execute(lacking[name])
+                del lacking[name]
+        return tuple(lacking)
     finally:
         cluster.shutdown()
+
+
+def _table_of(found: TableMetadata) -> Table:
+    return Table(
+        keyspace=found.keyspace_name,
+        name=found.name,
+        columns={column.name: str(column.cql_type) for column in found.columns.values()},
+        partition=tuple(column.name for column in found.partition_key),
+        clustering=tuple(column.name for column in found.clustering_key),
+    )
 
 
 def _near(statement: Any, hosts: Sequence[Any]) -> Any:

@@ -29,6 +29,8 @@ class TableSample(NamedTuple):
         label: of it; -1 where there is none.
         class_name: the name of its class; None where there is none.
         origin: names what it is made from, for its seal.
+        mask: encoded; None where it has none.
+        about: its metadata, in the order of the columns that it is put with.
     """
 
     name: str
@@ -36,6 +38,8 @@ class TableSample(NamedTuple):
     label: int
     class_name: str | None
     origin: bytes = b""
+    mask: Buffer | None = None
+    about: tuple[object, ...] = ()
 
 
 class _Step(Enum):
@@ -51,12 +55,18 @@ class _UnderWay(NamedTuple):
     step: _Step
 
 
-def seal_of(data: Buffer, origin: bytes) -> bytes:
+def seal_of(data: Buffer, mask: Buffer | None, origin: bytes) -> bytes:
     """What the row of a sample that was put and read back is sealed with: the SHA-256 of its data, and its origin."""
-    return hashlib.sha256(data).digest() + origin
+    digest = hashlib.sha256(data)
+    if mask is not None:
+        digest.update(b"\0mask\0")
+        digest.update(mask)
+    return digest.digest() + origin
 
 
-def put_all(link: "Link", place: CqlPlace, samples: Iterable[TableSample], *, most: int) -> None:
+def put_all(
+    link: "Link", place: CqlPlace, samples: Iterable[TableSample], *, columns: Sequence[str], most: int
+) -> None:
     """Put samples, each of them read back and compared before its row is sealed.
 
     A row is written at once, so what is sealed is whole.
@@ -65,6 +75,7 @@ def put_all(link: "Link", place: CqlPlace, samples: Iterable[TableSample], *, mo
         link: to the servers of the table.
         place: of the table.
         samples: taken while earlier ones are under way.
+        columns: of their metadata.
         most: of them under way at once; each takes its bytes twice.
 
     Raises:
@@ -73,11 +84,12 @@ def put_all(link: "Link", place: CqlPlace, samples: Iterable[TableSample], *, mo
     What the driver raises comes out as it is.
     """
     flight: Flight[_UnderWay] = link.flight()
+    put = link.putting(columns)
     for sample in samples:
         while len(flight) >= most:
             _go_on(link, place, flight)
         key = key_from(link.shape.key_type, sample.name)
-        flight.send(_UnderWay(sample, key, _Step.PUT), link.put.bind(_row(link.shape, place, key, sample)))
+        flight.send(_UnderWay(sample, key, _Step.PUT), put.bind(_row(link.shape, key, sample)))
     while len(flight):
         _go_on(link, place, flight)
 
@@ -95,12 +107,13 @@ def seals_of(link: "Link", names: Sequence[str], *, most: int) -> list[bytes]:
     found = [b""] * len(names)
     if link.sealed is None:
         return found
-    keys = [key_from(link.shape.key_type, name) for name in names]
-    for index, rows in link.answers(link.sealed, keys, most):
+    asked = [(link.sealed, key_from(link.shape.key_type, name)) for name in names]
+    for index, rows in link.answers(asked, most):
         if isinstance(rows, Exception):
             raise rows
-        if rows and rows[0][0] and rows[0][2] is not None and rows[0][2] <= rows[0][1]:
-            found[index] = bytes(rows[0][0])
+        if rows and rows[0][0] and rows[0][2] is not None:
+            seal, sealed, *written = rows[0]
+            found[index] = bytes(seal) if max(filter(None, written)) <= sealed else b""
     return found
 
 
@@ -111,29 +124,35 @@ def _go_on(link: "Link", place: CqlPlace, flight: "Flight[_UnderWay]") -> None:
         raise answer
     match done.step:
         case _Step.PUT:
-            flight.send(done._replace(step=_Step.READ), link.read.bind((done.key,)))
+            flight.send(done._replace(step=_Step.READ), link.check.bind((done.key,)))
         case _Step.READ if not _is_same(done.sample, answer):
             # Another replica than those that took it may have been asked, which did not hear of it yet.
-            flight.send(done._replace(step=_Step.READ_EVERYWHERE), link.read_everywhere(done.key))
+            flight.send(done._replace(step=_Step.READ_EVERYWHERE), link.check_everywhere(done.key))
         case _Step.READ_EVERYWHERE if not _is_same(done.sample, answer):
             raise DataError(f"{done.sample.name} came back from {place.url} otherwise than it was put: run it again")
         case _Step.READ | _Step.READ_EVERYWHERE if link.seal is not None:
-            seal = seal_of(done.sample.data, done.sample.origin)
+            seal = seal_of(done.sample.data, done.sample.mask, done.sample.origin)
             flight.send(done._replace(step=_Step.SEAL), link.seal.bind((done.key, seal)))
         case _:
             return
 
 
 def _is_same(sample: TableSample, rows: Sequence[Any]) -> bool:
-    return bool(rows) and rows[0][0] is not None and bytes(rows[0][0]) == bytes(sample.data)
+    if not rows:
+        return False
+    data, *masks = (None if one is None else bytes(one) for one in rows[0])
+    mask = None if sample.mask is None else bytes(sample.mask)
+    return data == bytes(sample.data) and all(one == mask for one in masks)
 
 
-def _row(shape: Shape, place: CqlPlace, key: object, sample: TableSample) -> tuple[object, ...]:
-    is_named = shape.types.get(place.label) not in WHOLE
+def _row(shape: Shape, key: object, sample: TableSample) -> tuple[object, ...]:
+    is_named = shape.types.get(shape.label) not in WHOLE
     beside = {
         "size": len(sample.data),
         "name": sample.name,
         "label": sample.class_name if is_named else sample.label,
     }
+    mask = () if not shape.read_mask else (None if sample.mask is None else bytes(sample.mask),)
     seal = (_OPEN,) if shape.seal else ()
-    return (key, bytes(sample.data), *(beside[role] for role in shape.beside), *seal)
+    own = (key, bytes(sample.data), *(beside[role] for role in shape.beside), *mask, *seal)
+    return (*own, *sample.about)

@@ -1,20 +1,34 @@
 """Decides how tables are read as samples: which of their columns count, and the statements. Pure."""
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from frostline.errors import BadRequest, DataError
 from frostline.stores.cql_urls import CqlPlace
 from frostline.stores.urls import check_name
 
-__all__ = ("SEAL", "TEXTS", "WHOLE", "Scan", "Shape", "Table", "creation", "key_from", "key_of", "shape_of")
+__all__ = (
+    "CLASS_COLUMNS",
+    "SEAL",
+    "TEXTS",
+    "WHOLE",
+    "Scan",
+    "Shape",
+    "Table",
+    "key_from",
+    "key_of",
+    "quoted",
+    "shape_of",
+)
 
 TEXTS = ("ascii", "text", "timeuuid", "uuid", "varchar", "inet", "date", "decimal")
 """Types that become text in a table of samples."""
 WHOLE = ("bigint", "int", "smallint", "tinyint", "varint", "counter")
 """Types that become whole numbers."""
 _OTHERS = ("boolean", "double", "float", "timestamp")
+CLASS_COLUMNS = ("class", "class_name", "cls")
+"""Columns that hold labels where the one that is called ``label`` holds masks, the first that is there."""
 SEAL = "frostline_seal"
 """The column that says of a sample which was put that it was read back, and what it was made from: a blob."""
 
@@ -54,7 +68,7 @@ class Table:
     @property
     def full_name(self) -> str:
         """Keyspace and name, quoted."""
-        return f"{_quoted(self.keyspace)}.{_quoted(self.name)}"
+        return f"{quoted(self.keyspace)}.{quoted(self.name)}"
 
     def require(self, column: str, option: str) -> str:
         """The column, if it is there.
@@ -89,26 +103,34 @@ class Shape:
 
     Attributes:
         key_type: CQL type of the key.
+        label: the column that is to hold labels; it may not be there.
         is_plain: rows are named as objects are, and say nothing more.
         read: gives data and its version by key.
+        read_mask: gives a mask and its version by key; empty where rows have none.
         write: puts data, and its size where there is a column for it, by key.
         has_size: there is one.
-        put: puts a sample whole: key and data, then what of ``beside`` there is, then its seal where there is one.
-        beside: of the options ``size``, ``name`` and ``label``, those whose columns stand in the same table.
+        table: full name of the table of the data, quoted.
+        put: the columns of a sample: key and data, then those of ``beside``, its mask and its seal where there are any.
+        beside: what of size, name and label has a column in the same table.
+        check: gives data, and the mask where rows have one, by key.
         seal: puts a seal by key; empty where the table has no column for it.
-        sealed: reads a seal by key, when it was written, and when the data was; empty likewise.
-        listing: scan of keys, versions and sizes.
+        sealed: reads a seal by key, when it was written, and when data and mask were; empty likewise.
+        listing: scan of keys, sizes where there are any, versions, and versions of the masks where there are masks.
         rows: scan of keys, labels and further columns, None where there are none.
         types: CQL types of the columns of ``rows``, by name.
     """
 
     key_type: str
+    label: str
     is_plain: bool
     read: str
+    read_mask: str
     write: str
     has_size: bool
-    put: str
+    table: str
+    put: tuple[str, ...]
     beside: tuple[str, ...]
+    check: str
     seal: str
     sealed: str
     listing: Scan
@@ -140,20 +162,31 @@ def shape_of(place: CqlPlace, data: Table, meta: Table | None) -> Shape:
         name for name, kind in beside.columns.items() if name not in known and kind in (*TEXTS, *WHOLE, *_OTHERS)
     ]
     rows = _scan(beside, [link, *sorted(further)]) if further else None
-    usable = {"size": WHOLE, "name": TEXTS, "label": (*WHOLE, *TEXTS)}
-    roles = [role for role, kinds in usable.items() if data.columns.get(getattr(place, role)) in kinds]
+    mask = [place.label] if data.columns.get(place.label) == "blob" else []
+    if meta is not None and not mask and meta.columns.get(place.label) == "blob":
+        raise DataError(
+            f"the column {place.label} of {meta.keyspace}.{meta.name} is a blob: masks are read from the table of the "
+            f"data, {data.keyspace}.{data.name}"
+        )
+    label = _label_of(place, further) if mask else place.label
+    named = {"size": (place.size, WHOLE), "name": (place.name, TEXTS), "label": (label, (*WHOLE, *TEXTS))}
+    roles = {role: name for role, (name, kinds) in named.items() if data.columns.get(name) in kinds}
     seals = [SEAL] if data.columns.get(SEAL) == "blob" else []
     return Shape(
         key_type=data.columns[key],
-        is_plain=has_size and not further and _KEYS[data.columns[key]] is check_name,
+        label=label,
+        is_plain=has_size and not further and not mask and _KEYS[data.columns[key]] is check_name,
         read=_reading(data, key, blob),
+        read_mask=_reading(data, key, place.label) if mask else "",
         write=_writing(data, [key, *names]),
         has_size=has_size,
-        put=_writing(data, [key, blob, *(getattr(place, role) for role in roles), *seals]),
+        table=data.full_name,
+        put=(key, blob, *roles.values(), *mask, *seals),
         beside=tuple(roles),
+        check=_selected(data, key, [*map(quoted, (blob, *mask))]),
         seal=_writing(data, [key, SEAL]) if seals else "",
-        sealed=_sealed(data, key, blob) if seals else "",
-        listing=_scan(data, [key, *sizes], version_of=blob),
+        sealed=_selected(data, key, [quoted(SEAL), *map(_written, (SEAL, blob, *mask))]) if seals else "",
+        listing=_scan(data, [key, *sizes], versions_of=[blob, *mask]),
         rows=rows,
         types=dict(beside.columns),
     )
@@ -190,46 +223,39 @@ def key_from(kind: str, name: str) -> object:
     return key_of(kind, name)
 
 
-def creation(place: CqlPlace, release: str) -> str:
-    """The statement that makes a table for samples where there is none.
-
-    Args:
-        place: with the names of table and columns.
-        release: of the servers, such as ``4.1.3``: old ones have another word for a table that is not compressed.
-    """
-    plain = "{'sstable_compression': ''}" if release.startswith(("1.", "2.")) else "{'enabled': 'false'}"
-    names = (place.name, "text"), (place.label, "text"), (place.size, "bigint"), (place.data, "blob"), (SEAL, "blob")
-    columns = ", ".join(f"{_quoted(name)} {kind}" for name, kind in names)
-    table = f"{_quoted(place.keyspace)}.{_quoted(place.table)}"
-    key = f"{_quoted(place.id)} uuid PRIMARY KEY"
-    return f"CREATE TABLE IF NOT EXISTS {table} ({key}, {columns}) WITH compression = {plain}"
-
-
 # Only quoted names get into the statements, and values only as what is bound to their question marks.
 
 
 def _reading(table: Table, key: str, blob: str) -> str:
-    what = f"{_quoted(blob)}, writetime({_quoted(blob)})"
-    return f"SELECT {what} FROM {table.full_name} WHERE {_quoted(key)} = ?"  # noqa: S608
+    return _selected(table, key, [quoted(blob), _written(blob)])
 
 
-def _sealed(table: Table, key: str, blob: str) -> str:
-    what = f"{_quoted(SEAL)}, writetime({_quoted(SEAL)}), writetime({_quoted(blob)})"
-    return f"SELECT {what} FROM {table.full_name} WHERE {_quoted(key)} = ?"  # noqa: S608
+def _selected(table: Table, key: str, what: Sequence[str]) -> str:
+    return f"SELECT {', '.join(what)} FROM {table.full_name} WHERE {quoted(key)} = ?"  # noqa: S608
+
+
+def _written(column: str) -> str:
+    return f"writetime({quoted(column)})"
 
 
 def _writing(table: Table, columns: list[str]) -> str:
-    names, marks = ", ".join(map(_quoted, columns)), ", ".join("?" for _ in columns)
+    names, marks = ", ".join(map(quoted, columns)), ", ".join("?" for _ in columns)
     return f"INSERT INTO {table.full_name} ({names}) VALUES ({marks})"  # noqa: S608
 
 
-def _scan(table: Table, columns: list[str], *, version_of: str = "") -> Scan:
-    wanted = ", ".join([*map(_quoted, columns), *([f"writetime({_quoted(version_of)})"] if version_of else [])])
-    token = f"token({', '.join(map(_quoted, table.partition))})"
+def _label_of(place: CqlPlace, columns: Sequence[str]) -> str:
+    """The column of labels where the one called so holds masks, or stands in another table than they."""
+    return next((name for name in (place.label, *CLASS_COLUMNS) if name in columns), place.label)
+
+
+def _scan(table: Table, columns: list[str], *, versions_of: Sequence[str] = ()) -> Scan:
+    wanted = ", ".join([*map(quoted, columns), *map(_written, versions_of)])
+    token = f"token({', '.join(map(quoted, table.partition))})"
     text = f"SELECT {wanted} FROM {table.full_name} WHERE {token} > ? AND {token} <= ?"  # noqa: S608
     return Scan(text=text, columns=tuple(columns))
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """The name of a table or column as statements take it."""
     # Names of a URL were checked and hold no quotation mark; those that servers tell may.
     return '"' + name.replace('"', '""') + '"'

@@ -225,9 +225,9 @@ class _CountingTable(_Counting):
     def rows(self) -> "pa.Table":
         return self._table.rows()
 
-    def sizes(self, objects: Sequence[str]) -> Sequence[int]:
+    def contents(self, objects: Sequence[str]) -> Iterator[tuple[int, Buffer | None]]:
         self.objects_read.update(objects)
-        return self._table.sizes(objects)
+        return self._table.contents(objects)
 
 
 def _found(store: ObjectStore, listed: Listed) -> list[tuple[str, bytes]]:

@@ -32,8 +32,8 @@ TARGET_COLUMNS = pa.schema(
         "target_offset": pa.int64(),
         "target_length": pa.int64(),
         "target_etag": pa.string(),
-        "width": pa.int64(),
-        "height": pa.int64(),
+        "target_width": pa.int64(),
+        "target_height": pa.int64(),
     }
 )
 """The columns that follow, without nulls, where samples have masks: where each one is, and the size of its image."""

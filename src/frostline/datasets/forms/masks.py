@@ -10,18 +10,16 @@ import pyarrow as pa
 
 from frostline.datasets.forms.faces import COLUMNS, TARGET_COLUMNS, Listed, digest_of
 from frostline.datasets.forms.folders import is_image
+from frostline.datasets.forms.targets import NO_MASK, Mask, known_sizes, size_at, target_columns
 from frostline.datasets.ids import stable_ids
 from frostline.errors import DataError, EmptyDataset
-from frostline.preprocess.decoder import size_of
 from frostline.stores.entries import Entries
 from frostline.stores.faces import Entry, ObjectStore, Versioned
 
-__all__ = ("MaskPairs", "Pair", "pairs_of")
+__all__ = ("MaskPairs", "Pair", "names_a_class", "pairs_of")
 
 # Part of every digest: raise it whenever the same files would give another table.
-_RULE = "frostline masks 1"
-# Of an object's head, which says how large its image is; where it is not enough, the whole is read.
-_HEAD_BYTES = 4096
+_RULE = "frostline masks 2"
 _THREADS = 16
 
 _IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit"})
@@ -116,12 +114,7 @@ class MaskPairs:
             "length": pa.array([pair.image.size for pair in pairs], pa.int64()),
             "label": pa.array([number.get(pair.folder, -1) for pair in pairs], pa.int64()),
             "etag": pa.array([pair.image.etag for pair in pairs], pa.string()),
-            "target_object": pa.array([pair.mask.object if pair.mask else "" for pair in pairs], pa.string()),
-            "target_offset": pa.array(np.zeros(len(pairs), np.int64)),
-            "target_length": pa.array([pair.mask.size if pair.mask else 0 for pair in pairs], pa.int64()),
-            "target_etag": pa.array([pair.mask.etag if pair.mask else "" for pair in pairs], pa.string()),
-            "width": pa.array([width for width, _ in sizes], pa.int64()),
-            "height": pa.array([height for _, height in sizes], pa.int64()),
+            **target_columns([_mask(pair.mask) for pair in pairs], sizes),
         }
         schema = pa.unify_schemas([COLUMNS, TARGET_COLUMNS])
         return Listed(table=pa.table(columns, schema=schema), classes=classes, digest=self.digest(entries))
@@ -152,6 +145,15 @@ def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
         return []
     found = ((key, image, masks[key][1] if key in masks else None) for key, image in images.items())
     return [Pair(image, mask, _folder_of(key)) for key, image, mask in found if mask or not some_only]
+
+
+def _mask(entry: Entry | None) -> Mask:
+    return NO_MASK if entry is None else Mask(entry.object, 0, entry.size, entry.etag)
+
+
+def names_a_class(folder: str) -> bool:
+    """Whether a folder of that name, of images or of masks, is taken for that of a class."""
+    return "/" not in folder and _left_of(folder) == folder
 
 
 def _twice(one: Entry, other: Entry, what: str) -> str:
@@ -207,24 +209,11 @@ def _is_of_masks(part: str) -> bool:
 
 
 def _sizes(store: Versioned, images: Sequence[Entry], before: Listed | None) -> list[tuple[int, int]]:
-    known = _known_sizes(before)
+    known = known_sizes(before)
     with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
         return list(threads.map(partial(_size, store, known), images))
 
 
-def _known_sizes(before: Listed | None) -> Mapping[tuple[str, str], tuple[int, int]]:
-    if before is None:
-        return {}
-    columns = [before.table[name].to_pylist() for name in ("object", "etag", "width", "height")]
-    return {(name, etag): (width, height) for name, etag, width, height in zip(*columns, strict=True) if etag}
-
-
 def _size(store: Versioned, known: Mapping[tuple[str, str], tuple[int, int]], image: Entry) -> tuple[int, int]:
-    """Width and height of an image; zeros where its header is broken, which reading it will say."""
     found = known.get((image.object, image.etag))
-    if found is not None or not image.size:
-        return found or (0, 0)
-    size = size_of(store.read(image.object, 0, min(image.size, _HEAD_BYTES)))
-    if 0 in size and image.size > _HEAD_BYTES:
-        size = size_of(store.read(image.object, 0, image.size))
-    return size
+    return size_at(store, image.object, 0, image.size) if found is None else found

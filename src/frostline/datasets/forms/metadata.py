@@ -14,7 +14,7 @@ __all__ = ("columns_of", "joined")
 # Data whose fields are names of things would else have as many columns as samples.
 _MOST_COLUMNS = 256
 # What a table without masks calls its columns must not make it one with masks.
-_TAKEN = frozenset([*COLUMNS.names, *(name for name in TARGET_COLUMNS.names if name.startswith("target_"))])
+_TAKEN = frozenset([*COLUMNS.names, *TARGET_COLUMNS.names])
 _INT64 = range(-(1 << 63), 1 << 63)
 
 

@@ -1,6 +1,6 @@
 """Parquet files with a column of images, as Hugging Face keeps data sets: samples are cells, read in place."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -16,14 +16,16 @@ from frostline.datasets.forms.labels import URL_FIELDS, classified
 from frostline.datasets.forms.metadata import column_name, joined
 from frostline.datasets.forms.parquet_schema import Columns, columns_of_schema
 from frostline.datasets.forms.tables import SAID, Parts, finished, known_parts, plain
+from frostline.datasets.forms.targets import NO_MASK, Mask, target_columns
 from frostline.datasets.parquet_file import leaf, opened
 from frostline.errors import DataError, EmptyDataset
+from frostline.preprocess.decoder import size_of
 from frostline.stores.faces import Entry, ObjectStore, Versioned
 from frostline.stores.versions import is_other_version
 
 __all__ = ("Parquet", "is_parquet")
 
-_RULE = "frostline parquet 1"
+_RULE = "frostline parquet 2"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
@@ -38,7 +40,8 @@ class Parquet:
 
     What the schema's ``huggingface`` metadata says of columns and classes holds. Parquet tells the size of no cell but
     with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
-    change only the end is read again. Scalar columns become metadata.
+    change only the end is read again. Scalar columns become metadata. A second column of images, called ``mask``,
+    ``segmentation``, ``annotation`` or ``label``, is that of the masks.
     """
 
     name = "parquet"
@@ -96,8 +99,7 @@ def _hint(schema: pa.Schema) -> str:
 
 
 def _table(parquet: pq.ParquetFile, entry: Entry, columns: Columns) -> pa.Table:
-    groups = range(parquet.num_row_groups)
-    lengths = pa.chunked_array([_lengths(parquet, group, columns.image) for group in groups], pa.int64())
+    lengths = _lengths(parquet, columns.image)
     wanted = [*columns.about, *([columns.label] if columns.label else [])]
     beside = parquet.read(columns=wanted, use_threads=False) if wanted else None
     rows = len(lengths)
@@ -112,14 +114,33 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: Columns) -> pa.Table:
             "etag": pa.array([entry.etag] * rows, pa.string()),
             SAID: said,
             **({column_name(name): plain(beside[name]) for name in columns.about} if beside else {}),
+            **(_targets(parquet, entry, columns.image, columns.mask) if columns.mask else {}),
         }
     )
     return table.filter(pc.is_valid(lengths))
 
 
-def _lengths(parquet: pq.ParquetFile, group: int, image: str) -> pa.Array:
-    table = parquet.read_row_group(group, columns=[image], use_threads=False)
-    return pc.binary_length(leaf(table.column(0))).combine_chunks()
+def _targets(parquet: pq.ParquetFile, entry: Entry, image: str, mask: str) -> dict[str, pa.Array]:
+    cell = str(Cell.of(entry, mask))
+    lengths = pc.fill_null(_lengths(parquet, mask), 0).to_pylist()
+    masks = [Mask(cell, row, length, entry.etag) if length else NO_MASK for row, length in enumerate(lengths)]
+    sizes = [
+        size_of(cell.as_buffer()) if cell.is_valid and length else (0, 0)
+        for column in _groups(parquet, image)
+        for cell, length in zip(column, lengths, strict=False)
+    ]
+    return target_columns(masks, sizes)
+
+
+def _lengths(parquet: pq.ParquetFile, path: str) -> pa.ChunkedArray:
+    found = [pc.cast(pc.binary_length(column), pa.int64()) for column in _groups(parquet, path)]
+    return pa.chunked_array([chunk for one in found for chunk in one.chunks], pa.int64())
+
+
+def _groups(parquet: pq.ParquetFile, path: str) -> Iterator[pa.ChunkedArray]:
+    """A column, a row group at a time."""
+    for group in range(parquet.num_row_groups):
+        yield leaf(parquet.read_row_group(group, columns=[path], use_threads=False).column(0))
 
 
 def _said(entry: Entry, columns: Columns, labels: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -7,11 +7,15 @@ from typing import Any
 import pyarrow as pa
 
 from frostline.datasets.forms.labels import LABEL_FIELDS
+from frostline.datasets.forms.targets import MASK_FIELDS
 
 __all__ = ("Columns", "columns_of_schema", "is_scalar")
 
 # Where no words say it: what image columns are called, and then the first that could be one.
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "data")
+
+# Where labels are images, they are masks.
+_MASK_NAMES = (*MASK_FIELDS, *LABEL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +24,14 @@ class Columns:
 
     Attributes:
         image: path of the leaf with the encoded images.
+        mask: path of the leaf with the encoded masks; None where no column is one.
         label: name of the column; None where no column is one.
         classes: names that a label's number stands for; empty where it is its own.
         about: scalar columns beside them.
     """
 
     image: str
+    mask: str | None
     label: str | None
     classes: tuple[str, ...]
     about: tuple[str, ...]
@@ -40,16 +46,20 @@ def columns_of_schema(schema: pa.Schema) -> Columns | None:
     features = _features(schema)
     leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
     named = [name for name in leaves if _kind(features.get(name)) == "Image"]
-    image = next(iter([*named, *(name for name in _IMAGE_NAMES if name in leaves), *leaves]), None)
+    likely = [*named, *(name for name in _IMAGE_NAMES if name in leaves), *leaves]
+    image = next(iter([*(name for name in likely if name not in _MASK_NAMES), *likely]), None)
     if image is None:
         return None
+    mask = next((name for name in _MASK_NAMES if name in leaves and name != image), None)
     numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
     wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
     label = next((name for name in wanted if name in schema.names and _is_label(schema.field(name).type)), None)
     about = tuple(field.name for field in schema if is_scalar(field.type) and field.name != label)
     classes = features[label].get("names") if label is not None and label in numbered else None
     names = tuple(map(str, classes)) if isinstance(classes, list) else ()
-    return Columns(image=leaves[image], label=label, classes=names, about=about)
+    return Columns(
+        image=leaves[image], mask=None if mask is None else leaves[mask], label=label, classes=names, about=about
+    )
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:

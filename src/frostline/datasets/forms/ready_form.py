@@ -65,4 +65,7 @@ def _table(ready: ReadyTable, there: dict[str, Entry]) -> pa.Table:
         pa.array(samples.labels),
         pa.array([there[name].etag for name in samples.objects], pa.string()),
     ]
-    return pa.table(columns, schema=COLUMNS)
+    table = pa.table(columns, schema=COLUMNS)
+    for name, column in ready.about.items():
+        table = table.append_column(name, column)
+    return table

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.datasets.forms.faces import COLUMNS, Listed
+from frostline.datasets.forms.targets import filled
 from frostline.datasets.ids import stable_ids
 from frostline.stores.entries import Names
 
@@ -24,6 +25,7 @@ Parts = dict[tuple[str, str], pa.Table]
 def finished(table: pa.Table, labels: npt.NDArray[np.int64]) -> pa.Table:
     """The table of all samples, with ids and labels in the place of what was said."""
     ids = stable_ids(Names(table["name"]))
+    table = filled(table)
     about = [name for name in table.schema.names if name not in COLUMNS.names and name != SAID]
     table = table.append_column("id", pa.array(ids)).append_column("label", pa.array(labels))
     return table.select([*COLUMNS.names, *about])

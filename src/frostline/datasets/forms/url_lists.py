@@ -1,7 +1,9 @@
 """Lists of URLs with labels, as CSV or Parquet: the samples lie wherever the URLs lead."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -14,27 +16,34 @@ from frostline.datasets.forms.metadata import column_name, joined
 from frostline.datasets.forms.parquet import is_parquet
 from frostline.datasets.forms.parquet_schema import is_scalar
 from frostline.datasets.forms.tables import SAID, finished, plain
+from frostline.datasets.forms.targets import MASK_FIELDS, NO_MASK, Mask, Size, known_sizes, size_at, target_columns
 from frostline.datasets.forms.url_entries import entries_of
 from frostline.datasets.parquet_file import opened
-from frostline.errors import DataError, EmptyDataset, SettingError
+from frostline.datasets.urls import UrlReader, place_of
+from frostline.errors import DataError, EmptyDataset, ObjectNotFound, SettingError
 from frostline.stores.faces import Entry, ObjectStore
 from frostline.stores.objects import is_within, normalise_url, object_url
 from frostline.stores.urls import parse_url
 
 __all__ = ("UrlLists",)
 
-_RULE = "frostline url lists 2"
+_RULE = "frostline url lists 3"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
 _PLACED = ("s3", "gs", "az", "memory")
 _OF_PLACED = "no URL can name such an object of a bucket; rename it"
+# A column of masks' URLs, and what it is called here until it is known what lies there.
+_MASK_FIELDS = (*MASK_FIELDS, "mask_url", "mask_file_name", "mask_path")
+_MASK = "/mask"
+_HEADS_AT_ONCE = 32
+_Key = tuple[str, str]
 # Of one byte, so that whoever reads it is told that it is not there; that sample is then left out, named and counted.
 _MISSING = Entry("", 1, "")
 
 
 class UrlLists:
-    """Files with a column of URLs, or of names relative to the data's root, and one of labels.
+    """Files with a column of URLs, or of names relative to the data's root, and one of labels, or of masks' URLs.
 
     Objects that do not lie beside the lists are asked for their sizes and etags once; those that are not there stay
     samples, which are left out, named and counted when they are read. The digest is that of the lists and of the images
@@ -43,7 +52,7 @@ class UrlLists:
     """
 
     name = "urls"
-    is_incremental = False
+    is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Form.claims``: one CSV file is enough."""
@@ -53,8 +62,11 @@ class UrlLists:
         """See ``Form.digest``."""
         return digest_of(_RULE, (entry for entry in entries if _is_list(entry) or is_image(entry.object)))
 
-    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:  # noqa: ARG002
-        """See ``Form.read``; lists are small, and what they lead to may have changed, so all is looked at again."""
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+        """See ``Form.read``; lists are small, and what they lead to may have changed, so all is looked at again.
+
+        Only the sizes of images that have masks are taken from before.
+        """
         lists = sorted(filter(_is_list, entries))
         if not lists:
             raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
@@ -63,12 +75,15 @@ class UrlLists:
             raise EmptyDataset(f"the lists at {store.url} name no samples")
         urls = table["object"].to_pylist()
         _check_once(urls, store.url)
-        found = _found(urls, entries, store.url)
-        if not found:
+        masks = table[_MASK].to_pylist() if _MASK in table.schema.names else []
+        found = _found([*urls, *filter(None, masks)], entries, store.url)
+        if not any(url in found for url in urls):
             raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
         there = [found.get(url, _MISSING) for url in urls]
         table = table.append_column("length", pa.array([entry.size for entry in there], pa.int64()))
         table = table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
+        if any(masks):
+            table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
         labels, classes = classified(table[SAID].to_pylist())
         return Listed(table=finished(table, labels), classes=classes, digest=self.digest(entries), reading=URLS)
 
@@ -83,11 +98,12 @@ def _is_list(entry: Entry) -> bool:
 
 def _table(store: ObjectStore, entry: Entry) -> pa.Table:
     table = _read_csv(store, entry) if _is_csv(entry) else _read_parquet(store, entry)
-    url, label = _column(table, URL_FIELDS), _column(table, LABEL_FIELDS)
+    url, label, mask = (_column(table, names) for names in (URL_FIELDS, LABEL_FIELDS, _MASK_FIELDS))
     if url is None or plain(table[url]).type != pa.string() or table[url].null_count:
         raise DataError(f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}")
     urls = [_canonical(one, store.url, entry.object) for one in plain(table[url]).to_pylist()]
-    about = [field.name for field in table.schema if is_scalar(field.type) and field.name not in (url, label)]
+    masks = [] if mask is None else plain(table[mask]).cast(pa.string()).to_pylist()
+    about = [field.name for field in table.schema if is_scalar(field.type) and field.name not in (url, label, mask)]
     said = pa.nulls(len(urls), pa.string()) if label is None else plain(table[label]).cast(pa.string())
     return pa.table(
         {
@@ -96,14 +112,39 @@ def _table(store: ObjectStore, entry: Entry) -> pa.Table:
             "offset": pa.array([0] * len(urls), pa.int64()),
             SAID: said,
             **{column_name(name): plain(table[name]) for name in about},
+            **({_MASK: [one and _canonical(one, store.url, entry.object) for one in masks]} if any(masks) else {}),
         }
     )
+
+
+def _with_masks(
+    table: pa.Table, urls: Sequence[str | None], found: Mapping[str, Entry], known: Mapping[_Key, Size], root: str
+) -> pa.Table:
+    """The table with the columns of masks; heads of images whose size is not known are read."""
+    images = list(zip(table["object"].to_pylist(), table["length"].to_pylist(), table["etag"].to_pylist(), strict=True))
+    reader = UrlReader(dict.fromkeys([root, *(place_of(image) for image, _, _ in images)]))
+
+    def size(row: int) -> Size:
+        image, length, etag = images[row]
+        if not urls[row] or image not in found:
+            return 0, 0
+        with suppress(ObjectNotFound):  # reading it will say so too
+            return known.get((image, etag)) or size_at(reader, image, 0, length)
+        return 0, 0
+
+    with ThreadPoolExecutor(_HEADS_AT_ONCE, "frostline-index") as threads:
+        sizes = list(threads.map(size, range(len(images))))
+    there = [found.get(url, _MISSING) if url else None for url in urls]
+    masks = [Mask(url or "", 0, one.size, one.etag) if one else NO_MASK for url, one in zip(urls, there, strict=True)]
+    for name, column in target_columns(masks, sizes).items():
+        table = table.append_column(name, column)
+    return table
 
 
 def _read_csv(store: ObjectStore, entry: Entry) -> pa.Table:
     data = store.read(entry.object, 0, entry.size)
     # Labels stay as they are written; other columns get the type that all their values have.
-    kinds = dict.fromkeys((*URL_FIELDS, *LABEL_FIELDS), pa.string())
+    kinds = dict.fromkeys((*URL_FIELDS, *LABEL_FIELDS, *_MASK_FIELDS), pa.string())
     options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=True)
     try:
         return csv.read_csv(

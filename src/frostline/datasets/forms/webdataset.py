@@ -14,12 +14,13 @@ from frostline.datasets.forms.labels import LABEL_FIELDS, classified, said_by
 from frostline.datasets.forms.metadata import columns_of, joined
 from frostline.datasets.forms.tables import SAID, Parts, finished, known_parts
 from frostline.datasets.forms.tar_index import Member, members
+from frostline.datasets.forms.targets import MASK_FIELDS, NO_MASK, Mask, size_at, target_columns
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.faces import Entry, ObjectStore, Versioned
 
 __all__ = ("WebDataset", "samples_of")
 
-_RULE = "frostline webdataset 2"
+_RULE = "frostline webdataset 3"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 
@@ -33,6 +34,7 @@ class Packed(NamedTuple):
         length: of it.
         said: its label, as text; None where nothing says one.
         about: the fields of its JSON.
+        mask: the member that is its mask; None where there is none.
     """
 
     name: str
@@ -40,10 +42,13 @@ class Packed(NamedTuple):
     length: int
     said: str | None
     about: dict[str, Any]
+    mask: Member | None = None
 
 
 class WebDataset:
     """Tars of ``key.jpg``, ``key.cls`` and ``key.json``; what is before the first dot of a member's name is its key.
+
+    A member such as ``key.mask.png`` or ``key.seg.npy`` is the mask of ``key.jpg``.
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
     ``label`` that is null says that there is none. The other scalar fields of the JSON become columns.
@@ -61,13 +66,16 @@ class WebDataset:
         return digest_of(_RULE, filter(_is_shard, entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
-        """See ``Form.read``; of shards that are new or have changed, the headers are read."""
+        """See ``Form.read``; of shards that are new or have changed, the headers are read.
+
+        Where images have masks, their heads are read too: a mask must be as large as its image.
+        """
         shards = sorted(filter(_is_shard, entries))
         if not shards:
             raise EmptyDataset(f"{store.url} holds no WebDataset shards (such as train-000000.tar)")
         known = known_parts(before)
-        with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
-            table = joined(list(threads.map(partial(_table, store, known), shards)))
+        with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
+            table = joined(list(threads.map(partial(_table, store, known, heads), shards)))
         if not len(table):
             raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images: see what they are packed with")
         labels, classes = classified(table[SAID].to_pylist())
@@ -99,7 +107,22 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> Packed | None:
     said = _label(shard, key, group, about, field)
     # What says the label is no metadata, else a copy of a copy would have it as a column.
     about = {name: value for name, value in about.items() if name != field}
-    return Packed(f"{shard}/{image.name}", image.offset, image.size, said, about)
+    return Packed(f"{shard}/{image.name}", image.offset, image.size, said, about, _mask(shard, key, group))
+
+
+def _mask(shard: str, key: str, group: dict[str, Member]) -> Member | None:
+    for field in MASK_FIELDS:
+        found = [member for kind, member in group.items() if _is_mask(kind, field)]
+        if len(found) > 1:
+            raise DataError(f"{found[0].name!r} and {found[1].name!r} in {shard} would both be the mask of {key!r}")
+        if found:
+            return found[0]
+    return None
+
+
+def _is_mask(kind: str, field: str) -> bool:
+    name, _, suffix = kind.partition(".")
+    return name == field and f".{suffix}" in IMAGE_SUFFIXES
 
 
 def _label_field(about: dict[str, Any]) -> str | None:
@@ -133,7 +156,7 @@ def _split(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{key}", kind.lower()
 
 
-def _table(store: Versioned, known: Parts, shard: Entry) -> pa.Table:
+def _table(store: Versioned, known: Parts, heads: ThreadPoolExecutor, shard: Entry) -> pa.Table:
     if shard.etag and (shard.object, shard.etag) in known:
         return known[shard.object, shard.etag]
     samples = samples_of(shard.object, members(store, shard, (".cls", ".json")))
@@ -146,8 +169,20 @@ def _table(store: Versioned, known: Parts, shard: Entry) -> pa.Table:
             "etag": pa.array([shard.etag] * len(samples), pa.string()),
             SAID: pa.array([one.said for one in samples], pa.string()),
             **columns_of([one.about for one in samples]),
+            **_targets(store, heads, shard, samples),
         }
     )
+
+
+def _targets(
+    store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[Packed]
+) -> dict[str, pa.Array]:
+    """The columns of masks, where one sample of a shard has one."""
+    if not any(one.mask for one in samples):
+        return {}
+    masks = [Mask(shard.object, one.mask.offset, one.mask.size, shard.etag) if one.mask else NO_MASK for one in samples]
+    found = heads.map(lambda one: size_at(store, shard.object, one.offset, one.length) if one.mask else (0, 0), samples)
+    return target_columns(masks, list(found))
 
 
 def _is_shard(entry: Entry) -> bool:
