@@ -15,7 +15,7 @@ wanted() {
   "$python" -c 'import platform; print("#", platform.python_version(), platform.machine())' && cat "$lock"
 }
 
-cmp --silent <(wanted) "$stamp" && exit 0
+[ -f "$stamp" ] && cmp --silent <(wanted) "$stamp" && exit 0
 echo "Installing $lock into $home (once)"
 rm -rf "$home" && mkdir -p "$home"
 # Modules are compiled as they are imported: most never are.
