@@ -10,7 +10,7 @@ from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 # Sections whose code runs where that framework is, as tests/frameworks has it; all else runs everywhere.
-SECTIONS = {"TensorFlow and Keras": "tensorflow", "JAX": "jax", "NVIDIA DALI": "dali"}
+SECTIONS = {"PyTorch": "", "TensorFlow and Keras": "tensorflow", "JAX": "jax", "NVIDIA DALI": "dali"}
 CLASSES = {"circles": "ellipse", "squares": "rectangle", "lines": "line"}
 
 
@@ -41,7 +41,7 @@ def code_for_here(document):
     for region in PythonCodeBlockParser()(document):
         headings = re.findall(r"^## (.+)$", document.text[: region.start], re.MULTILINE)
         wanted = SECTIONS.get(headings[-1]) if headings else None
-        if wanted in (None, os.environ.get("FROSTLINE_FRAMEWORK")):
+        if wanted in (None, os.environ.get("FROSTLINE_FRAMEWORK", "")):
             yield region
 
 

@@ -10,7 +10,9 @@ from frostline.loaders.job import Job
 from frostline.loaders.ledger import JobStatistics
 from frostline.loaders.loader import Loader
 from frostline.loaders.offload import offload
+from frostline.loaders.passport import furthest
 from frostline.loaders.ranks import Ranks
+from frostline.loaders.workers import WorkerLoader
 
 __all__ = (
     "ArrayLoader",
@@ -24,5 +26,7 @@ __all__ = (
     "JobStatistics",
     "Loader",
     "Ranks",
+    "WorkerLoader",
+    "furthest",
     "offload",
 )

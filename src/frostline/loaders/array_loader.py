@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from frostline.errors import OrderMismatch, SettingError
 from frostline.events import BatchTaken, EpochFinished, EpochStarted
 from frostline.loaders.arrays import Arrays
 from frostline.loaders.epochs import Epochs
+from frostline.loaders.passport import Begin, Maker, Passport, begin_of, open_passport, worker_state
 from frostline.loaders.ranks import ALONE, Ranks
 from frostline.loaders.rows import EpochRows, Source
 from frostline.ordering import EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
@@ -81,10 +82,12 @@ class ArrayLoader:
         self._change = change
         self._record = record
         self._happened: list[npt.NDArray[np.int64]] = []
-        self._start = self._state(0)
+        self._begin = self._began = Begin()
         self._progress = Progress()
+        self._given = 0
+        self._made_by: Maker | None = None
         self._followed: Callable[[], tuple[EpochRows, Iterator[Delivery]]] | None = None
-        self._shard(0)
+        self._shard(self._resumed(), Begin())
 
     @property
     def epoch(self) -> int:
@@ -109,7 +112,7 @@ class ArrayLoader:
     def __len__(self) -> int:
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
         if self._ranks.are_several or not isinstance(self._order, Order):
-            return self._shard(0).steps
+            return self._shard(self._resumed(Begin()), Begin()).steps
         lost, samples = self._source.unreadable(), self._data.samples
         readable = len(samples) - (int(np.isin(samples.ids, lost).sum()) if len(lost) else 0)
         return readable // self._batch_size if self._last == "drop" else -(-readable // self._batch_size)
@@ -121,20 +124,21 @@ class ArrayLoader:
             OrderMismatch: the ranks would not read the same epoch.
             Unavailable: a rank did not say what it is about to read.
         """
-        self._progress, order = Progress(self._start.position, self._start.ahead), self._resumed()
-        self._ranks.agree(self._start)
+        order, self._began, self._given = self._resumed(), self._begin, 0
+        self._progress = Progress(order.state.position, order.state.ahead)
+        self._ranks.agree(order.state)
         followed, self._followed = self._followed, None
         if followed is None:
             rows = self.rows()
             arrivals = rows.arrivals()
         else:
             rows, arrivals = followed()
-        self._start = self._state(0)
+        self._begin = Begin()
         return self._pass(rows, arrivals, order)
 
     def in_epoch(self, epoch: int) -> "ArrayLoader":
         """The same kind of loader of another epoch."""
-        return ArrayLoader(
+        found = ArrayLoader(
             self._sources,
             self._data,
             order=self._order.in_epoch(epoch),
@@ -144,12 +148,43 @@ class ArrayLoader:
             change=self._change,
             record=self._record,
         )
+        return found if self._made_by is None else found.made_by(self._made_by)
+
+    def made_by(self, maker: Maker) -> Self:
+        """Say how it was made, so that other processes can make it too."""
+        self._made_by = maker
+        return self
+
+    def passport(self) -> Passport:
+        """What takes it into another process; its ranks are not compared there.
+
+        Raises:
+            SettingError: nobody said how it was made.
+        """
+        if self._made_by is None:
+            raise SettingError("only a loader that a job made can go to another process")
+        ranks = replace(self._ranks, gather=None)
+        return Passport(maker=self._made_by, epoch=self.epoch, ranks=ranks, begin=self._begin)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_passport, (self.passport(),)
+
+    @property
+    def begin(self) -> Begin:
+        """Where the next pass begins."""
+        return self._begin
+
+    def begin_at(self, begin: Begin) -> None:
+        """Let the next pass begin there."""
+        self._begin = self._began = begin
+        state, self._given = self._resumed().state, 0
+        self._progress = Progress(state.position, state.ahead)
 
     def set_apart(self) -> "ArrayLoader":
         """A loader of its own for what would be the next pass over this one; the pass after it is whole again."""
         found = self.in_epoch(self._order.epoch)
-        found.load_state_dict(self._start.to_json())
-        self._start = self._state(0)
+        found.begin_at(self._begin)
+        self._begin = Begin()
         return found
 
     def epochs(self, numbers: Sequence[int]) -> "Epochs[ArrayLoader]":
@@ -163,7 +198,7 @@ class ArrayLoader:
     def rows(self) -> EpochRows:
         """The rows of the next pass."""
         order = self._resumed()
-        return EpochRows(self._source, self._data.samples, order, self._shard(order.start))
+        return EpochRows(self._source, self._data.samples, order, self._shard(order, self._begin))
 
     def follow(self, rows: Callable[[], tuple[EpochRows, Iterator[Delivery]]]) -> None:
         """Let somebody else ask for the rows of the next pass."""
@@ -174,7 +209,22 @@ class ArrayLoader:
 
         Where slack let samples come ahead of others it names them, so that none comes again.
         """
-        return self._state_now().to_json()
+        state, workers = self._state_now(), self._ranks.workers
+        return state.to_json() if workers == 1 else worker_state(state, self._began, self._given, workers)
+
+    def state_after(self, batches: int, begin: Begin | None = None) -> dict[str, Any]:
+        """How far it is when workers have handed out so many batches, which they cannot say here.
+
+        Args:
+            batches: since the pass began.
+            begin: where it did; by default where the next one will.
+        """
+        begin = self._begin if begin is None else begin
+        order = self._resumed(begin)
+        position = self._shard(order, begin).after(batches)
+        progress = Progress(order.state.position, order.state.ahead)
+        progress.give(np.zeros(0, np.int64), int(order.original(np.array([position]))[0]))
+        return replace(self._state(progress.position), ahead=progress.ahead).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from there, whatever the number of ranks and the batch size were.
@@ -189,7 +239,7 @@ class ArrayLoader:
                 f"this state stands in epoch {found.epoch}, and this loader is of epoch {self._order.epoch}: make it "
                 f"with epoch={found.epoch}"
             )
-        self._start = replace(self._state(found.position), ahead=found.ahead)
+        self.begin_at(begin_of(state, self._ranks.workers))
         self._progress = Progress(found.position, found.ahead)
 
     def recorded(self) -> RecordedOrder:
@@ -203,20 +253,27 @@ class ArrayLoader:
         positions = np.concatenate([np.zeros(0, np.int64), *self._happened])
         return RecordedOrder(state=self._state_now(), positions=positions)
 
-    def _resumed(self) -> Resumed:
-        """The order with what was handed out before the next pass at its beginning."""
-        return Resumed(order=self._order, state=self._start)
+    def _resumed(self, begin: Begin | None = None) -> Resumed:
+        """The order with what was handed out before the next pass, or before another one, at its beginning."""
+        state = (self._begin if begin is None else begin).state
+        start = self._state(0) if state is None else replace(self._state(state.position), ahead=state.ahead)
+        return Resumed(order=self._order, state=start)
 
-    def _shard(self, start: int) -> Shard:
-        """This rank's part from a position on. One rank alone drops what it could not fill, which it learns last."""
-        return Shard(
+    def _shard(self, order: Resumed, begin: Begin) -> Shard:
+        """This rank's part from there on. One rank alone drops what it could not fill, which it learns last."""
+        shard = Shard(
             size=len(self._order),
             batch_size=self._batch_size,
-            start=start,
+            start=order.start,
             rank=self._ranks.rank,
             world_size=self._ranks.world_size,
             last="keep" if self._last == "drop" and not self._ranks.are_several else self._last,
+            worker=self._ranks.worker,
+            workers=self._ranks.workers,
         )
+        if not begin.given:
+            return shard
+        return replace(shard, start=shard.after(shard.step_of(begin.given)), worker=0)
 
     def _state_now(self) -> OrderState:
         return replace(self._state(self._progress.position), ahead=self._progress.ahead)
@@ -250,12 +307,14 @@ class ArrayLoader:
                 observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
                 batch = _arrays(columns, has_targets=self._source.has_targets)
                 given = order.original(order.start + places)
+                self._given += 1
                 self._progress.give(given, int(order.original(np.array([position]))[0]))
                 if self._record:
                     self._happened.append(given)
                 yield batch if self._change is None else self._change(batch, self.view)
                 waiting = time.perf_counter()
-            self._progress = Progress(len(self._order))
+            if self._ranks.workers == 1:  # else others may not be as far
+                self._progress = Progress(len(self._order))
         finally:
             seconds = time.perf_counter() - started
             observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))

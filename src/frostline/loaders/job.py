@@ -25,6 +25,7 @@ from frostline.loaders.ledger import JobStatistics, Ledger
 from frostline.loaders.making import Maker
 from frostline.loaders.pilot import Pilot
 from frostline.loaders.ranks import Ranks
+from frostline.loaders.reopening import Blueprint, Origin
 from frostline.ordering import RecordedOrder
 from frostline.planning import Plan, Situation
 from frostline.prefetch import Tuner
@@ -57,6 +58,7 @@ class Job:
         data: Dataset,
         fetcher: Fetcher,
         keeper: Keeper,
+        blueprint: Blueprint,
         pilot: Pilot,
         ledger: Ledger,
         cuts: Sequence[Cut],
@@ -69,6 +71,7 @@ class Job:
     ) -> None:
         self._data = data
         self._fetcher = fetcher
+        self._blueprint = blueprint
         self._pilot = pilot
         self._ledger = ledger
         self._cuts = tuple(cuts)
@@ -201,7 +204,7 @@ class Job:
         from frostline.loaders.loader import Loader
 
         self._refuse_loops()
-        arrays = self._maker.arrays(
+        arrays = self._arrays(
             batch_size,
             shuffle=shuffle,
             seed=seed,
@@ -240,7 +243,7 @@ class Job:
             from frostline.loaders.loader import in_arrays
 
             options["change"] = in_arrays(augment)
-        return self._maker.arrays(batch_size, **options)
+        return self._arrays(batch_size, **options)
 
     def epochs(self, batch_size: int, epochs: Sequence[int], **options: Any) -> "Epochs[Loader]":
         """Several epochs, such as ``range(10)``: each a loader, asked for while the one before it ends.
@@ -363,6 +366,12 @@ class Job:
     def close(self) -> None:
         """Close the connections, and the embedded node where there is one. Calling it again does nothing."""
         self._close()
+
+    def _arrays(self, batch_size: int, **options: Any) -> ArrayLoader:
+        """A loader that knows how it was made, for workers."""
+        arrays = self._maker.arrays(batch_size, **options)
+        shares = self._pilot.shares
+        return arrays.made_by(Origin(blueprint=self._blueprint, shares=shares, batch_size=batch_size, options=options))
 
     def _refuse_loops(self) -> None:
         if self._trains_in_store:

@@ -1,16 +1,18 @@
 """Batches for a PyTorch training loop: an iterable as it stands, and a data set for its ``DataLoader``."""
 
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from frostline.core import View
 from frostline.loaders.array_loader import ArrayLoader, Change
 from frostline.loaders.arrays import Arrays
 from frostline.loaders.augment import Augment
 from frostline.loaders.batch import Batch, arrays_of, batch_of
+from frostline.loaders.passport import Passport
 from frostline.loaders.rows import EpochRows
 from frostline.ordering import RecordedOrder
 from frostline.prefetch.stretches import Delivery
@@ -27,13 +29,33 @@ class Loader(IterableDataset[Batch]):
         arrays: the same batches as NumPy arrays, which become tensors without a copy.
         augment: changes each batch, by seed and epoch; None leaves it as it is.
 
-    Attributes:
-        arrays: as given.
+    In a worker of ``DataLoader`` (``batch_size=None``) it makes connections of its own, and the workers take its steps
+    in turn, so that together they give its batches in its order. The loader in the process that made them learns
+    nothing of that: ``state_after`` says how far so many batches are.
     """
 
     def __init__(self, arrays: ArrayLoader, *, augment: Augment | None = None) -> None:
-        self.arrays = arrays
+        self._arrays: ArrayLoader | None = arrays
+        self._passport: Passport | None = None
+        self._process = os.getpid()
         self._augment = augment
+
+    def _become(self, passport: Passport, augment: Augment | None) -> None:
+        self._arrays, self._passport, self._process, self._augment = None, passport, os.getpid(), augment
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _travelled, (self.arrays.passport(), self._augment)
+
+    @property
+    def arrays(self) -> ArrayLoader:
+        """The same batches as arrays; in another process than the one that made it, those of this worker."""
+        if self._arrays is None or self._process != os.getpid():
+            passport = self._passport if self._arrays is None else self._arrays.passport()
+            assert passport is not None
+            info = get_worker_info()
+            self._arrays = passport.open() if info is None else passport.open(info.id, info.num_workers)
+            self._process = os.getpid()
+        return self._arrays
 
     @property
     def epoch(self) -> int:
@@ -46,7 +68,7 @@ class Loader(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """A pass over the epoch; see ``ArrayLoader.__iter__``."""
-        return self._batches(iter(self.arrays))
+        return self._batches(iter(self.arrays), self.arrays.view)
 
     def in_epoch(self, epoch: int) -> "Loader":
         """The same kind of loader of another epoch."""
@@ -64,6 +86,15 @@ class Loader(IterableDataset[Batch]):
         """See ``ArrayLoader.state_dict``."""
         return self.arrays.state_dict()
 
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """See ``ArrayLoader.state_after``."""
+        return self.arrays.state_after(batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Become the loader of another epoch, for trainers that pass over one loader again and again."""
+        if epoch != self.epoch:
+            self._arrays = self.arrays.in_epoch(epoch)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``ArrayLoader.load_state_dict``."""
         self.arrays.load_state_dict(state)
@@ -72,11 +103,11 @@ class Loader(IterableDataset[Batch]):
         """See ``ArrayLoader.recorded``."""
         return self.arrays.recorded()
 
-    def _batches(self, arrays: Generator[Arrays]) -> Iterator[Batch]:
+    def _batches(self, arrays: Generator[Arrays], view: View) -> Iterator[Batch]:
         with closing(arrays):
             for one in arrays:
                 batch = batch_of(one)
-                yield batch if self._augment is None else self._augment(batch, self.arrays.view)
+                yield batch if self._augment is None else self._augment(batch, view)
 
 
 def in_arrays(augment: Augment) -> Change:
@@ -86,3 +117,10 @@ def in_arrays(augment: Augment) -> Change:
         return arrays_of(augment(batch_of(arrays), view))
 
     return change
+
+
+def _travelled(passport: Passport, augment: Augment | None) -> Loader:
+    """A loader that came to another process, where nothing is opened before it is asked for."""
+    loader = Loader.__new__(Loader)
+    loader._become(passport, augment)  # noqa: SLF001
+    return loader

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +11,6 @@ import torch
 from torch import nn
 
 from frostline.cache import FeatureStore, Scope
-from frostline.client.http import HttpTransport
-from frostline.client.io import IoTransport
-from frostline.client.local import LocalTransport
-from frostline.client.sharing import SCHEME
-from frostline.client.spread import SpreadTransport
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, read_as
@@ -28,12 +23,13 @@ from frostline.loaders.job import Job
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
 from frostline.loaders.pilot import Clocks, Pilot
+from frostline.loaders.reaching import reach
+from frostline.loaders.reopening import Blueprint
 from frostline.loaders.situate import Scene, agreed, situate, tried
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.models import CutNetwork, cut_network
 from frostline.models.artifact import digest_of, write_prefix
 from frostline.models.cuts import pixel_cuts
-from frostline.node import Node
 from frostline.planning import ALL_IN_STORE, POLICIES, Plan, Situation, fixed, make_plan
 from frostline.preprocess import Preprocess, imagenet
 from frostline.wire.codecs.names import offered_precisions
@@ -99,7 +95,7 @@ def offload(
         Refused: The node will not serve the data or run the network.
     """
     observe = observe or _ignore
-    settings = settings or LoaderSettings()
+    settings, node = settings or LoaderSettings(), node or NodeSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
     _check_policy(policy, cut, codec)
     data = data.refreshed()
@@ -113,7 +109,7 @@ def offload(
             lacking.add(number)
             observe(NodeLeftOut(url=nodes[number], engine=engine, reason=str(why)))
 
-        transport = _transport(nodes, data, settings, node or NodeSettings(), left_out, stack)
+        transport = reach(nodes, data, settings, node, left_out, stack)
         network = None
         if model is not None:
             observe(PhaseStarted(name="tracing the network"))
@@ -147,10 +143,26 @@ def offload(
             observe, most_skipped=settings.most_skipped(len(data)), refuses_changes=data.changed == "refuse"
         )
         pilot = _pilot(scene, situation, plan, follows=settings.follow and policy == "best" and cut is None, cut=cut)
+        fetcher, scope = _fetcher(scene, network, pilot, ledger, situation), _scope(scene, situation)
         return Job(
             data=data,
-            fetcher=_fetcher(scene, network, pilot, ledger, situation),
-            keeper=_keeper(scene, situation, stack),
+            fetcher=fetcher,
+            keeper=_keeper(scene, scope, stack),
+            blueprint=Blueprint(
+                data=data,
+                nodes=nodes,
+                node=node,
+                settings=settings,
+                cuts=tuple(cuts),
+                scope=scope,
+                preprocess=preprocess,
+                shipment=shipment,
+                device=scene.device,
+                tolerance=fetcher.tolerance,
+                engine=fetcher.engine,
+                accuracy=accuracy,
+                tried=tried(scene),
+            ),
             pilot=pilot,
             ledger=ledger,
             cuts=cuts,
@@ -194,30 +206,6 @@ def _device(model: nn.Module | None) -> str:
     return "cpu" if parameter is None else str(parameter.device)
 
 
-def _transport(
-    nodes: Sequence[str],
-    data: Dataset,
-    settings: LoaderSettings,
-    node: NodeSettings,
-    left_out: Callable[[int, str, EngineNotReady], None],
-    stack: ExitStack,
-) -> Transport:
-    """The way to the nodes, or to one of this process; ``stack`` closes what was made."""
-    if nodes:
-        ways = [_way(url, settings) for url in nodes]
-        transport = ways[0] if len(ways) == 1 else SpreadTransport(ways, left_out=left_out)
-    else:
-        embedded = Node(node, data.roots)
-        stack.callback(embedded.close)
-        transport = LocalTransport(embedded)
-    stack.callback(transport.close)
-    return transport
-
-
-def _way(url: str, settings: LoaderSettings) -> Transport:
-    return IoTransport(url, settings) if url.startswith(SCHEME) else HttpTransport(url, settings)
-
-
 def _ship(network: CutNetwork | None, transport: Transport, asking: Asking, observe: Observer) -> Shipment | None:
     if network is None or network.prefix is None:
         return None
@@ -228,25 +216,29 @@ def _ship(network: CutNetwork | None, transport: Transport, asking: Asking, obse
     return shipment
 
 
-def _keeper(scene: Scene, situation: Situation | None, stack: ExitStack) -> Keeper:
+def _keeper(scene: Scene, scope: Scope, stack: ExitStack) -> Keeper:
     """What is kept of the job's features; ``stack`` closes the cache on disk."""
-    settings, frost_line = scene.settings, scene.cuts[-1]
-    engine = REFERENCE if situation is None else situation.store.engine
-    store = None
+    settings, store = scene.settings, None
     if settings.cache_folder is not None:
         store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
-    scope = Scope(
+    return Keeper(scope, scene.data.samples, settings, store)
+
+
+def _scope(scene: Scene, situation: Situation | None) -> Scope:
+    """What the job's features depend on beside preprocessing and view."""
+    frost_line = scene.cuts[-1]
+    engine = REFERENCE if situation is None else situation.store.engine
+    return Scope(
         data=read_as(scene.data.url, scene.data.reading),
         prefix="" if scene.shipment is None else scene.shipment.digest,
         cut=frost_line.number,
         preprocess="",
         # Ways with lossy codecs give other features: what is kept is what came, and the loop gets it again.
         engine=f"{engine}, accuracy {scene.accuracy}, {torch.device(scene.device).type}, torch {torch.__version__}",
-        batch_rows=settings.device_batch,
+        batch_rows=scene.settings.device_batch,
         shapes=frost_line.shapes,
         dtypes=frost_line.dtypes,
     )
-    return Keeper(scope, scene.data.samples, settings, store)
 
 
 def _pilot(scene: Scene, situation: Situation | None, plan: Plan | None, *, follows: bool, cut: int | None) -> Pilot:

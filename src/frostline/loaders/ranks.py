@@ -32,6 +32,8 @@ class Ranks:
     Attributes:
         rank: of this process.
         world_size: how many there are.
+        worker: of this rank, which takes its steps in turn with the others; a ``DataLoader`` says it.
+        workers: how many the rank has.
         gather: gives this rank's record to the others and returns all, by rank; None where they cannot speak to each
             other, so that nobody notices when they read different things.
 
@@ -41,6 +43,8 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
+    worker: int = 0
+    workers: int = 1
     gather: Gather | None = None
 
     def __post_init__(self) -> None:
@@ -86,8 +90,8 @@ class Ranks:
 
     @property
     def are_several(self) -> bool:
-        """This process is not alone."""
-        return self.world_size > 1
+        """This process is not alone: other ranks share the epoch, or other workers its rank."""
+        return self.world_size > 1 or self.workers > 1
 
     def agree(self, state: OrderState) -> None:
         """Make sure that all ranks are about to read from there; each must call it as often as the others.

@@ -185,8 +185,8 @@ class EpochRows:
                 yield stretch
 
     def _position(self, places: _Ints, assembler: BatchAssembler) -> int:
-        if self._shard.world_size > 1:
-            return self._shard.after(self._given)
+        if self._shard.is_shared:
+            return self._shard.after(self._shard.step_of(self._given - 1) + 1)
         if self.source.settings.slack == 0:
             return self._shard.start + int(places[-1]) + 1
         waiting = assembler.pending(_PLACES)
@@ -211,11 +211,11 @@ class EpochRows:
     def _merged(self, assembler: BatchAssembler, start: int, stop: int, delivery: Delivery | None) -> Iterator[Columns]:
         """Add the places from ``start`` up to ``stop``; of several ranks, each ends its batch where its step ends."""
         while start < stop:
-            edge = self._shard.row_of(self._step + 1) if self._shard.world_size > 1 else stop
+            edge = self._shard.row_of(self._step + 1) if self._shard.is_shared else stop
             end = min(edge, stop)
             for run in self._runs(start, end):
                 yield from assembler.merge(*self._parts(run, _delivered(run, delivery), self._cached(run)))
-            if end == edge and self._shard.world_size > 1:
+            if end == edge and self._shard.is_shared:
                 yield from _last(assembler)
                 self._step += 1
                 self._require_batch()

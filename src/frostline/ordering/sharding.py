@@ -78,6 +78,11 @@ class Shard:
         return self._plain * self.batch_size + len(self._tail())
 
     @property
+    def is_shared(self) -> bool:
+        """Others take steps or rows of the epoch too, so that every batch is its step's, whatever can be read."""
+        return self.world_size > 1 or self.workers > 1
+
+    @property
     def steps(self) -> int:
         """Steps that the rank takes."""
         if self.last == "drop":

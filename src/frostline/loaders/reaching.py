@@ -1,0 +1,50 @@
+"""The way from a job to its nodes: those at an address, the I/O service of this machine, or one in this process."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from frostline.client.http import HttpTransport
+from frostline.client.io import IoTransport
+from frostline.client.local import LocalTransport
+from frostline.client.sharing import SCHEME
+from frostline.client.spread import SpreadTransport
+from frostline.client.transport import Transport
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.datasets import Dataset
+from frostline.errors import EngineNotReady
+from frostline.node import Node
+
+__all__ = ("reach",)
+
+
+def reach(
+    nodes: Sequence[str],
+    data: Dataset,
+    settings: LoaderSettings,
+    node: NodeSettings,
+    left_out: Callable[[int, str, EngineNotReady], None],
+    stack: ExitStack,
+) -> Transport:
+    """The way to the nodes, or to one of this process.
+
+    Args:
+        nodes: their URLs, or that of the I/O service; none for one in this process.
+        data: that it reads.
+        settings: how the job asks.
+        node: of the node in this process.
+        left_out: told of a node that cannot run an engine, by its place among several.
+        stack: closes what was made.
+    """
+    if nodes:
+        ways = [_way(url, settings) for url in nodes]
+        transport = ways[0] if len(ways) == 1 else SpreadTransport(ways, left_out=left_out)
+    else:
+        embedded = Node(node, data.roots)
+        stack.callback(embedded.close)
+        transport = LocalTransport(embedded)
+    stack.callback(transport.close)
+    return transport
+
+
+def _way(url: str, settings: LoaderSettings) -> Transport:
+    return IoTransport(url, settings) if url.startswith(SCHEME) else HttpTransport(url, settings)

@@ -1,0 +1,199 @@
+"""What a worker process needs to make a job's loaders anew: values alone, so that no connection or thread travels."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+from frostline.cache import FeatureStore, Scope
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.core import Cut, FeatureBatch, Graph, Route, TensorSpec
+from frostline.datasets import Dataset
+from frostline.events import Event
+from frostline.loaders.array_loader import ArrayLoader
+from frostline.loaders.fetch import Fetcher, Shipment
+from frostline.loaders.keeping import Keeper
+from frostline.loaders.ledger import Ledger
+from frostline.loaders.making import Maker
+from frostline.loaders.pilot import Clocks, Pilot
+from frostline.loaders.ranks import Ranks
+from frostline.loaders.reaching import reach
+from frostline.loaders.trainer_side import TrainerSide
+from frostline.models.artifact import Prefix, read_prefix
+from frostline.models.split import after
+from frostline.prefetch import Tuner
+from frostline.preprocess import Preprocess
+from frostline.tuning import rule_of
+from frostline.wire.messages import FeatureRequest
+
+__all__ = ("Blueprint", "Origin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blueprint:
+    """A job, as values that may be pickled to a process of one's own.
+
+    Attributes:
+        data: of the job.
+        nodes: URLs of its nodes; none where it runs in the process that asks.
+        node: of that one.
+        settings: how the job asks. A token that stands in the environment does not travel: it stands there too.
+        cuts: by number.
+        scope: of what is kept.
+        preprocess: that is left to do.
+        shipment: the prefix; None where there is no model.
+        device: where the trainer's part runs.
+        tolerance: of lossy codecs.
+        engine: of the node.
+        accuracy: that it must have.
+        tried: what engines are tried on.
+    """
+
+    data: Dataset
+    nodes: Sequence[str]
+    node: NodeSettings
+    settings: LoaderSettings
+    cuts: tuple[Cut, ...]
+    scope: Scope
+    preprocess: Preprocess
+    shipment: Shipment | None
+    device: str
+    tolerance: float | None
+    engine: str
+    accuracy: str | float
+    tried: FeatureRequest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        from_environment = self.settings.token is not None and LoaderSettings().token == self.settings.token
+        if from_environment:
+            values["settings"] = replace(self.settings, token=None)
+        return _unpacked, (values, from_environment)
+
+    def open(self, shares: Mapping[Route, float], workers: int) -> Maker:
+        """Make what loaders are made with, in this process and for as long as it lives.
+
+        Args:
+            shares: of the samples, by way; they stay.
+            workers: that share what the job may use.
+        """
+        stack = ExitStack()
+        Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
+        settings, ledger = _share(self.settings, workers), _ledger(self.data, self.settings)
+        transport = reach(self.nodes, self.data, settings, self.node, partial(_left_out), stack)
+        pilot = Pilot(
+            cuts=self.cuts,
+            shares=shares,
+            samples_per_request=settings.samples_per_request,
+            transport=transport,
+            cores=len(os.sched_getaffinity(0)),
+            clocks=Clocks(wall=time.monotonic, busy=time.process_time),
+        )
+
+        def arrived(route: Route, batch: FeatureBatch) -> None:
+            pilot.arrived(route, batch)
+            ledger.arrived(route, batch)
+
+        fetcher = Fetcher(
+            transport=transport,
+            url=self.data.url,
+            reading=self.data.reading,
+            preprocess=self.preprocess,
+            shipment=self.shipment,
+            trainer_side=self._trainer_side(),
+            tolerance=self.tolerance,
+            engine=self.engine,
+            arrived=arrived,
+            accuracy=self.accuracy,
+            tried=self.tried,
+        )
+        store = None
+        if settings.cache_folder is not None:
+            store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
+        return Maker(
+            data=self.data,
+            fetcher=fetcher,
+            keeper=Keeper(self.scope, self.data.samples, settings, store),
+            pilot=pilot,
+            ledger=ledger,
+            settings=settings,
+            tuner=Tuner(rule_of(settings), time.monotonic()),
+            observe=ledger,
+            tensors=tuple(map(TensorSpec, self.cuts[-1].shapes, self.cuts[-1].dtypes)),
+        )
+
+    def _trainer_side(self) -> TrainerSide:
+        prefix = None if self.shipment is None else read_prefix(self.shipment.artifact)
+        return TrainerSide(
+            cuts=self.cuts,
+            rest=None if prefix is None else partial(_rest, prefix),
+            tensors=None if prefix is None else prefix.tensors,
+            device=self.device,
+            device_batch=self.settings.device_batch,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Origin:
+    """How a loader was made, so that another process can make it too.
+
+    Attributes:
+        blueprint: of its job.
+        shares: of the samples, by way, when it was made.
+        batch_size: of the loader.
+        options: as ``Maker.arrays`` took them.
+    """
+
+    blueprint: Blueprint
+    shares: Mapping[Route, float]
+    batch_size: int
+    options: Mapping[str, Any]
+
+    def make(self, epoch: int, ranks: Ranks, workers: int) -> ArrayLoader:
+        """The loader of an epoch, in this process: one of several workers, which keep the order."""
+        maker = self.blueprint.open(self.shares, workers)
+        return maker.arrays(self.batch_size, **{**self.options, "epoch": epoch, "ranks": ranks})
+
+
+def _share(settings: LoaderSettings, workers: int) -> LoaderSettings:
+    """What one of several workers may use. In memory nothing is kept: its next epoch has other samples."""
+    requests = settings.requests_in_flight
+    return replace(
+        settings,
+        requests_in_flight=None if requests is None else max(1, requests // workers),
+        most_requests=max(1, settings.most_requests // workers),
+        window_bytes=max(1, settings.window_bytes // workers),
+        cache_bytes=0,
+        slack=0,
+        follow=False,
+        pin_memory=False,
+    )
+
+
+def _ledger(data: Dataset, settings: LoaderSettings) -> Ledger:
+    refuses = data.changed == "refuse"
+    return Ledger(_ignore, most_skipped=settings.most_skipped(len(data)), refuses_changes=refuses)
+
+
+def _rest(prefix: Prefix, cut: Cut) -> Graph:
+    return after(prefix.graph, cut)
+
+
+def _ignore(_: Event) -> None:
+    pass
+
+
+def _left_out(_: int, __: str, ___: Exception) -> None:
+    pass
+
+
+def _unpacked(values: dict[str, Any], from_environment: bool) -> Blueprint:
+    blueprint = Blueprint(**values)
+    if not from_environment:
+        return blueprint
+    return replace(blueprint, settings=replace(blueprint.settings, token=LoaderSettings().token))

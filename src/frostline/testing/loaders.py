@@ -1,0 +1,262 @@
+"""What every adapter of a loader must do, as test classes: an adapter subclasses them, and inherits the tests.
+
+Say in each subclass how a loader is made and read, and the tests run over your adapter under pytest:
+
+    class TestMyFramework(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+        def make(self, job, batch_size, state=None, **options):
+            loader = job.arrays(batch_size, **options)
+            if state is not None:
+                loader.load_state_dict(state)
+            return MyFrameworkLoader(loader)
+
+The jobs under test read a few small images that lie in a temporary folder, with a node in the process itself.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.datasets import Dataset
+from frostline.errors import FrostlineError, OrderMismatch
+from frostline.loaders import Job, Ranks, offload
+from frostline.ordering import Order
+from frostline.preprocess import imagenet
+
+__all__ = (
+    "BATCH",
+    "SAMPLES",
+    "STEPS",
+    "BreakTests",
+    "FailureTests",
+    "LoaderTests",
+    "OrderTests",
+    "RefusalTests",
+    "StateTests",
+    "small_job",
+)
+
+SAMPLES, BATCH = 23, 4
+"""Of the jobs under test: the last batch has fewer rows than the others."""
+STEPS = -(-SAMPLES // BATCH)
+"""Batches of an epoch."""
+_PIXELS = 16
+_UNREADABLE = 12
+
+
+class LoaderTests:
+    """What the classes of this module share: subclasses say how their loaders are made and read.
+
+    Attributes:
+        stops: after how many batches runs are stopped, to go on from there.
+    """
+
+    stops: ClassVar[tuple[int, ...]] = tuple(range(STEPS + 1))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def job(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+        """A job without a model over ``SAMPLES`` images."""
+        with small_job(tmp_path_factory.mktemp("images")) as job:
+            yield job
+
+    def make(self, job: Job, batch_size: int, state: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """A loader under test, which can be iterated again and again.
+
+        Args:
+            job: that it belongs to.
+            batch_size: of its batches.
+            state: plain JSON from which its first pass goes on.
+            options: of ``Job.loader`` and ``Job.arrays``.
+
+        Raises:
+            NotImplementedError: a subclass did not say.
+        """
+        raise NotImplementedError("say in `make` how a loader of your adapter is made")
+
+    def ids_of(self, batch: Any) -> list[int]:
+        """The ids of a batch, in its order."""
+        return [int(one) for one in batch.ids]
+
+    def state_of(self, loader: Any) -> dict[str, Any]:
+        """How far a loader is, as plain JSON that any other goes on from."""
+        return dict(loader.state_dict())
+
+    def save(self, loader: Any) -> Any:
+        """How far a loader is, as its own framework keeps it."""
+        return self.state_of(loader)
+
+    def restore(self, job: Job, batch_size: int, saved: Any, **options: Any) -> Any:
+        """A loader whose first pass goes on from what ``save`` gave."""
+        return self.make(job, batch_size, saved, **options)
+
+    def whole(self, loader: Any) -> list[list[int]]:
+        """The ids of each batch of a pass."""
+        return [self.ids_of(batch) for batch in loader]
+
+    def stop(self, loader: Any, batches: int, save: Callable[[Any], Any]) -> tuple[list[list[int]], Any]:
+        """The ids of the first batches, and what was saved after them; the rest of the pass is left."""
+        passing = iter(loader)
+        found = [self.ids_of(next(passing)) for _ in range(batches)]
+        saved = save(loader)
+        del passing
+        return found, saved
+
+
+class OrderTests(LoaderTests):
+    """Each sample once an epoch, in the order that the seed says."""
+
+    @pytest.mark.parametrize("epoch", [0, 3])
+    def test_the_batches_are_those_of_the_reference_order(self, job: Job, epoch: int) -> None:
+        found = self.whole(self.make(job, BATCH, shuffle=True, seed=5, epoch=epoch))
+        assert found == _reference(job, seed=5, epoch=epoch)
+
+    def test_each_sample_comes_exactly_once_an_epoch_in_another_order_each(self, job: Job) -> None:
+        epochs = [_flat(self.whole(self.make(job, BATCH, shuffle=True, epoch=epoch))) for epoch in range(2)]
+        assert [sorted(ids) for ids in epochs] == [sorted(job.data.samples.ids.tolist())] * 2
+        assert epochs[0] != epochs[1]
+
+    def test_every_pass_over_a_loader_is_its_epoch(self, job: Job) -> None:
+        loader = self.make(job, BATCH, shuffle=True)
+        assert self.whole(loader) == self.whole(loader) == _reference(job)
+
+    def test_a_dropped_end_is_dropped(self, job: Job) -> None:
+        found = self.whole(self.make(job, BATCH, shuffle=True, drop_last=True))
+        assert found == _reference(job)[:-1]
+
+
+class StateTests(LoaderTests):
+    """States at every step, and who goes on from them."""
+
+    def test_from_the_state_after_any_batch_a_run_goes_on_with_the_next(self, job: Job) -> None:
+        for stop in self.stops:
+            first, saved = self.stop(self.make(job, BATCH, shuffle=True), stop, self.save)
+            rest = self.whole(self.restore(job, BATCH, saved, shuffle=True))
+            if stop < STEPS:
+                assert first + rest == _reference(job)
+            else:
+                assert rest in ([], _reference(job)), "what is over is not begun in its middle"
+
+    def test_states_are_plain_json_that_counts_what_was_handed_out(self, job: Job) -> None:
+        loader = self.make(job, BATCH, shuffle=True)
+        positions = []
+        for _ in loader:
+            state = self.state_of(loader)
+            assert json.loads(json.dumps(state)) == state
+            positions.append(state["position"])
+        assert positions == [min(BATCH * step, SAMPLES) for step in range(1, STEPS + 1)]
+
+    def test_a_run_goes_on_without_a_framework_and_comes_back(self, job: Job) -> None:
+        first, state = self.stop(self.make(job, BATCH, shuffle=True), 2, self.state_of)
+        plain = job.arrays(BATCH, shuffle=True)
+        plain.load_state_dict(state)
+        batches = iter(plain)
+        second = [next(batches).ids.tolist()]
+        state = plain.state_dict()
+        batches.close()
+        assert first + second + self.whole(self.make(job, BATCH, state, shuffle=True)) == _reference(job)
+
+    def test_a_run_goes_on_with_another_batch_size_and_other_ranks(self, job: Job) -> None:
+        first, state = self.stop(self.make(job, BATCH, shuffle=True), 3, self.state_of)
+        ranks = [Ranks(rank=rank, world_size=2) for rank in range(2)]
+        rest = [self.whole(self.make(job, 3, state, shuffle=True, ranks=one)) for one in ranks]
+        assert sorted(_flat(first) + _flat(rest[0]) + _flat(rest[1])) == sorted(_flat(_reference(job)))
+        assert len(rest[0]) == len(rest[1])
+
+    def test_a_loader_that_went_on_stops_again(self, job: Job) -> None:
+        first, saved = self.stop(self.make(job, BATCH, shuffle=True), 1, self.save)
+        second, saved = self.stop(self.restore(job, BATCH, saved, shuffle=True), 2, self.save)
+        third = self.whole(self.restore(job, BATCH, saved, shuffle=True))
+        assert first + second + third == _reference(job)
+
+
+class BreakTests(LoaderTests):
+    """Passes that are left early."""
+
+    @pytest.mark.parametrize("batches", [1, STEPS - 1])
+    def test_after_a_pass_that_was_left_the_next_one_is_whole(self, job: Job, batches: int) -> None:
+        loader = self.make(job, BATCH, shuffle=True)
+        self.stop(loader, batches, lambda _: None)
+        assert self.whole(loader) == _reference(job)
+
+    def test_loaders_of_one_job_do_not_disturb_each_other(self, job: Job) -> None:
+        first = self.make(job, BATCH, shuffle=True)
+        second = self.make(job, BATCH, shuffle=True, epoch=1)
+        passing = iter(first)
+        head = [self.ids_of(next(passing))]
+        assert self.whole(second) == _reference(job, epoch=1)
+        assert head + [self.ids_of(batch) for batch in passing] == _reference(job)
+
+
+class RefusalTests(LoaderTests):
+    """States that do not fit are refused with a sentence."""
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"seed": 1}, "seed"),
+            ({"manifest": "0" * 64}, "other samples"),
+            ({"frostline_order": 99}, "newer Frostline"),
+            ({"epoch": 4}, "epoch"),
+            ({"position": -1}, "damaged"),
+        ],
+    )
+    def test_a_state_that_does_not_fit_is_refused(self, job: Job, change: dict[str, Any], said: str) -> None:
+        state = {**job.arrays(BATCH, shuffle=True).state_dict(), **change}
+        with pytest.raises(OrderMismatch, match=said):
+            self.whole(self.make(job, BATCH, state, shuffle=True))
+
+    def test_what_is_no_state_is_refused(self, job: Job) -> None:
+        with pytest.raises(OrderMismatch, match="no state of a loader"):
+            self.whole(self.make(job, BATCH, {"epoch": 0}, shuffle=True))
+
+
+class FailureTests(LoaderTests):
+    """What goes wrong while data is read reaches the loop as an error with a sentence, and nothing hangs."""
+
+    failure: ClassVar[type[Exception]] = FrostlineError
+    """What the loop is given; its text holds ours."""
+
+    def test_data_that_cannot_be_read_ends_a_pass_with_a_sentence(self, tmp_path: Path) -> None:
+        sentence = "samples are unreadable and the job allows"
+        with small_job(tmp_path, unreadable=_UNREADABLE) as job, pytest.raises(self.failure, match=sentence):
+            self.whole(self.make(job, BATCH, shuffle=True))
+
+
+def small_job(folder: Path, *, unreadable: int = 0) -> Job:
+    """A job without a model over ``SAMPLES`` small images of two classes.
+
+    Args:
+        folder: that is filled.
+        unreadable: so many of them are none.
+    """
+    draw = np.random.default_rng(0)
+    for number in range(SAMPLES):
+        path = folder / ("odd" if number % 2 else "even") / f"{number:02}.jpg"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        if number < unreadable:
+            path.write_bytes(b"no image")
+        else:
+            Image.fromarray(draw.integers(0, 255, (_PIXELS, _PIXELS, 3), np.uint8)).save(path)
+    return offload(
+        None,
+        Dataset(folder),
+        preprocess=imagenet(_PIXELS),
+        settings=LoaderSettings(samples_per_request=3, requests_in_flight=2, cache_bytes=0),
+        node=NodeSettings(memory_bytes=1 << 28, device_batch=8),
+    )
+
+
+def _reference(job: Job, *, seed: int = 0, epoch: int = 0) -> list[list[int]]:
+    order = Order(size=SAMPLES, seed=seed, epoch=epoch).indices(0, SAMPLES)
+    ids = job.data.samples.ids[order].tolist()
+    return [ids[start : start + BATCH] for start in range(0, SAMPLES, BATCH)]
+
+
+def _flat(batches: list[list[int]]) -> list[int]:
+    return [id_ for batch in batches for id_ in batch]

@@ -1,0 +1,148 @@
+"""Loaders under the trainers that people use, Lightning, Accelerate and transformers: ranks, epochs, going on."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn, optim
+from transformers import Trainer, TrainingArguments
+
+import frostline as fl
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.node.process import start_node
+from support.images import image_folder, tiny_preprocess
+
+NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
+SETTINGS = LoaderSettings(samples_per_request=8)
+# What these packages warn of is theirs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=10)
+
+
+@pytest.fixture(scope="module")
+def job(folder):
+    options = {"preprocess": tiny_preprocess(), "settings": SETTINGS, "node": NODE}
+    with fl.offload(None, fl.Dataset(folder), **options) as job:
+        yield job
+
+
+def epoch_of(job, epoch):
+    return [batch.ids.tolist() for batch in job.loader(4, shuffle=True, epoch=epoch)]
+
+
+class Lit(pl.LightningModule):
+    """Trains a layer on pixels; a loader of its own for each epoch."""
+
+    def __init__(self, job):
+        super().__init__()
+        self.job, self.seen = job, []
+        self.layer = nn.Linear(3 * 32 * 32, 3)
+
+    def train_dataloader(self):
+        return self.job.loader(4, shuffle=True, epoch=self.current_epoch)
+
+    def training_step(self, batch, _):
+        self.seen.append(batch.ids.tolist())
+        return nn.functional.cross_entropy(self.layer(batch.features.flatten(1)), batch.labels)
+
+    def configure_optimizers(self):
+        return optim.SGD(self.parameters(), lr=1e-4)
+
+
+def fit(module, folder, *, steps, checkpoint=None):
+    saving = ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        reload_dataloaders_every_n_epochs=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[saving],
+    )
+    trainer.fit(module, ckpt_path=checkpoint)
+    return folder / f"step={steps}.ckpt"
+
+
+@pytest.mark.parametrize("stopped", [3, 8, 11])
+def test_lightning_goes_on_from_its_checkpoint_with_the_next_sample(job, tmp_path, stopped):
+    first = Lit(job)
+    checkpoint = fit(first, tmp_path, steps=stopped)
+    second = Lit(job)
+    fit(second, tmp_path, steps=16, checkpoint=checkpoint)
+    assert first.seen + second.seen == epoch_of(job, 0) + epoch_of(job, 1)
+
+
+def test_processes_of_accelerate_share_an_epoch_once(folder):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with start_node((str(folder),), NODE) as node:
+        command = [sys.executable, "-m", "support.accelerated", str(folder), node.url]
+        shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
+        ranks = [
+            subprocess.Popen(
+                command,
+                cwd=Path(__file__).parents[1],
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            found = [json.loads(rank.communicate(timeout=100)[0].splitlines()[-1]) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    ids = [id for rank in found for batch in rank["ids"] for id in batch]
+    assert sorted(ids) == sorted(fl.Dataset(folder).samples.ids.tolist())
+    assert len(found[0]["ids"]) == len(found[1]["ids"]) == 4
+
+
+class Layer(nn.Module):
+    """Computes its own loss, as networks of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(3 * 32 * 32, 3), []
+
+    def forward(self, pixel_values, labels, ids):
+        self.seen.append(ids.tolist())
+        return {"loss": nn.functional.cross_entropy(self.layer(pixel_values.flatten(1)), labels)}
+
+
+class OverFrostline(Trainer):
+    """The trainer of transformers, which takes the loader that it is given."""
+
+    def __init__(self, loader, **options):
+        super().__init__(**options)
+        self.loader = loader
+
+    def get_train_dataloader(self):
+        return self.loader
+
+
+def as_inputs(batch, _):
+    return {"pixel_values": batch.features, "labels": batch.labels, "ids": batch.ids}
+
+
+def test_the_trainer_of_transformers_takes_each_epoch_in_its_own_order(job, tmp_path):
+    model = Layer()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), num_train_epochs=2, use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True
+    )
+    OverFrostline(job.loader(4, shuffle=True, augment=as_inputs), model=model, args=arguments).train()
+    assert model.seen == epoch_of(job, 0) + epoch_of(job, 1)

@@ -1,0 +1,181 @@
+"""Workers of PyTorch's DataLoader: the same bits from a network's features, and what is left when one is killed."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import frostline as fl
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.errors import NodeUnreachable, SettingError, StoreError, Unavailable
+from frostline.io.process import start_io
+from frostline.io.upstream import Upstream
+from frostline.loaders import ArrayLoader, WorkerLoader
+from frostline.models import freeze
+from frostline.node.process import start_node
+from frostline.ordering import Order
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+
+NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
+SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=2, device_batch=8, retry_for_s=0.2)
+STARTS = ("fork", "forkserver")
+# Shutting down, PyTorch waits up to five seconds for workers that it cannot ask.
+GONE_S = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=16)
+
+
+@pytest.fixture(scope="module")
+def node(folder):
+    with start_node((str(folder),), NODE) as process:
+        yield process
+
+
+def job_for(folder, model=None, **options):
+    options = {"settings": SETTINGS, "node": NODE, "preprocess": tiny_preprocess(), **options}
+    return fl.offload(model, fl.Dataset(folder), **options)
+
+
+def in_workers(loader, start, workers=2):
+    return DataLoader(loader, batch_size=None, num_workers=workers, multiprocessing_context=start)
+
+
+def wait_until_gone(pids):
+    """Until none of these processes is left, not even one that nobody waited for; it ends the test otherwise."""
+    deadline = time.monotonic() + GONE_S
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, f"processes {pids} are still there"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_workers_give_the_features_of_a_network_to_the_bit(folder, node, cut):
+    torch.manual_seed(1)
+    model = freeze(Small().train(), "stem", input_shape=(3, 32, 32))
+    with job_for(folder, model, near=node.url, cut=cut) as job:
+        alone = list(job.loader(8, shuffle=True))
+        for one, other in zip(in_workers(job.loader(8, shuffle=True), "fork"), alone, strict=True):
+            assert torch.equal(one.ids, other.ids)
+            assert torch.equal(one.features, other.features)
+
+
+def test_workers_that_are_spawned_give_the_order_and_their_states(folder, node):
+    with job_for(folder, near=node.url) as job:
+        whole = [batch.ids.tolist() for batch in job.loader(8, shuffle=True)]
+        loader = job.loader(8, shuffle=True)
+        loader.load_state_dict(loader.state_after(2))
+        assert [batch.ids.tolist() for batch in in_workers(loader, "spawn")] == whole[2:]
+
+
+def test_each_epoch_of_one_loader_has_its_own_order_in_workers(folder, node):
+    with job_for(folder, near=node.url) as job:
+        loader = job.loader(8, shuffle=True)
+        data = in_workers(loader, "fork")
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            expected = [batch.ids.tolist() for batch in job.loader(8, shuffle=True, epoch=epoch)]
+            assert [batch.ids.tolist() for batch in data] == expected
+
+
+def test_a_sample_that_cannot_be_read_leaves_its_batch_shorter_in_workers(tmp_path):
+    folder = image_folder(tmp_path, per_class=8)
+    (folder / "noise" / "003.jpg").write_bytes(b"no image")
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.5)
+    with job_for(folder, settings=settings) as job:
+        found = [len(batch) for batch in in_workers(job.loader(8, shuffle=True), "fork")]
+    assert sorted(found) == [7, 8, 8]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_worker_that_is_killed_is_an_error_and_nothing_is_left(folder, node, start):
+    before = {one.pid for one in multiprocessing.active_children()}
+    with job_for(folder, near=node.url) as job:
+        whole = [batch.ids.tolist() for batch in job.loader(2, shuffle=True)]
+        loader = WorkerLoader(job.loader(2, shuffle=True), 2, start=start)
+        batches = iter(loader)
+        seen = [next(batches).ids.tolist()]
+        workers = [one.pid for one in multiprocessing.active_children() if one.pid not in before]
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        with pytest.raises(Unavailable, match="a worker of the loader is gone"):
+            seen.extend(batch.ids.tolist() for batch in batches)
+        del batches
+        wait_until_gone(workers)
+        loader.load_state_dict(loader.state_dict())
+        assert seen + [batch.ids.tolist() for batch in loader] == whole
+
+
+def test_workers_of_a_process_that_is_killed_go_too(folder, node):
+    code = (
+        "import multiprocessing, sys, time, frostline as fl\n"
+        "from torch.utils.data import DataLoader\n"
+        "from support.images import tiny_preprocess\n"
+        "job = fl.offload(None, fl.Dataset(sys.argv[1]), preprocess=tiny_preprocess(), near=sys.argv[2])\n"
+        "batches = iter(DataLoader(job.loader(2), batch_size=None, num_workers=2, multiprocessing_context='fork'))\n"
+        "next(batches)\n"
+        "print(*(one.pid for one in multiprocessing.active_children()), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code, str(folder), node.url]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            workers = [int(one) for one in parent.stdout.readline().split()]
+        finally:
+            parent.kill()
+    assert len(workers) == 2
+    wait_until_gone(workers)
+
+
+def test_a_node_that_is_gone_is_a_sentence_of_the_worker(folder):
+    with start_node((str(folder),), NODE) as node:
+        job = job_for(folder, near=node.url)
+    with closing(job), pytest.raises(NodeUnreachable, match=node.url):
+        list(in_workers(job.loader(8), "fork", 1))
+
+
+def test_a_fork_of_a_process_that_used_such_a_store_says_what_to_do_or_asks_the_io_service(s3, tmp_path, monkeypatch):
+    s3.put_folder(image_folder(tmp_path, per_class=4), "workers")
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    with job_for("s3://workers") as job:
+        loader = job.loader(4, shuffle=True)
+        whole = [batch.ids.tolist() for batch in loader]
+        with pytest.raises(StoreError, match="start workers with 'spawn' or 'forkserver'"):
+            list(in_workers(loader, "fork", 1))
+        assert [batch.ids.tolist() for batch in in_workers(loader, "spawn", 1)] == whole
+    upstream = Upstream(roots=("s3://workers",), node=NODE)
+    with start_io(upstream) as service, job_for("s3://workers", near=service.url) as job:
+        loader = job.loader(4, shuffle=True)
+        assert [batch.ids.tolist() for batch in in_workers(loader, "fork")] == whole
+
+
+def test_a_token_of_the_environment_does_not_travel(folder, monkeypatch):
+    monkeypatch.setenv("FROSTLINE_TOKEN", "a-very-secret-token")
+    with job_for(folder, settings=LoaderSettings()) as job:
+        travelling = pickle.dumps(job.loader(8, shuffle=True))
+    assert b"a-very-secret-token" not in travelling
+    monkeypatch.setenv("FROSTLINE_TOKEN", "another")
+    loader = pickle.loads(travelling)
+    assert [len(batch) for batch in loader] == [8] * 6
+
+
+def test_a_loader_that_no_job_made_does_not_travel():
+    class Nothing:
+        digest, samples = "", ()
+
+    loader = ArrayLoader(lambda _: None, Nothing, order=Order(size=1, seed=0, epoch=0), batch_size=1)
+    with pytest.raises(SettingError, match="only a loader that a job made"):
+        pickle.dumps(loader)
