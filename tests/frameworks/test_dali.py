@@ -6,6 +6,7 @@ from nvidia.dali import fn, pipeline_def
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.dali import DaliSource
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
 
 
 def made(source, *, decode=None, batch_size=8, depth=2, device=None):
@@ -101,3 +102,36 @@ def test_dali_decodes_on_the_gpu(job):
     for pixels, labels in source.run(made(source, decode="mixed", device=0)):
         assert pixels.as_cpu().as_tensor().shape()[1:] == [32, 32, 3]
         assert len(labels) <= 8
+
+
+class TestDaliSources(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+    """The tests of every adapter; each pass has a pipeline of its own."""
+
+    encoded = False
+
+    def make(self, job, batch_size, state=None, **options):
+        source = DaliSource(job.arrays(batch_size, encoded=self.encoded, **options), columns=("features", "ids"))
+        if state is not None:
+            source.load_state_dict(state)
+        return Piped(source, batch_size)
+
+    def ids_of(self, batch):
+        return batch[1].as_array().tolist()
+
+
+class TestDaliSourcesOfEncodedSamples(TestDaliSources):
+    """The same without Frostline's decoding, which would have found what cannot be read."""
+
+    encoded = True
+    test_data_that_cannot_be_read_ends_a_pass_with_a_sentence = None
+
+
+class Piped:
+    """A source, and a pipeline for each pass."""
+
+    def __init__(self, source, batch_size):
+        self._source, self._batch_size = source, batch_size
+        self.state_dict = source.state_dict
+
+    def __iter__(self):
+        return self._source.run(made(self._source, batch_size=self._batch_size))

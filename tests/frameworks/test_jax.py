@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.jax import JaxLoader
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
 from support.frameworks import start
 from support.servers import free_ports
 
@@ -136,3 +137,30 @@ def test_processes_share_an_epoch_and_its_global_batches(folder, job):
     assert seen[0]["labels"] == [int(arrays.labels.sum()) for arrays in job.arrays(8, shuffle=True, drop_last=True)]
     assert seen[0]["state"] == seen[1]["state"]
     assert all("seed" in one["said"] for one in seen)
+
+
+class TestJaxLoaders(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+    """The tests of every adapter; states are those of the iterator that runs."""
+
+    def make(self, job, batch_size, state=None, **options):
+        arrays = job.arrays(batch_size, **options)
+        if state is not None:
+            arrays.load_state_dict(state)
+        return Running(JaxLoader(arrays, columns=("features", "ids")))
+
+    def ids_of(self, batch):
+        return batch["ids"].tolist()
+
+    def state_of(self, loader):
+        return loader.now.get_state()
+
+
+class Running:
+    """A loader that says which of its iterators runs."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __iter__(self):
+        self.now = iter(self._loader)
+        return self.now

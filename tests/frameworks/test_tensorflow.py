@@ -11,6 +11,7 @@ import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import DataError, SettingError
 from frostline.loaders.tensorflow import TensorFlowLoader
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
 from support.images import image_folder, tiny_preprocess
 
 
@@ -141,3 +142,26 @@ def test_what_does_not_fit_is_refused(job):
         TensorFlowLoader(job.arrays(8), prefetch=-1)
     with pytest.raises(SettingError, match="masks"):
         list(TensorFlowLoader(job.arrays(8), columns=("targets",)))
+
+
+class TestTensorFlowLoaders(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+    """The tests of every adapter."""
+
+    prefetch = 0
+
+    def make(self, job, batch_size, state=None, **options):
+        loader = TensorFlowLoader(
+            job.arrays(batch_size, **options), columns=("features", "ids"), prefetch=self.prefetch
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    def ids_of(self, batch):
+        return batch[1].numpy().tolist()
+
+
+class TestPrefetchingTensorFlowLoaders(TestTensorFlowLoaders):
+    """The same where TensorFlow holds batches that the loop does not have yet."""
+
+    prefetch = 2
