@@ -1,6 +1,7 @@
 """The columns of a manifest: Arrow in memory or in a mapped file, seen as numbers and texts without a copy."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -105,9 +106,10 @@ class Columns:
     def scan(self, names: Sequence[str]) -> Iterator[pa.Table]:
         """Some columns in pieces of some hundred thousand rows; pages of a piece are given back before the next."""
         chosen = self.table.select(list(names))
-        for start in range(0, len(self), _SCAN_ROWS):
-            yield chosen.slice(start, _SCAN_ROWS)
-            self.forget()
+        with self._read_on(chosen):
+            for start in range(0, len(self), _SCAN_ROWS):
+                yield chosen.slice(start, _SCAN_ROWS)
+                self.forget()
 
     def of(self, table: pa.Table) -> "Columns":
         """Another table of the same rows, columns of which may lie in the same file."""
@@ -119,6 +121,31 @@ class Columns:
             import mmap
 
             self._mapped.madvise(mmap.MADV_DONTNEED)
+
+    @contextmanager
+    def _read_on(self, table: pa.Table) -> Iterator[None]:
+        """Have the system read ahead where columns lie: what is read here and there is read a page at a time."""
+        if self._mapped is None:
+            yield
+            return
+        import mmap
+
+        places = list(self._places(table, mmap.PAGESIZE))
+        for place in places:
+            self._mapped.madvise(mmap.MADV_SEQUENTIAL, *place)
+        try:
+            yield
+        finally:
+            for place in places:
+                self._mapped.madvise(mmap.MADV_RANDOM, *place)
+
+    def _places(self, table: pa.Table, page: int) -> Iterator[tuple[int, int]]:
+        """Where in the file the columns' bytes lie, by whole pages."""
+        base, size = pa.py_buffer(self._mapped).address, len(self._mapped)
+        buffers = (one for column in table.columns for chunk in column.chunks for one in chunk.buffers())
+        for start, length in ((one.address - base, one.size) for one in buffers if one is not None):
+            if 0 <= start < start + length <= size:
+                yield start // page * page, length + start % page
 
     def _array(self, name: str) -> pa.Array:
         column = self.table.column(name)
