@@ -28,7 +28,7 @@ from support.networks import Small
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=2, device_batch=8, retry_for_s=0.2)
-STARTS = ("fork", "forkserver")
+STARTS = ("fork", "forkserver", "spawn")
 # Shutting down, PyTorch waits up to five seconds for workers that it cannot ask.
 GONE_S = 60
 
@@ -72,12 +72,53 @@ def test_workers_give_the_features_of_a_network_to_the_bit(folder, node, cut):
             assert torch.equal(one.features, other.features)
 
 
-def test_workers_that_are_spawned_give_the_order_and_their_states(folder, node):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preprocess": tiny_preprocess(flip=True)},
+        {"augment": fl.FeatureNoise()},
+        {"augment": fl.FeatureMixup()},
+        {"weights": {"circle": 1, "noise": 2, "stripe": 1}, "draws": 50},
+        {"last": "pad", "ranks": fl.Ranks(rank=1, world_size=5)},
+        {"drop_last": True},
+    ],
+    ids=["random pixels", "noise", "mixtures", "draws", "ranks", "dropped end"],
+)
+def test_workers_give_whatever_the_loader_gives(folder, node, options):
     with job_for(folder, near=node.url) as job:
-        whole = [batch.ids.tolist() for batch in job.loader(8, shuffle=True)]
-        loader = job.loader(8, shuffle=True)
-        loader.load_state_dict(loader.state_after(2))
-        assert [batch.ids.tolist() for batch in in_workers(loader, "spawn")] == whole[2:]
+        options = {"shuffle": "weights" not in options, "seed": 3, "epoch": 2, **options}
+        pairs = zip(in_workers(job.loader(7, **options), "fork"), job.loader(7, **options), strict=True)
+        for one, other in pairs:
+            assert torch.equal(one.ids, other.ids)
+            assert torch.equal(one.labels, other.labels)
+            assert torch.equal(one.features, other.features)
+
+
+def test_epochs_that_follow_each_other_go_through_workers(folder, node):
+    with job_for(folder, near=node.url) as job:
+        for loader in job.epochs(8, range(2), shuffle=True):
+            expected = [batch.ids.tolist() for batch in job.loader(8, shuffle=True, epoch=loader.epoch)]
+            assert [batch.ids.tolist() for batch in WorkerLoader(loader, 2, start="fork")] == expected
+
+
+def test_workers_go_on_from_what_was_handed_out_ahead(folder, node):
+    settings = LoaderSettings(samples_per_request=2, requests_in_flight=6, cache_bytes=0, slack=None)
+    with job_for(folder, near=node.url, settings=settings) as job:
+        first = job.loader(5, shuffle=True)
+        batches = iter(first)
+        seen = [id for _ in range(3) for id in next(batches).ids.tolist()]
+        state = first.state_dict()
+        batches.close()
+        workers = WorkerLoader(job.loader(5, shuffle=True), 2, start="fork")
+        workers.load_state_dict(state)
+        batches = iter(workers)
+        seen += next(batches).ids.tolist()
+        state = workers.state_dict()
+        del batches
+        last = job.loader(5, shuffle=True)
+        last.load_state_dict(state)
+        seen += [id for batch in last for id in batch.ids.tolist()]
+        assert sorted(seen) == sorted(job.data.samples.ids.tolist())
 
 
 def test_each_epoch_of_one_loader_has_its_own_order_in_workers(folder, node):
