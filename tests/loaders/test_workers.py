@@ -28,7 +28,7 @@ from support.networks import Small
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=2, device_batch=8, retry_for_s=0.2)
-STARTS = ("fork", "forkserver", "spawn")
+STARTS = ("fork", "spawn")
 # Shutting down, PyTorch waits up to five seconds for workers that it cannot ask.
 GONE_S = 60
 

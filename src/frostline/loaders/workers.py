@@ -1,6 +1,8 @@
 """A loader's batches from worker processes, with a state like the loader's own, and a sentence where one dies."""
 
+import multiprocessing
 from collections.abc import Iterator, Mapping
+from multiprocessing.connection import wait
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -14,6 +16,8 @@ __all__ = ("WorkerLoader",)
 
 # How PyTorch begins what it makes of an error that was raised in a worker.
 _RAISED = "Caught "
+# Between the end of a worker's connections and its own.
+_DEATH_S = 1.0
 
 
 class WorkerLoader:
@@ -96,4 +100,13 @@ def _next(batches: Iterator[Batch]) -> Batch | None:
     try:
         return next(batches, None)
     except (EOFError, OSError) as error:
+        _join_the_dead()
         raise RuntimeError(str(error) or type(error).__name__) from error
+
+
+def _join_the_dead() -> None:
+    """Return, or raise what the signal handler says, when a death is known, so that it does not break the shutdown."""
+    children = {one.sentinel: one for one in multiprocessing.active_children()}
+    for sentinel in wait(list(children), _DEATH_S):
+        if isinstance(sentinel, int):
+            children[sentinel].join()
