@@ -125,6 +125,24 @@ def test_closing_early_frees_threads_that_wait_for_the_node():
         next(deliveries)
 
 
+def test_a_pass_may_be_closed_in_its_own_thread_as_by_the_garbage_collector():
+    closed, failures = threading.Event(), []
+
+    def fetch(ask):
+        try:
+            deliveries.close()
+        except RuntimeError as error:
+            failures.append(error)
+        closed.set()
+        yield FeatureBatch(ids=ask.samples.ids)
+
+    deliveries = prefetcher(fetch, requests_in_flight=1)
+    deliveries.__enter__()
+    assert closed.wait(10)
+    deliveries.close()
+    assert not failures
+
+
 def test_an_interrupt_gets_through_while_the_consumer_waits():
     main = threading.main_thread().ident
     transport = ScriptedTransport(otherwise=Act(gate="never"))

@@ -15,6 +15,7 @@ from frostline.prefetch.window import Window, WindowStatistics
 
 __all__ = ("Fetch", "Prefetcher")
 
+_THREADS = "frostline-prefetch"
 # Observers of a loop that waits for long may want to know before rows arrive.
 _WAIT_S = 1.0
 
@@ -57,7 +58,7 @@ class Prefetcher:
         self._fetch = fetch
         self._clock = clock
         self._observe = observe
-        self._pool = ThreadPoolExecutor(threads + 1, "frostline-prefetch")  # one more, to wait until a time
+        self._pool = ThreadPoolExecutor(threads + 1, _THREADS)  # one more, to wait until a time
         # The consumer takes a bare lock and waits on a queue: both are whole in C, so that an interrupt in its thread
         # cannot leave the lock held, as it can between the lines of Condition.
         self._lock = threading.RLock()  # guards the window and all below
@@ -108,7 +109,8 @@ class Prefetcher:
             answers = list(self._answers.values())
         for answer in answers:
             _close(answer)
-        self._pool.shutdown(cancel_futures=True)
+        # A pass that was dropped in a cycle is closed by the garbage collector, which may run in such a thread itself.
+        self._pool.shutdown(wait=not threading.current_thread().name.startswith(_THREADS), cancel_futures=True)
         if self._tuner is not None:
             self._tuner.end(self._window)
 
