@@ -302,6 +302,7 @@ def measured(batches, task, seconds):
             break
     cpu = cpu_s()
     batches.close()
+    steady = steady or (0.0, 0, cpu_before)
     rate = (done - steady[1]) / (now - steady[0]) if done > steady[1] else done / now
     return {
         "samples_per_s": rate,

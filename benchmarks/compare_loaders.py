@@ -103,7 +103,7 @@ def shuffled(task, items):
 
 
 def frostline(task, near=None, batch=BATCH):
-    """The store's objects; all settings are defaults but for the cache, which later epochs would find full."""
+    """The store's objects, decoded as they arrive; nothing is kept, since later epochs would then read nothing."""
     import frostline as fl
     from frostline.config import LoaderSettings
 
@@ -112,7 +112,7 @@ def frostline(task, near=None, batch=BATCH):
     if task.what == "objects":
         yield from _encoded(task, data, near, settings)
         return
-    cut = None if near is None else 0
+    cut = 1 if near is None else 0
     with fl.offload(None, data, preprocess=task.preprocess(), near=near, cut=cut, settings=settings) as job:
         for found in job.loader(batch, shuffle=True, seed=task.seed):
             yield found.features, found.labels
