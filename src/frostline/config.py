@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,7 @@ __all__ = (
     "TenantSettings",
     "cache_folder",
     "environment",
+    "io_socket",
 )
 
 _KIB = 1 << 10
@@ -300,6 +302,13 @@ class LoaderSettings:
 def cache_folder() -> Path:
     """The user's cache folder for Frostline (``XDG_CACHE_HOME`` where it is set); it may not exist yet."""
     return user_cache_path("frostline")
+
+
+def io_socket() -> Path:
+    """Where the user's I/O service listens unless it is told otherwise (``XDG_RUNTIME_DIR`` where it is set)."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "frostline" if runtime else Path(tempfile.gettempdir()) / f"frostline-{os.geteuid()}"
+    return folder / "io.sock"
 
 
 def environment(prefix: str) -> dict[str, str]:

@@ -61,7 +61,7 @@ def test_the_entry_point_is_a_function_still_after_a_verb_ran(capsys):
     assert importlib.import_module("frostline.cli").main is main
 
 
-@pytest.mark.parametrize("verb", ["demo", "extract", "index", "ingest", "plan", "serve", "train"])
+@pytest.mark.parametrize("verb", ["demo", "extract", "index", "ingest", "io", "plan", "serve", "train"])
 def test_every_verb_has_help_with_an_example_and_json(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0
@@ -291,6 +291,9 @@ def test_extract_writes_a_row_for_each_sample(capsys, folder, near, tmp_path):
         (("train", "--data", "{folder}", *SMALL, "--weights", "{other}"), "does not fit the network"),
         (("train", "--data", "{folder}", "--model", "support.networks:Small", "--until", "fc"), "nothing to train"),
         (("serve", "--data-root", "{folder}", "--listen", "7070"), "HOST:PORT"),
+        (("io", "--socket", "{folder}/new/io.sock"), "give one of them"),
+        (("io", "--socket", "{folder}/io.sock", "--data-root", "{folder}"), "0700"),
+        (("io", "--data-root", "{folder}", "--memory", "64MiB", "--window", "65MiB"), "window_bytes"),
         (("serve", "--data-root", "{folder}", "--tenants", "{folder}/none.toml"), "none.toml"),
         (("train", "--data", "{folder}"), "Missing option"),
     ],
@@ -373,3 +376,44 @@ def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path, po
     children = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     assert str(folder) not in children
     assert "frostline.training.beside" not in children
+
+
+def test_jobs_share_a_service_that_says_how_it_stands_until_it_is_told_to_stop(capsys, folder, tmp_path, monkeypatch):
+    socket = tmp_path / "here" / "io.sock"
+    how = ("train", "--data", folder, *SMALL, "--epochs", 1, "--seed", 5)
+    monkeypatch.setenv("FROSTLINE_IO", "")
+    alone = run_json(capsys, *how)
+    with start("io", "--socket", socket, "--data-root", folder, "--memory", "64MiB", "--json") as process:
+        try:
+            url = json.loads(rest_of_json(process))["url"]
+            assert url == f"unix://{socket}"
+            monkeypatch.setenv("FROSTLINE_IO", url)
+            shared = run_json(capsys, *how)
+            assert shared["losses"] == alone["losses"]
+            assert any(url in one["where"] for one in shared["where"])
+            stands = run_json(capsys, "io", "--socket", socket, "--status")
+            assert stands["jobs"] == {}
+            assert stands["totals"]["samples"] >= 24
+            assert stands["window"]["used_bytes"] == 0
+            code, out, _ = run(capsys, "io", "--socket", socket, "--status")
+            assert code == 0
+            assert "bytes under way" in out
+            code, _, err = run(capsys, "io", "--socket", socket, "--data-root", folder)
+            assert code == 2
+            assert "already" in err
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == -signal.SIGTERM
+    assert not socket.exists()
+    code, _, err = run(capsys, "io", "--socket", socket, "--status")
+    assert code == 1
+    assert f"frostline io --socket {socket}" in err
+
+
+def test_a_service_ends_with_ctrl_c(folder, tmp_path):
+    socket = tmp_path / "here" / "io.sock"
+    with start("io", "--socket", socket, "--near", "http://127.0.0.1:9", "--json") as process:
+        rest_of_json(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert not socket.exists()

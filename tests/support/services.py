@@ -1,5 +1,6 @@
 """An I/O service in this process, for tests that look into it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def python(code, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     try:
         yield process

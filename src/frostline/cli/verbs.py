@@ -10,6 +10,7 @@ from frostline.cli.exits import DONE, FAILED, INTERRUPTED, MISTAKEN
 from frostline.cli.extract import extract
 from frostline.cli.index import index
 from frostline.cli.ingest import ingest
+from frostline.cli.io import io
 from frostline.cli.plan import plan
 from frostline.cli.serve import serve
 from frostline.cli.train import train
@@ -32,7 +33,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (demo, extract, index, ingest, plan, serve, train):
+for _verb in (demo, extract, index, ingest, io, plan, serve, train):
     verbs.add_command(_verb)
 
 

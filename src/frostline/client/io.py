@@ -79,6 +79,11 @@ class IoTransport:
         """Of the service."""
         return self._sockets.url
 
+    @property
+    def job(self) -> str:
+        """Names the job to the service."""
+        return self._made_from[3]
+
     def health(self) -> Health:
         """See ``Transport``; of the node."""
         return self._value(Health.from_json, {"kind": "health"})

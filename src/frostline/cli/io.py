@@ -1,0 +1,141 @@
+"""The verb ``io``: run the I/O service that jobs of this machine share, or say how it stands."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from frostline.cli.amounts import BYTES
+from frostline.cli.options import as_json
+from frostline.cli.show import print_json, print_table
+from frostline.client.io import IoTransport
+from frostline.config import IoSettings, NodeSettings, io_socket
+
+__all__ = ("io",)
+
+
+@click.command(epilog="Example: frostline io --data-root s3://photos --memory 8GiB")
+@click.option(
+    "--socket",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where it listens, in a folder of your own with mode 0700; by default one of the user's runtime folder.",
+)
+@click.option("--near", multiple=True, metavar="URL", help="Node to ask; may be repeated, to share the work.")
+@click.option(
+    "--data-root", "roots", multiple=True, metavar="URL", help="Without a node: read data under this URL itself."
+)
+@click.option(
+    "--memory",
+    type=BYTES,
+    default="2GiB",
+    show_default=True,
+    help="For samples that are kept and those under way. Beside it stand the idle process and --node-memory.",
+)
+@click.option("--window", type=BYTES, help="Of it, most bytes under way, shared between jobs; a quarter by default.")
+@click.option(
+    "--node-memory", type=BYTES, default="2GiB", show_default=True, help="With --data-root, for reading and decoding."
+)
+@click.option(
+    "--read-threads",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="With --data-root, samples that a store is asked for at once; more hides a longer round trip.",
+)
+@click.option(
+    "--status", is_flag=True, help="Say how the running service stands: jobs, bytes under way, what it found."
+)
+@as_json
+def io(
+    path: Path | None,
+    near: tuple[str, ...],
+    roots: tuple[str, ...],
+    memory: int,
+    window: int | None,
+    node_memory: int,
+    read_threads: int,
+    status: bool,
+    as_json: bool,
+) -> None:
+    """Run the I/O service that jobs of this machine share, until Ctrl-C.
+
+    Jobs name it by near="unix://PATH", or by FROSTLINE_IO. What several of them read is read once, and their bytes
+    under way are one budget. It answers processes of the same user alone. With --json one line on stdout tells the
+    address once it is ready.
+    """
+    url = f"unix://{(path or io_socket()).absolute()}"
+    if status:
+        _say_status(url, as_json=as_json)
+        return
+    from frostline.io.places import listening_at
+    from frostline.io.service import IoService
+    from frostline.io.upstream import Upstream
+
+    settings = IoSettings(memory_bytes=memory, window_bytes=window or 0)
+    node = NodeSettings(memory_bytes=node_memory, read_threads=read_threads, max_requests=settings.most_connections)
+    with (
+        _until_told() as told,
+        Upstream(near=near, roots=roots, node=node).opened() as upstream,
+        listening_at(url) as listening,
+        IoService(upstream, settings, listening),
+    ):
+        _say(url, near or roots, as_json=as_json)
+        told.wait()
+
+
+@contextmanager
+def _until_told() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets; the signal takes its usual effect once all has been put away."""
+    told = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: told.set())
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if told.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _say(url: str, asks: tuple[str, ...], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"url": url, "asks": list(asks)})
+    else:
+        click.echo(f"I/O service ready at {url}, asking {', '.join(asks)}; FROSTLINE_IO={url} has jobs use it")
+
+
+def _say_status(url: str, *, as_json: bool) -> None:
+    with closing(IoTransport(url)) as transport:
+        found = transport.service_statistics()
+        own = transport.job
+    found["jobs"] = {job: one for job, one in found["jobs"].items() if job != own}
+    if as_json:
+        print_json(found)
+        return
+    print_table(f"I/O service at {url}", ("", ""), list(_totals(found)))
+    rows = [
+        (job, ", ".join(map(str, one["processes"])), *(f"{one[name]:,}" for name in _COLUMNS))
+        for job, one in found["jobs"].items()
+    ]
+    print_table("Jobs", ("job", "processes", "expected bytes", "held bytes", "waiting"), rows, left=(0, 1))
+
+
+_COLUMNS = ("expected_bytes", "lent_bytes", "waiting")
+
+
+def _totals(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    window, cache, totals = found["window"], found["cache"], found["totals"]
+    asked = cache["hits"] + cache["joined"] + cache["misses"]
+    yield "bytes under way", f"{window['used_bytes']:,} of {window['budget_bytes']:,} (most {window['peak_bytes']:,})"
+    yield "bytes kept", f"{cache['bytes']:,} of {cache['budget_bytes']:,}, {cache['rows']:,} samples"
+    yield "samples asked for", f"{asked:,}"
+    yield "of them kept already", f"{cache['hits']:,}"
+    yield "of them under way for another job", f"{cache['joined']:,}"
+    yield "of them read", f"{cache['misses']:,}"
+    yield "bytes read", f"{totals['bytes_read']:,}"
+    yield "bytes given to jobs", f"{totals['bytes_answered']:,}"
