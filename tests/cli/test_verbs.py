@@ -403,7 +403,8 @@ def test_jobs_share_a_service_that_says_how_it_stands_until_it_is_told_to_stop(c
             assert "already" in err
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == -signal.SIGTERM
+        _, err = process.communicate(timeout=30)
+        assert (process.returncode, err) == (-signal.SIGTERM, "")
     assert not socket.exists()
     code, _, err = run(capsys, "io", "--socket", socket, "--status")
     assert code == 1

@@ -124,10 +124,9 @@ class IoService:
                 is_refused = self._is_stopped or len(self._connections) >= self._settings.most_connections
                 if not is_refused:
                     self._connections[one] = thread
+                    thread.start()  # before anybody can wait for it to end
             if is_refused:
                 one.close()
-            else:
-                thread.start()
 
     def _serve(self, one: socket.socket) -> None:
         """In a thread of the connection."""
