@@ -292,7 +292,7 @@ def test_extract_writes_a_row_for_each_sample(capsys, folder, near, tmp_path):
         (("train", "--data", "{folder}", "--model", "support.networks:Small", "--until", "fc"), "nothing to train"),
         (("serve", "--data-root", "{folder}", "--listen", "7070"), "HOST:PORT"),
         (("io", "--socket", "{folder}/new/io.sock"), "give one of them"),
-        (("io", "--socket", "{folder}/io.sock", "--data-root", "{folder}"), "0700"),
+        (("io", "--socket", "{open}/io.sock", "--data-root", "{folder}"), "0700"),
         (("io", "--data-root", "{folder}", "--memory", "64MiB", "--window", "65MiB"), "window_bytes"),
         (("serve", "--data-root", "{folder}", "--tenants", "{folder}/none.toml"), "none.toml"),
         (("train", "--data", "{folder}"), "Missing option"),
@@ -304,7 +304,10 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(capsys, folder, tmp_pat
     for name in ("circle", "noise"):
         (one / name / "000.jpg").unlink()
     write_tensors(tmp_path / "other.safetensors", {"a": torch.zeros(1)})
-    places = {"folder": folder, "empty": tmp_path / "empty", "one": one, "other": tmp_path / "other.safetensors"}
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
+    places = {"folder": folder, "one": one, "other": tmp_path / "other.safetensors"}
+    places |= {name: tmp_path / name for name in ("empty", "open")}
     code, out, err = run(capsys, *(part.format(**places) for part in arguments))
     assert code == 2
     assert sentence in err

@@ -1,7 +1,10 @@
 """Images kept as arrays: the pixels that are there, and a sentence for whatever is no image."""
 
+import gc
 import io
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import frostline as fl
 from frostline.errors import SampleError
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess
 from frostline.preprocess.apply import decode_into, pixels_needed
-from frostline.preprocess.arrays import pixels_of
+from frostline.preprocess.arrays import pixels_of, size_of_array
 from support.images import image_folder, tiny_preprocess
 
 PLAIN = Preprocess(steps=(Decode(), CenterCrop(8), Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)))
@@ -104,3 +107,22 @@ def test_a_folder_of_arrays_is_a_data_set(tmp_path):
     with fl.offload(None, fl.Dataset(tmp_path), preprocess=tiny_preprocess()) as job:
         [batch] = job.loader(6)
     assert len(batch.labels) == 6
+
+
+def test_headers_are_read_by_many_threads_at_once():
+    encoded = npy(np.zeros((40, 30, 3), np.uint8))
+
+    def to_another_thread(phase, info):
+        time.sleep(0)
+
+    # In the middle of Python's parser, threads change only where the garbage collector runs something of Python's.
+    gc.callbacks.append(to_another_thread)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(5)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            sizes = list(threads.map(lambda _: size_of_array(encoded), range(300)))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(to_another_thread)
+    assert set(sizes) == {(30, 40)}

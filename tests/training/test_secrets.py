@@ -7,12 +7,21 @@ from support.images import image_folder
 
 
 def test_no_secret_gets_into_the_files_and_words_of_a_training(s3, tmp_path, monkeypatch, capfd):
-    s3.put_folder(image_folder(tmp_path / "photos", per_class=6), "secrets")
+    s3.put_folder(image_folder(tmp_path / "photos", per_class=6), "trained")
     environment = s3.environment() | {"FROSTLINE_TOKEN": "open-sesame", "FROSTLINE_CQL_PASSWORD": "hunter2"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     out = tmp_path / "run"
-    about = ["--data", "s3://secrets", "--model", "support.networks:Small", "--until", "stem", "--memory", "512MiB"]
+    about = [
+        "--data",
+        "s3://trained",
+        "--model",
+        "support.networks:Small",
+        "--until",
+        "stem",
+        "--memory",
+        "512MiB",
+    ]
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["train", *about, "--epochs", "1", "--batch-size", "8", "--out", str(out)])
     written = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file()}

@@ -94,10 +94,10 @@ def begin_of(state: Mapping[str, Any], workers: int) -> Begin:
     given = own.get("given") if isinstance(own, Mapping) else None
     if not isinstance(given, int) or given < 0:
         raise OrderMismatch(f"this state of a loader's worker is damaged: {_KEY!r} makes no sense")
-    if own["workers"] != workers:
+    if own.get("workers") != workers:
         raise OrderMismatch(
-            f"this is the state of one of {own['workers']} workers, and there are {workers}: go on from the state of "
-            "the whole run, which frostline.loaders.furthest finds"
+            f"this is the state of one of {own.get('workers')} workers, and there are {workers}: go on from the state "
+            "of the whole run, which frostline.loaders.furthest finds"
         )
     began = own.get("began")
     return Begin(state=None if began is None else OrderState.from_json(began), given=given)

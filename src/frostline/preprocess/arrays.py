@@ -2,6 +2,7 @@
 
 import math
 import struct
+import threading
 from io import BytesIO
 from tokenize import TokenError
 from typing import Any
@@ -17,6 +18,9 @@ __all__ = ("classes_of", "is_array", "pixels_of", "size_of_array")
 _MAGIC = b"\x93NUMPY"
 _CHANNELS = (1, 3, 4)
 _LONGEST_HEADER = 1024
+# The reader takes literals apart with Python's own parser, which in 3.11 fails where two threads use it at once
+# (CPython 106905): its depth is counted for all of them together.
+_PARSING = threading.Lock()
 # What the reader of headers raises on texts that are none; it takes literals apart and evaluates nothing.
 _BROKEN = (
     ValueError,
@@ -97,7 +101,8 @@ def _header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], bool, np.dtyp
     file = BytesIO(encoded[: _LONGEST_HEADER + 16])
     try:
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
-        shape, is_fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
+        with _PARSING:
+            shape, is_fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
     except _BROKEN as error:
         raise SampleError("broken array: its header cannot be read") from error
     return shape, is_fortran, dtype, file.tell()
