@@ -7,14 +7,11 @@ from typing import Any, Self
 
 from frostline.client.io import IoTransport
 from frostline.config import IoSettings, LoaderSettings
-from frostline.errors import AddressInUse, SettingError, UserError
 from frostline.io.places import unnamed
 from frostline.io.upstream import Upstream
 from frostline.node.child import Child
 
 __all__ = ("IoProcess", "start_io")
-
-_ERRORS: dict[str, type[UserError]] = {"AddressInUse": AddressInUse, "SettingError": SettingError}
 
 
 class IoProcess:
@@ -51,14 +48,7 @@ class IoProcess:
         """
         self.stop()
         child = Child("frostline.io", json.dumps(self._wanted), "the I/O service")
-        try:
-            said = child.first_line()
-        except BaseException:
-            child.stop()
-            raise
-        if "url" not in said:
-            child.stop()
-            raise _ERRORS.get(said.get("error", ""), SettingError)(said.get("message", "the I/O service did not start"))
+        child.ready()
         self._child = child
 
     def stop(self) -> None:

@@ -12,10 +12,11 @@ from collections import deque
 from typing import IO
 
 from frostline.engines.allocator import ENVIRONMENT
-from frostline.errors import NodeUnreachable
+from frostline.errors import AddressInUse, NodeUnreachable, SettingError, UserError
 
 __all__ = ("Child",)
 
+_ERRORS: dict[str, type[UserError]] = {"AddressInUse": AddressInUse, "SettingError": SettingError}
 _START_S = 60.0
 _STOP_S = 15.0
 _KEPT_LINES = 40
@@ -60,17 +61,30 @@ class Child:
         """The end of what it wrote to stderr."""
         return b"".join(self._lines).decode(errors="replace").strip()
 
-    def first_line(self) -> dict[str, str]:
-        """The line in which it says where it listens.
+    def ready(self) -> dict[str, str]:
+        """What it says once it listens; a child that does not come so far has ended.
 
         Raises:
-            NodeUnreachable: There was none; the message holds the end of its stderr.
+            AddressInUse: What it would listen at is taken.
+            SettingError: It cannot listen there, or does not understand what it was told.
+            NodeUnreachable: It said nothing; the message holds the end of its stderr.
         """
+        try:
+            said = self._first_line()
+        except BaseException:
+            self.stop()
+            raise
+        if "url" not in said:
+            self.stop()
+            raise _ERRORS.get(said.get("error", ""), SettingError)(said.get("message", f"{self._what} did not start"))
+        return said
+
+    def _first_line(self) -> dict[str, str]:
         line = _line_within(_pipe(self.process.stdout), _START_S)
         if line.endswith(b"\n"):
             said: dict[str, str] = json.loads(line)
             return said
-        self.stop()
+        self.stop()  # so that its last words are all there
         why = f":\n{self.last_words}" if self.last_words else f"; it ended with {self.process.returncode}"
         raise NodeUnreachable(f"{self._what} did not come up{why}")
 

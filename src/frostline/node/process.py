@@ -8,12 +8,9 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from frostline.config import NodeSettings
-from frostline.errors import AddressInUse, SettingError, UserError
 from frostline.node.child import Child
 
 __all__ = ("NodeProcess", "start_node")
-
-_ERRORS: dict[str, type[UserError]] = {"AddressInUse": AddressInUse, "SettingError": SettingError}
 
 
 class NodeProcess:
@@ -85,14 +82,7 @@ class NodeProcess:
 
     def _start(self) -> None:
         child = Child("frostline.node", json.dumps(self._wanted))
-        try:
-            said = child.first_line()
-        except BaseException:
-            child.stop()
-            raise
-        if "url" not in said:
-            child.stop()
-            raise _ERRORS.get(said.get("error", ""), SettingError)(said.get("message", "the node did not start"))
+        said = child.ready()
         self._child = child
         self._url = said["url"]
         self._wanted["port"] = urlsplit(self._url).port
