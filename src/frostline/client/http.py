@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from frostline.client.answering import Answering
 from frostline.client.connections import Connections, address_of
 from frostline.client.exchange import Exchange, Message
 from frostline.client.training import HttpTraining
 from frostline.client.transport import TransportStatistics
 from frostline.config import LoaderSettings
 from frostline.core import EXACT, FeatureBatch
-from frostline.errors import FrostlineError, Unavailable
+from frostline.errors import FrostlineError
 from frostline.profiles import Profile
 from frostline.wire.framing import decode
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
@@ -149,58 +150,23 @@ class HttpTransport:
             raise FrostlineError(f"what answers at {self._url} is no node: its answer is no JSON") from error
 
 
-class HttpAnswer:
-    """The batches of one answer; the request is sent when the first is asked for.
-
-    ``close`` may be called from any thread and frees one that waits in ``next``.
-    """
+class HttpAnswer(Answering):
+    """The batches of one answer; see ``Answering``."""
 
     def __init__(self, exchange: Exchange, message: Message, transport: HttpTransport) -> None:
+        super().__init__(transport)
         self._exchange = exchange
         self._message = message
-        self._transport = transport
-        self._turn = threading.Lock()
-        self._batches: Iterator[FeatureBatch] | None = None
-        self._is_closed = False
+        self._batches: Iterator[FeatureBatch] = iter(())
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> FeatureBatch:
-        try:
-            with self._turn:
-                return self._counted()
-        finally:
-            if self._is_closed:
-                self._tidy()
-
-    def close(self) -> None:
-        """Abandon the rest."""
-        self._is_closed = True
+    def _break_off(self) -> None:
         self._exchange.break_off()
-        self._tidy()
 
-    def _tidy(self) -> None:
-        """Close the connection, unless another thread is still in ``next``: then that one does."""
-        if self._turn.acquire(blocking=False):
-            try:
-                self._exchange.end()
-            finally:
-                self._turn.release()
+    def _end(self) -> None:
+        self._exchange.end()
 
-    def _counted(self) -> FeatureBatch:
-        if self._is_closed:
-            raise StopIteration
-        try:
-            with self._transport.counted(requests=int(self._batches is None)):
-                return self._next()
-        except Unavailable:
-            if self._is_closed:  # it broke because it was closed
-                raise StopIteration from None
-            raise
-
-    def _next(self) -> FeatureBatch:
-        if self._batches is None:
+    def _next(self, *, is_first: bool) -> FeatureBatch:
+        if is_first:
             status = self._exchange.send(self._message)
             if status != _OK:
                 raise error_from_answer(status, self._exchange.read_all())

@@ -11,15 +11,16 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from frostline.client.answering import Answering
 from frostline.client.sharing import Link, Sockets, refusal, translated
 from frostline.client.transport import TransportStatistics
 from frostline.config import LoaderSettings
 from frostline.core import EXACT, FeatureBatch
-from frostline.errors import FrostlineError, OverBudget, Unavailable
+from frostline.errors import FrostlineError, OverBudget
 from frostline.profiles import Profile
 from frostline.wire.blocks import read_block
 from frostline.wire.frames import BACK, CLOSED, BrokenFrame, Frame, receive, send
@@ -171,63 +172,25 @@ class IoTransport:
             return frame.says
 
 
-class IoAnswer:
-    """The batches of one answer; the request is sent when the first is asked for.
-
-    ``close`` may be called from any thread and frees one that waits in ``next``.
-    """
+class IoAnswer(Answering):
+    """The batches of one answer; see ``Answering``."""
 
     def __init__(self, transport: IoTransport, sockets: Sockets, says: dict[str, Any]) -> None:
+        super().__init__(transport)
         self._transport = transport
         self._says = says
         self._exchange = _Exchange(sockets)
-        self._turn = threading.Lock()
-        self._answer = 0
         self._blocks = 0
-        self._has_begun = False
         self._has_ended = False
-        self._is_closed = False
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> FeatureBatch:
-        try:
-            with self._turn:
-                return self._counted()
-        finally:
-            if self._is_closed:
-                self._tidy()
-
-    def close(self) -> None:
-        """Abandon the rest."""
-        self._is_closed = True
+    def _break_off(self) -> None:
         self._exchange.break_off()
-        self._tidy()
 
-    def _tidy(self) -> None:
-        """Close the connection, unless another thread is still in ``next``: then that one does."""
-        if self._turn.acquire(blocking=False):
-            try:
-                self._end()
-            finally:
-                self._turn.release()
-
-    def _counted(self) -> FeatureBatch:
-        if self._is_closed or self._has_ended:
+    def _next(self, *, is_first: bool) -> FeatureBatch:
+        if self._has_ended:
             raise StopIteration
         try:
-            with self._transport.counted(requests=int(not self._has_begun)):
-                return self._next()
-        except Unavailable:
-            if self._is_closed:  # it broke because it was closed
-                raise StopIteration from None
-            raise
-
-    def _next(self) -> FeatureBatch:
-        try:
-            if not self._has_begun:
-                self._has_begun = True
+            if is_first:
                 self._exchange.send(self._says)
             frame = self._exchange.receive()
             if frame.says.get("kind") == "block":
