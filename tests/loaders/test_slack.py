@@ -151,7 +151,8 @@ def test_what_was_handed_out_is_recorded_and_comes_so_again_whatever_is_late_the
 def test_a_run_goes_on_from_any_state_with_each_sample_once(slack, then, held, waits, lost, batches, world_size):
     data = Data(COUNT)
     rows = np.flatnonzero(np.random.default_rng(len(waits)).random(COUNT) < held)
-    lost = {int(data.samples.ids[one]) for one in lost if one not in set(rows.tolist())}
+    # Several ranks refuse a step in which one of them has nothing that can be read.
+    lost = {int(data.samples.ids[one]) for one in lost if one not in set(rows.tolist()) and world_size == 1}
     came, state = [], None
     for number in batches:  # stopped and taken up again, each time as another process would
         run = loader(data, Store(data, waits, lost), kept(data, rows) if held else None, slack=slack)
