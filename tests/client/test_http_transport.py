@@ -45,7 +45,7 @@ def answering(*answers):
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", received
     finally:
-        thread.join(20)
+        thread.join(60)
         for peer in silent:
             peer.close()
         listening.close()

@@ -211,9 +211,9 @@ def paced(step_s, answers, body):
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", pace
     finally:
-        server.join(20)
+        server.join(60)
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         listening.close()
 
 

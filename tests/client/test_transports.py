@@ -248,7 +248,7 @@ def test_closing_frees_a_thread_that_waits_for_the_next_batch(way, images):
     thread.start()
     until(lambda: node.statistics().memory["work"].waiting == 1)
     second.close()
-    thread.join(20)
+    thread.join(60)
     assert got == [None]
     rest = sum(len(batch) + len(batch.skipped) for batch in first)
     assert rest > 0

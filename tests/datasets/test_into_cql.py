@@ -72,7 +72,7 @@ def test_a_run_that_was_killed_is_taken_up_and_puts_only_what_is_missing(server,
     with subprocess.Popen(verb, stdout=subprocess.DEVNULL) as process:
         until(lambda: process.poll() is not None or len(seals(session)) >= 20)
         process.send_signal(signal.SIGKILL)
-    before = seals(session)
+    before = settled(session)
     assert len(before) >= 20
     happened = []
     done = put_into_table(source, url(server), observe=happened.append)
@@ -82,6 +82,16 @@ def test_a_run_that_was_killed_is_taken_up_and_puts_only_what_is_missing(server,
     assert len(after) == len({row.name for row in after}) == total
     assert before == {row.id: row[2] for row in after if row.id in before}, "what was there was not written again"
     assert contents(fl.Dataset(url(server), cache=tmp_path)) == contents(source)
+
+
+def settled(session):
+    """``seals``, once the server has done with what it was sent before its client died."""
+    found = seals(session)
+    while True:
+        time.sleep(1)
+        before, found = found, seals(session)
+        if found == before:
+            return found
 
 
 def seals(session):

@@ -42,7 +42,7 @@ def test_of_two_that_convert_at_once_one_is_kept(tmp_path):
     seen = []
 
     def meet(place):
-        barrier.wait(timeout=30)
+        barrier.wait(timeout=60)
         (place / "file").write_text("whole")
 
     def convert():

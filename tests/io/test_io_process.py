@@ -201,7 +201,7 @@ def test_a_parent_that_is_killed_leaves_no_service_behind(images, how):
         pid = int(parent.stdout.readline())
         assert runs(pid)
         parent.send_signal(how)
-        parent.wait(30)
+        parent.wait(60)
         until(lambda: not runs(pid))
 
 

@@ -98,8 +98,8 @@ def test_samples_that_are_on_their_way_are_not_asked_for_again(images):
         assert node.wait_for_requests(2)
         assert node.requests[1].samples.ids.tolist() == samples_of(images).ids[39:31:-1].tolist()
         node.open("door")
-        assert mine.result(20)[0] == samples_of(images).ids[:32].tolist()
-        assert its.result(20)[0] == samples_of(images).ids[39:7:-1].tolist()
+        assert mine.result(60)[0] == samples_of(images).ids[:32].tolist()
+        assert its.result(60)[0] == samples_of(images).ids[39:7:-1].tolist()
         cache = service.statistics()["cache"]
         assert (cache["misses"], cache["hits"] + cache["joined"]) == (COUNT, 24)
 
@@ -125,8 +125,8 @@ def test_whoever_waits_for_a_job_that_fails_asks_itself(images):
         until(lambda: len(node.requests) == 1)
         node.open("door")
         with pytest.raises(Unavailable, match="cut"):
-            mine.result(20)
-        assert its.result(20)[0] == samples_of(images).ids.tolist()
+            mine.result(60)
+        assert its.result(60)[0] == samples_of(images).ids.tolist()
 
 
 def test_whoever_waits_for_a_job_that_goes_away_gets_what_it_fetched(images):
@@ -139,7 +139,7 @@ def test_whoever_waits_for_a_job_that_goes_away_gets_what_it_fetched(images):
         answer.close()
         one.close()
         node.open("door")
-        assert its.result(20)[0] == samples_of(images).ids.tolist()
+        assert its.result(60)[0] == samples_of(images).ids.tolist()
         assert len(node.requests) == 1
 
 
@@ -167,7 +167,7 @@ def test_closing_frees_a_thread_that_waits_for_room(images):
         for answer in answers:
             answer.close()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert got == [None, None]
         until(lambda: is_quiet(service))
 

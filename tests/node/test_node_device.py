@@ -58,14 +58,14 @@ class Bench:
     def busy(self):
         """While something else runs."""
         begun, go = threading.Event(), threading.Event()
-        blocking = self.call(lambda: (begun.set(), go.wait(20)))
+        blocking = self.call(lambda: (begun.set(), go.wait(60)))
         self.device.enqueue(blocking)
-        assert begun.wait(20)
+        assert begun.wait(60)
         try:
             yield
         finally:
             go.set()
-        blocking.future.result(20)
+        blocking.future.result(60)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def test_rows_of_several_requests_fill_runs_up_and_come_out_as_they_would_alone(
             for batch in batches:
                 made.device.enqueue(batch)
         for batch, wanted in zip(batches, expected, strict=True):
-            same(batch.future.result(20), wanted)
+            same(batch.future.result(60), wanted)
         totals = made.counters.totals()
         assert totals.runs == 1 + -(-sum(sizes) // RUN_ROWS)
         assert totals.rows_run == 1 + RUN_ROWS * (totals.runs - 1)
@@ -109,7 +109,7 @@ def test_the_rules_to_compare_with_give_the_same_features(network, rule):
             for batch in batches:
                 made.device.enqueue(batch)
         for batch, wanted in zip(batches, expected, strict=True):
-            for one, other in zip(batch.future.result(20), wanted, strict=True):
+            for one, other in zip(batch.future.result(60), wanted, strict=True):
                 assert np.allclose(one[: len(other)], other, rtol=1e-5, atol=1e-6)
         assert made.counters.totals().rows_merged == 0
 
@@ -122,7 +122,7 @@ def test_what_nobody_wants_does_not_run_and_leaves_its_place_to_others(network):
             made.device.enqueue(cancelled)
             made.device.enqueue(kept)
             assert cancelled.future.cancel()
-        same(kept.future.result(20), wanted)
+        same(kept.future.result(60), wanted)
         assert made.counters.totals().rows_merged == 0
 
 
@@ -135,7 +135,7 @@ def test_the_rest_of_a_request_of_which_some_has_run_is_given_up_when_nobody_wan
             made.device.enqueue(first)
             made.device.enqueue(second)
         with pytest.raises(Abandoned):
-            second.future.result(20)
+            second.future.result(60)
         assert second.ran == 12
         assert made.counters.totals().runs == 2
 
@@ -157,10 +157,10 @@ def test_a_request_whose_samples_fail_does_not_take_others_with_it(network):
         with made.busy():
             for one in (good, bad, other):
                 made.device.enqueue(one)
-        same(good.future.result(20), expected[0])
-        same(other.future.result(20), expected[1])
+        same(good.future.result(60), expected[0])
+        same(other.future.result(60), expected[1])
         with pytest.raises(UnsafeArtifact):
-            bad.future.result(20)
+            bad.future.result(60)
         assert made.counters.totals().runs == 4  # the broken one is paid for, and the one in which it stood is not
 
 
@@ -172,8 +172,8 @@ def test_a_call_that_fails_tells_its_caller_alone(network):
         made.device.enqueue(failing)
         made.device.enqueue(batch)
         with pytest.raises(ZeroDivisionError):
-            failing.future.result(20)
-        same(batch.future.result(20), wanted)
+            failing.future.result(60)
+        same(batch.future.result(60), wanted)
 
 
 def test_tenants_take_turns_and_each_is_charged_for_its_own(network):

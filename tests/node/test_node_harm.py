@@ -278,7 +278,7 @@ def test_trials_go_by_turns_and_who_gives_up_waits_no_longer():
         until(lambda: turns.waiting == 2)
         now[0] += 5.0
     for one in waiting:
-        one.join(20)
+        one.join(60)
     assert order == ["bob", "ann"]
 
 
@@ -286,7 +286,7 @@ def test_statistics_that_wait_for_a_slow_disk_hold_nobody_up(images, monkeypatch
     go = threading.Event()
 
     def slow(_):
-        assert go.wait(20)
+        assert go.wait(60)
 
     monkeypatch.setattr(NodeCache, "statistics", slow)
     with node_for(images, tenant("ann"), tenant("bob")) as node, served(node) as url:

@@ -128,5 +128,5 @@ def test_a_parent_that_is_killed_leaves_no_node_behind(images, how):
         assert runs(pid)
         assert os.getpgid(pid) != os.getpgid(parent.pid)  # the terminal's Ctrl-C does not reach it
         parent.send_signal(how)
-        parent.wait(30)
+        parent.wait(60)
         until(lambda: not runs(pid))

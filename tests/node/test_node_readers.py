@@ -9,7 +9,7 @@ from frostline.node.readers import Readers
 def held(lane, count, go):
     """Reads that do not end before they are told to."""
     begun = [threading.Event() for _ in range(count)]
-    return [lane.submit(lambda one=one: (one.set(), go.wait(20))) for one in begun], begun
+    return [lane.submit(lambda one=one: (one.set(), go.wait(60))) for one in begun], begun
 
 
 def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
@@ -17,10 +17,10 @@ def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
     readers = Readers(threads=4, most=2)
     try:
         slow, begun = held(readers.lane("slow"), 50, go)
-        assert begun[0].wait(20)
-        assert begun[1].wait(20)
+        assert begun[0].wait(60)
+        assert begun[1].wait(60)
         quick = [readers.lane("quick").submit(lambda number=number: number) for number in range(50)]
-        assert [one.result(20) for one in quick] == list(range(50))
+        assert [one.result(60) for one in quick] == list(range(50))
         assert sum(one.is_set() for one in begun) == 2
     finally:
         go.set()
@@ -47,7 +47,7 @@ def test_what_is_cancelled_is_not_done_and_what_fails_tells_who_waits():
     lane = readers.lane("one")
     try:
         (first,), begun = held(lane, 1, go)
-        assert begun[0].wait(20)
+        assert begun[0].wait(60)
         cancelled, failing, last = (
             lane.submit(done.append, 1),
             lane.submit(lambda: 1 / 0),
@@ -56,8 +56,8 @@ def test_what_is_cancelled_is_not_done_and_what_fails_tells_who_waits():
         assert cancelled.cancel()
         go.set()
         with pytest.raises(ZeroDivisionError):
-            failing.result(20)
-        last.result(20)
+            failing.result(60)
+        last.result(60)
     finally:
         readers.close()
     assert first.done()

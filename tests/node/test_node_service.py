@@ -67,7 +67,7 @@ class Met(Wrapped):
 
     def read_version(self, object, offset, length):
         if next(self._first) > 0:
-            self._barrier.wait(20)
+            self._barrier.wait(60)
         return self._store.read_version(object, offset, length)
 
 
@@ -310,7 +310,7 @@ def test_closing_the_node_ends_answers_and_lets_nobody_in(images):
         thread = threading.Thread(target=lambda: got.append(next(waiting, None)))
         thread.start()
         until(lambda: held_by(node, "work").waiting == 1)
-    thread.join(20)
+    thread.join(60)
     assert got == [None]
     assert next(reading, None) is None
     assert not reading.is_complete

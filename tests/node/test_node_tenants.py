@@ -158,7 +158,7 @@ def test_work_beyond_a_tenants_part_of_the_memory_waits_and_that_of_others_goes_
         assert len(joined(node.features(request(images, 1), node.admit(0, bob)))[0]) == 20
         assert got == []
         first.close()
-        thread.join(20)
+        thread.join(60)
         assert len(got[0]) == 20
         node.admit(0, ann).close()
         assert is_idle(node)
@@ -240,7 +240,7 @@ def test_rows_of_two_tenants_run_together_and_come_out_as_they_would_alone(image
                 ]
                 until(lambda: node.statistics().waiting_for_device == 3)
             for answer in asked:
-                ids, (features,), _, _ = answer.result(20)
+                ids, (features,), _, _ = answer.result(60)
                 assert ids == alone[0]
                 assert np.array_equal(features, alone[1][0])
         assert node.statistics().totals.rows_merged == 6

@@ -251,7 +251,7 @@ def test_rows_of_engines_that_take_pixels_and_of_those_that_take_floats_do_not_r
             answers = [threads.submit(lambda one=one: joined(transport.features(one))) for one in asked]
             until(lambda: node.statistics().waiting_for_device == 1 + len(asked))
         for one, answer in zip(asked, answers, strict=True):
-            assert same(answer.result(20), alone[one.engine])
+            assert same(answer.result(60), alone[one.engine])
     assert node.statistics().totals.rows_merged == 6
     assert is_idle(node)
 

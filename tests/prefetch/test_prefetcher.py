@@ -138,7 +138,7 @@ def test_a_pass_may_be_closed_in_its_own_thread_as_by_the_garbage_collector():
 
     deliveries = prefetcher(fetch, requests_in_flight=1)
     deliveries.__enter__()
-    assert closed.wait(10)
+    assert closed.wait(60)
     deliveries.close()
     assert not failures
 
@@ -189,7 +189,7 @@ def test_a_generator_that_cannot_be_closed_from_outside_is_waited_for():
         yield FeatureBatch(ids=ask.samples.ids)
 
     with prefetcher(fetch, requests_in_flight=1) as deliveries:
-        assert running.wait(10)
+        assert running.wait(60)
         threading.Timer(0.05, release.set).start()
     assert deliveries.statistics().rows_handed_out == 0
 

@@ -26,7 +26,7 @@ class Met(Wrapped):
         self._barrier = threading.Barrier(together)
 
     def read_version(self, object, offset, length):
-        self._barrier.wait(20)
+        self._barrier.wait(60)
         return self._store.read_version(object, offset, length)
 
 

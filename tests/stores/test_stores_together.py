@@ -123,7 +123,7 @@ def test_who_waits_for_a_joined_read_makes_the_next_one_meanwhile():
     class Slow(Bytes):
         def read_version(self, object, offset, length):
             started[offset // 100].set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
             return super().read_version(object, offset, length)
 
     asked = [Place("a", start, 50) for start in range(0, 200, 50)]
@@ -131,7 +131,7 @@ def test_who_waits_for_a_joined_read_makes_the_next_one_meanwhile():
     together = Together(store, asked, Memory(1000).take, most_bytes=100)
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(together.read, *place) for place in asked[:2]]
-        assert all(one.wait(20) for one in started)
+        assert all(one.wait(60) for one in started)
         go_on.set()
         assert [len(one.result()) for one in both] == [50, 50]
     assert sorted(store.asked) == [("a", 0, 100), ("a", 100, 100)]

@@ -102,7 +102,7 @@ def served(node, port=0):
     thread = threading.Thread(target=server.run, args=(ready.set,))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(60)
         yield server.url
     finally:
         server.stop()
@@ -115,7 +115,7 @@ def busy_device(node, images, digest, begun, go):
 
     def waits(*_, **__):
         begun.set()
-        assert go.wait(20)
+        assert go.wait(60)
         raise Overloaded("enough", retry_after_s=1)
 
     wanted = ProfileRequest(features=request(images, 2, digest))
@@ -128,15 +128,15 @@ def busy_device(node, images, digest, begun, go):
         patch.setattr(runs, "cut_seconds", waits)
         thread = threading.Thread(target=profile)
         thread.start()
-        assert begun.wait(20)
+        assert begun.wait(60)
         try:
             yield
         finally:
             go.set()
-            thread.join(20)
+            thread.join(60)
 
 
-def until(holds, timeout_s=20.0):
+def until(holds, timeout_s=60.0):
     """Wait until something holds that another thread or process brings about."""
     never = threading.Event()
     deadline = time.monotonic() + timeout_s

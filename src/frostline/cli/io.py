@@ -1,9 +1,9 @@
 """The verb ``io``: run the I/O service that jobs of this machine share, or say how it stands."""
 
+import faulthandler
 import os
 import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from frostline.client.io import IoTransport
 from frostline.config import IoSettings, NodeSettings, io_socket
 
 __all__ = ("io",)
+
+# Answers under way are broken off, so an end takes tenths of a second; a disk that must be written may take some more.
+_END_S = 30.0
 
 
 @click.command(epilog="Example: frostline io --data-root s3://photos --memory 8GiB")
@@ -80,25 +83,42 @@ def io(
     settings = IoSettings(memory_bytes=memory, window_bytes=window or 0)
     node = NodeSettings(memory_bytes=node_memory, read_threads=read_threads, max_requests=settings.most_connections)
     with (
-        _until_told() as told,
+        _until_told() as wait,
         Upstream(near=near, roots=roots, node=node).opened() as upstream,
         listening_at(url) as listening,
         IoService(upstream, settings, listening),
     ):
         _say(url, near or roots, as_json=as_json)
-        told.wait()
+        wait()
 
 
 @contextmanager
-def _until_told() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets; the signal takes its usual effect once all has been put away."""
-    told = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: told.set())
+def _until_told() -> Iterator[Callable[[], None]]:
+    """A call that waits for SIGTERM; the signal takes its usual effect once all has been put away.
+
+    A lock would wait on where another thread is the one that gets the signal; a byte in a pipe wakes whoever reads it.
+    """
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    came: list[int] = []
+
+    def wait() -> None:
+        while signal.SIGTERM not in came:
+            came.extend(os.read(woken, 1024))
+        # Whoever says SIGTERM wants an end: what hangs all the same is named on stderr, and ends with the process.
+        faulthandler.dump_traceback_later(_END_S, exit=True)
+
+    wakes_before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    handles_before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        yield told
+        yield wait
     finally:
-        signal.signal(signal.SIGTERM, before)
-    if told.is_set():
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGTERM, handles_before)
+        signal.set_wakeup_fd(wakes_before)
+        os.close(woken)
+        os.close(wakes)
+    if signal.SIGTERM in came:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
