@@ -213,7 +213,8 @@ class LoaderSettings:
         tuning: how the window's bounds are found where ``requests_in_flight`` is None: ``auto`` asks for more while
             the training loop waits and more brings more, and for less where that is enough; ``fixed`` stays where it
             begins; ``prisma`` is to compare with. None of them changes samples or their order.
-        samples_per_request: rows in one request; as many as a device batch, so that no run has rows to spare.
+        samples_per_request: rows in one request; as many as a device batch, so that no run has rows to spare. The
+            first ones have fewer where no network runs, unless ``ramp`` is False.
         window_bytes: most bytes asked for and not yet handed out, whatever is found; raise it for a long, fast link.
         cache_bytes: features kept at the trainer between epochs, in memory; 0 keeps none.
         cache_folder: where they are kept on disk too, for later epochs and for later jobs, which then need no
@@ -225,8 +226,8 @@ class LoaderSettings:
             order, None lets whatever arrived go first. Every sample comes once in its epoch all the same.
         hedge_quantile: a request under way for longer than this share of those before it is made a second time, so
             that at most the rest of them are made twice; 1 makes none twice.
-        ramp: begin with two requests and one more with each answer; False sends all that are allowed at once, which a
-            long link answers with losses and a node with a queue.
+        ramp: begin with the samples of two requests and more with each answer; False sends all that are allowed at
+            once, which a long link answers with losses and a node with a queue.
         retry_for_s: how long a sample is asked for again while its node does not answer, before the job stops.
         deadline_s: longest silence on a connection before it counts as broken.
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it

@@ -85,7 +85,8 @@ class Ahead:
 
     def _start_drawing(self, place: int, rows: EpochRows, *, offset: int) -> None:
         self._begun[place], self._offsets[place] = rows, offset
-        self._drawing, self._stretches, self._following = place, rows.stretches(), None
+        self._drawing, self._following = place, None
+        self._stretches = rows.stretches(begins=offset == 0)
 
     def _draw(self) -> Stretch | None:
         """The next stretch of the run; None where there is none now. Called as the window has room, in any thread."""

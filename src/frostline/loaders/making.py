@@ -131,6 +131,7 @@ class Maker:
             tuner=self.tuner,
             memory=memory_for(self.settings.pin_memory, fetcher.trainer_side.device),
             tensors=self.tensors,
+            begins_short=fetcher.shipment is None,
         )
 
     def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:

@@ -19,6 +19,7 @@ from frostline.loaders.repeats import fetch_each
 from frostline.ordering import EpochOrder, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
 from frostline.prefetch.driver import Prefetcher
+from frostline.prefetch.lengthening import Lengthening, Lengths
 from frostline.prefetch.slabs import Memory
 from frostline.prefetch.stretches import Ask, Dealer, Delivery, Stretch, stretches
 from frostline.prefetch.tuner import Tuner
@@ -52,6 +53,7 @@ class Source:
         tuner: of the windows' bounds; None leaves them as they are set.
         memory: where batches lie; None for memory of this process.
         tensors: what every row has, its mask apart, where that is known beforehand.
+        begins_short: the first requests of a window are shorter; not where a network runs, which rows fill up.
     """
 
     fetch: FetchRows
@@ -64,6 +66,7 @@ class Source:
     tuner: Tuner | None = None
     memory: Memory | None = None
     tensors: tuple[TensorSpec, ...] = ()
+    begins_short: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,8 +173,15 @@ class EpochRows:
         """What the epoch must ask for, asked for by a window of its own."""
         return self._deliveries(self.stretches())
 
-    def stretches(self) -> Iterator[Stretch]:
-        """What the epoch must ask for: neither what is cached nor what is known to be unreadable."""
+    def stretches(self, *, begins: bool = True) -> Iterator[Stretch]:
+        """What the epoch must ask for: neither what is cached nor what is known to be unreadable.
+
+        Args:
+            begins: the window asks for nothing before it.
+        """
+        dealer = self.source.dealer
+        if begins and self.source.begins_short:
+            dealer = Lengthening(dealer, Lengths.of(self.source.settings))
         for start in range(0, len(self._shard), _SEGMENT):
             stop = min(start + _SEGMENT, len(self._shard))
             rows = self._order.at(self._shard.positions(start, stop))
@@ -180,7 +190,7 @@ class EpochRows:
             held = Held.nowhere(len(ids)) if cache is None else cache.find(ids)
             segment = _Segment(start=start, rows=rows, ids=ids, held=held)
             self._segments.append(segment)
-            for stretch in self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk)):
+            for stretch in self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk), dealer):
                 self.asked = int(stretch.positions[-1]) + 1
                 yield stretch
 
@@ -228,10 +238,9 @@ class EpochRows:
                 "all ranks must take the step: mend the data, leave these samples out, or raise batch_size"
             )
 
-    def _asked(self, segment: _Segment, places: _Ints) -> Iterator[Stretch]:
-        source = self.source
-        readable = places[~np.isin(segment.ids[places], source.unreadable())]
-        return stretches(self._samples, segment.rows[readable], segment.start + readable, source.dealer)
+    def _asked(self, segment: _Segment, places: _Ints, dealer: Dealer) -> Iterator[Stretch]:
+        readable = places[~np.isin(segment.ids[places], self.source.unreadable())]
+        return stretches(self._samples, segment.rows[readable], segment.start + readable, dealer)
 
     def _deliveries(self, asked: Iterator[Stretch]) -> Iterator[Delivery]:
         source = self.source
@@ -277,7 +286,7 @@ class EpochRows:
         """Rows that the disk held when it was looked at; what is gone since is asked for now."""
         found, tensors = cache.read(run.ids[places])
         yield _Piece(places=places[found], tensors=tensors, is_kept=True)
-        for delivery in self._deliveries(self._asked(run, places[~found])):
+        for delivery in self._deliveries(self._asked(run, places[~found], self.source.dealer)):
             yield _Piece(places=delivery.positions - run.start, tensors=delivery.batch.tensors)
             self._keep(delivery.batch)
 

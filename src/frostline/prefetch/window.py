@@ -13,14 +13,13 @@ from frostline.core import FeatureBatch
 from frostline.errors import NodeUnreachable, StoreUnavailable, Unavailable
 from frostline.events import RequestRetried
 from frostline.prefetch.hedging import Stragglers
+from frostline.prefetch.lengthening import FIRST_REQUESTS
 from frostline.prefetch.opened import Opened
 from frostline.prefetch.patience import Failing, delay_s
 from frostline.prefetch.stretches import Ask, Delivery, Stretch
 
 __all__ = ("Window", "WindowStatistics")
 
-# A start of two keeps one answer on the way while another is read; the rest is earned by answers.
-_FIRST_REQUESTS = 2
 _NO_BOUND = 1 << 62
 
 
@@ -64,9 +63,9 @@ class Window:
 
     With ``slack=0`` rows leave in the order of the stretches. What is asked for or has arrived, and is not yet
     handed out, stays within ``window_bytes``; a stretch larger than that is asked for when nothing else is in the
-    window. With ``ramp`` the number of requests under way starts at two and grows by one with each answer, as TCP's
-    slow start does (RFC 5681, section 3.1), so that a node never meets the whole window as a burst; after a failure it
-    starts again from one.
+    window. With ``ramp`` what is under way starts with the samples of two whole requests, in however many, and grows
+    by those of each answer, as TCP's slow start does (RFC 5681, section 3.1), so that a node never meets the whole
+    window as a burst; after a failure it starts again from one request.
 
     While a failed stretch waits for its next attempt nothing new is asked for: a node that is down is probed, not
     stormed. A straggler is asked for a second time (``hedging.Stragglers``), and whichever answer brings a row first
@@ -91,7 +90,10 @@ class Window:
         self._given_up: list[int] = []
         self._most_requests = settings.first_requests
         self._most_bytes = settings.window_bytes
-        self._allowed = min(_FIRST_REQUESTS, self._most_requests) if settings.ramp else self._most_requests
+        self._rows_allowed = self._most_rows
+        if settings.ramp:
+            self._rows_allowed = min(FIRST_REQUESTS * settings.samples_per_request, self._most_rows)
+        self._rows_under_way = 0
         self._asks = 0
         self._stop = 0  # the place after the last row of the stretches that left whole
         self._expected_bytes = 0
@@ -108,6 +110,20 @@ class Window:
         """Every row was handed out or skipped, and no request is under way."""
         return self._next is None and not self._open and not self._flights
 
+    @property
+    def _most_rows(self) -> int:
+        """Under way at once, in whole requests."""
+        return self._most_requests * self._settings.samples_per_request
+
+    @property
+    def _may_ask(self) -> bool:
+        """One more request may be under way; the last of them may bring more rows than its part."""
+        return len(self._flights) < self._most_requests and self._rows_under_way < self._rows_allowed
+
+    @property
+    def _requests_allowed(self) -> int:
+        return -(-self._rows_allowed // self._settings.samples_per_request)
+
     def bound(self, *, requests: int, window_bytes: int) -> None:
         """Other bounds from now on. What is under way or has arrived stays; with smaller ones nothing new is asked for.
 
@@ -117,12 +133,12 @@ class Window:
         """
         assert requests >= 1, "a window without requests would wait for ever"
         self._most_requests, self._most_bytes = requests, window_bytes
-        self._allowed = min(self._allowed, requests)
+        self._rows_allowed = min(self._rows_allowed, self._most_rows)
 
     def asks(self, now: float) -> tuple[Ask, ...]:
         """What to ask for now: failed stretches whose time has come first, then stragglers, then new ones."""
         found = []
-        while len(self._flights) < self._allowed:
+        while self._may_ask:
             chosen = self._due(now) or self._straggling(now) or self._new()
             if chosen is None:
                 break
@@ -131,7 +147,7 @@ class Window:
 
     def next_wakeup(self) -> float | None:
         """When ``asks`` is worth calling again though nothing arrived; None where only an arrival helps."""
-        if len(self._flights) >= self._allowed:
+        if not self._may_ask:
             return None
         times = [one.not_before for one in self._waiting]
         if not self._waiting:
@@ -173,12 +189,12 @@ class Window:
             return None
         if flight.opened.missing:
             return self.failed(ask, NodeUnreachable("the answer ended before its last row"), now)
+        self._rows_allowed = min(self._rows_allowed + flight.rows, self._most_rows)
         self._end(ask.number)
         self._stragglers.took(ask.route, now - flight.since)
         for number in tuple(flight.opened.attempts):
             self._end(number)
             self._given_up.append(number)
-        self._allowed = min(self._allowed + 1, self._most_requests)
         return None
 
     def failed(self, ask: Ask, reason: Unavailable | StoreUnavailable, now: float) -> RequestRetried | None:
@@ -196,7 +212,7 @@ class Window:
         flight = self._end(ask.number)
         if flight is None:
             return None
-        self._allowed = 1
+        self._rows_allowed = 1
         one = flight.opened
         if not one.missing or one.attempts:
             return None
@@ -225,12 +241,12 @@ class Window:
         """Where the window stands now."""
         return WindowStatistics(
             requests_in_flight=len(self._flights),
-            requests_allowed=self._allowed,
+            requests_allowed=self._requests_allowed,
             expected_bytes=self._expected_bytes,
             ready_bytes=self._ready_bytes,
             bytes_arrived=self._bytes_handed_out + self._ready_bytes,
             bytes_handed_out=self._bytes_handed_out,
-            is_full=self._next is not None and not self._has_room(self._next) and len(self._flights) < self._allowed,
+            is_full=self._next is not None and not self._has_room(self._next) and self._may_ask,
             is_ending=self._next is None,
             rows_handed_out=self._rows_handed_out,
             rows_skipped=self._rows_skipped,
@@ -285,12 +301,13 @@ class Window:
 
     def _ask(self, one: Opened, now: float) -> Ask:
         self._asks += 1
-        self._flights[self._asks] = _Flight(opened=one, since=now)
-        under_way = len(one.attempts)
+        under_way, samples = len(one.attempts), one.begin(self._asks)
+        self._flights[self._asks] = _Flight(opened=one, since=now, rows=len(samples))
+        self._rows_under_way += len(samples)
         return Ask(
             number=self._asks,
             attempt=one.failures + under_way + 1,
-            samples=one.begin(self._asks),
+            samples=samples,
             route=one.stretch.route,
             is_hedge=under_way > 0,
             epoch=one.stretch.epoch,
@@ -300,6 +317,7 @@ class Window:
         flight = self._flights.pop(number, None)
         if flight is not None:
             del flight.opened.attempts[number]
+            self._rows_under_way -= flight.rows
         return flight
 
     def _first_place(self) -> int:
@@ -326,3 +344,4 @@ class _Flight:
 
     opened: Opened
     since: float
+    rows: int

@@ -1,0 +1,106 @@
+"""The beginning of a window: short requests, with as many samples under way as whole ones would have."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, Route, Samples
+from frostline.errors import NodeUnreachable
+from frostline.prefetch import Mixer, Window, stretches
+from frostline.prefetch.lengthening import Lengthening, Lengths
+from support.mixing import one_way
+
+ROW_BYTES = 16
+
+
+def table(count):
+    return Samples(
+        ids=np.arange(count),
+        objects=[f"{one}" for one in range(count)],
+        offsets=np.zeros(count, np.int64),
+        lengths=np.full(count, 7),
+        labels=np.zeros(count, np.int64),
+    )
+
+
+def asked(count, dealer):
+    return stretches(table(count), np.arange(count), np.arange(count), dealer)
+
+
+@st.composite
+def beginnings(draw):
+    return LoaderSettings(
+        samples_per_request=draw(st.integers(1, 64)),
+        requests_in_flight=draw(st.integers(1, 70)),
+        ramp=draw(st.booleans()),
+    )
+
+
+def rounds(settings, count, *, is_short):
+    """Rows asked for in each round, where all that is under way is answered before anything else is asked for."""
+    dealer = one_way(settings.samples_per_request, ROW_BYTES)
+    held = Window(asked(count, Lengthening(dealer, Lengths.of(settings)) if is_short else dealer), settings)
+    found = []
+    while asks := held.asks(0.0):
+        found.append([len(ask.samples) for ask in asks])
+        for ask in asks:
+            ids = ask.samples.ids
+            held.arrived(ask, FeatureBatch(ids=ids, tensors=(np.zeros((len(ids), ROW_BYTES), np.uint8),)))
+            held.finished(ask, 0.0)
+        while held.take() is not None:
+            pass
+    assert held.is_done
+    return found
+
+
+def test_by_default_a_window_begins_with_eight_requests_of_eight_samples_where_it_began_with_two_of_32():
+    assert rounds(LoaderSettings(), 64 + 128 + 256 + 256, is_short=False) == [[32] * 2, [32] * 4, [32] * 8, [32] * 8]
+    assert rounds(LoaderSettings(), 64 + 128 + 256 + 256, is_short=True) == [[8] * 8, [16] * 8, [32] * 8, [32] * 8]
+
+
+@given(beginnings())
+def test_short_requests_have_as_many_samples_under_way_as_whole_ones_and_never_a_request_more(settings):
+    count = 8 * settings.samples_per_request * settings.first_requests
+    short, whole = (rounds(settings, count, is_short=one) for one in (True, False))
+    assert sum(map(sum, short)) == sum(map(sum, whole)) == count
+    for one, other in zip(short[:4], whole[:4], strict=False):
+        assert len(one) <= settings.first_requests
+        assert sum(one) >= 0.5 * min(sum(other), 2 * settings.samples_per_request)
+        assert sum(one) <= sum(other) + settings.samples_per_request
+
+
+@given(beginnings(), st.integers(0, 500))
+def test_lengths_only_grow_and_end_at_whole_requests(settings, number):
+    lengths = Lengths.of(settings)
+    assert 1 <= lengths.at(number) <= lengths.at(number + 1) <= settings.samples_per_request
+    assert lengths.at(10**9) == settings.samples_per_request
+    if not settings.ramp:
+        assert lengths.at(0) == settings.samples_per_request
+
+
+@given(st.integers(1, 400), beginnings(), st.floats(0.05, 0.95))
+def test_which_samples_are_asked_for_and_in_which_order_does_not_depend_on_the_lengths(count, settings, share):
+    rows = settings.samples_per_request
+    mixer = Mixer({Route(0): share, Route(1): 1 - share}, samples_per_request=rows, bytes_per_sample=lambda _: 1)
+    made = list(asked(count, Lengthening(mixer, Lengths.of(settings))))
+    assert np.concatenate([one.positions for one in made]).tolist() == list(range(count))
+    assert abs(sum(len(one) for one in made if one.route == Route(0)) - share * count) <= 2 * rows
+
+
+def test_after_a_failure_one_short_request_is_under_way_and_not_all_that_make_up_a_whole_one():
+    settings = LoaderSettings(retry_for_s=1e9)
+    held = Window(asked(400, Lengthening(one_way(32, ROW_BYTES), Lengths.of(settings))), settings)
+    asks = held.asks(0.0)
+    for ask in asks:
+        held.failed(ask, NodeUnreachable("down"), 0.0)
+    assert len(asks) == 8
+    assert [len(ask.samples) for ask in held.asks(1e6)] == [8]
+    assert held.statistics().requests_allowed == 1
+
+
+def test_lengths_that_are_none_are_refused():
+    for first, whole, requests in ((0, 4, 1), (5, 4, 1), (1, 4, 0)):
+        with pytest.raises(ValueError, match="cannot begin"):
+            Lengths(first=first, whole=whole, round_requests=requests)
