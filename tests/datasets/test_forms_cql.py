@@ -19,7 +19,7 @@ from frostline.models import freeze
 from frostline.node.process import start_node
 from frostline.stores.objects import open_store
 from support import plain
-from support.cassandra import KEYSPACE, PASSWORD, USER
+from support.cassandra import KEYSPACE, PASSWORD, USER, decay
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 
@@ -227,9 +227,11 @@ def test_the_verb_ingest_puts_a_folder_into_a_table(server, session, tmp_path, c
         main(command)
     assert json.loads(capsys.readouterr().out)["samples"] == 6
     assert len(fl.Dataset(url(server, "f_sized"), cache=tmp_path)) == 6
-    with pytest.raises(SystemExit, match="2"):
-        main([*command, "--verify"])
-    assert "--form cql" in capsys.readouterr().err
+    decay(session, "f_sized", "circle/000.jpg")
+    for option, made in (([], 0), (["--verify"], 1), (["--verify"], 0)):
+        with pytest.raises(SystemExit, match="0"):
+            main([*command, *option])
+        assert json.loads(capsys.readouterr().out)["made"] == made
     with pytest.raises(SystemExit, match="2"):
         main([*command, "--dtype", "fp16"])
     assert "--form ready" in capsys.readouterr().err

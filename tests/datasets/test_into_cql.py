@@ -21,7 +21,7 @@ from frostline.errors import DataError, SettingError
 from frostline.events import ColumnsLeft, Counted
 from frostline.stores.cql_link import Link
 from frostline.stores.objects import open_store
-from support.cassandra import KEYSPACE, PASSWORD, USER
+from support.cassandra import KEYSPACE, PASSWORD, USER, decay
 from support.images import image_folder
 from support.nodes import until
 
@@ -131,6 +131,30 @@ def test_what_changed_in_the_source_or_in_the_table_is_put_again_in_its_place(se
     assert put_into_table(source, url(server), observe=quiet).made == 4
     assert {row.name: row.id for row in rows(session)} == keys
     assert contents(fl.Dataset(url(server), cache=tmp_path)) == contents(source)
+
+
+def test_rows_that_rotted_behind_their_seals_are_put_again_when_all_is_verified(server, session, few, tmp_path):
+    source = fl.Dataset(few, cache=tmp_path)
+    put_into_table(source, url(server), observe=quiet)
+    for name in ("circle/000.jpg", "noise/001.jpg"):
+        decay(session, "put", name)
+    before = {row.name: row[2] for row in rows(session)}
+    assert put_into_table(source, url(server), observe=quiet).made == 0, "a seal does not tell of it"
+    assert contents(fl.Dataset(url(server), cache=tmp_path)) != contents(source)
+    done = put_into_table(source, url(server), verify=True, observe=quiet)
+    assert (done.samples, done.made) == (6, 2)
+    assert contents(fl.Dataset(url(server), cache=tmp_path)) == contents(source)
+    assert {row.name for row in rows(session) if row[2] != before[row.name]} == {"circle/000.jpg", "noise/001.jpg"}
+    assert put_into_table(source, url(server), verify=True, observe=quiet).made == 0
+
+
+def test_rows_of_a_source_without_versions_are_verified_too(server, session, few, tmp_path):
+    source = Unversioned(fl.Dataset(few, cache=tmp_path))
+    put_into_table(source, url(server), observe=quiet)
+    decay(session, "put", "circle/000.jpg")
+    assert put_into_table(source, url(server), observe=quiet).made == 0
+    assert put_into_table(source, url(server), verify=True, observe=quiet).made == 1
+    assert put_into_table(source, url(server), verify=True, observe=quiet).made == 0
 
 
 def test_where_the_source_has_no_versions_it_is_read_and_not_put_again(server, session, few, tmp_path):
@@ -270,7 +294,11 @@ def test_masks_go_along_and_are_put_again_where_they_change(server, session, tmp
     assert copy.classes == ("c0", "c1")
     assert masks_of(copy) == masks_of(source)
     assert contents(copy) == contents(source)
+    name = next(row.name for row in rows(session) if row.name.endswith("1.npy"))
+    decay(session, "put", name, "label")
     assert put_into_table(source, url(server), observe=quiet).made == 0
+    assert put_into_table(source, url(server), verify=True, observe=quiet).made == 1
+    assert masks_of(fl.Dataset(url(server), cache=tmp_path)) == masks_of(source)
     np.save(folder / "masks" / "c0" / "2.npy", np.full((8, 8), 77, np.uint16))
     key = next(row.id for row in rows(session) if row.name.endswith("0.npy"))
     session.execute(f"UPDATE {KEYSPACE}.put SET label = %s WHERE id = %s", (b"somebody else's", key))

@@ -18,7 +18,7 @@ from cassandra.query import SimpleStatement
 
 from support.servers import free_ports, wait_until
 
-__all__ = ("KEYSPACE", "PASSWORD", "USER", "Cassandra", "cassandra", "why_no_cassandra")
+__all__ = ("KEYSPACE", "PASSWORD", "USER", "Cassandra", "cassandra", "decay", "why_no_cassandra")
 
 HOME = Path(__file__).resolve().parents[2] / "build" / "cassandra"
 KEYSPACE = "photos"
@@ -185,6 +185,16 @@ def _settings(place: Path, host: str, hosts: tuple[str, ...], storage: int, port
         "permissions_validity_in_ms": 0,
         **{f"{name}_timeout_in_ms": 20_000 for name in timeouts},
     }
+
+
+def decay(session: Session, table: str, name: str, column: str = "data") -> None:
+    """Change a byte of a sample in a table as a broken disk would: its row does not look as if somebody wrote to it."""
+    place = f"{KEYSPACE}.{table}"
+    rows = session.execute(f"SELECT id, name, {column}, writetime({column}) FROM {place}")
+    (found,) = [row for row in rows if row[1] == name]
+    key, data, written = found[0], bytearray(found[2]), found[3]
+    data[-1] ^= 1
+    session.execute(f"UPDATE {place} USING TIMESTAMP {written + 1} SET {column} = %s WHERE id = %s", (bytes(data), key))
 
 
 def _command(place: Path, heap_mb: int) -> list[str]:

@@ -77,7 +77,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     "--verify",
     is_flag=True,
     help="Of a copy that is there already: read all of it, and make again what is damaged, not only what another "
-    "version or size shows.",
+    "version, size or seal shows.",
 )
 @as_json
 def ingest(
@@ -98,8 +98,6 @@ def ingest(
     decoding: they declare the same preprocessing as on SRC and get the same pixels, to the bit. The other forms keep
     the encoded images, whose labels, masks and metadata go with them. After a kill, run it again: it goes on.
     """
-    if options["verify"] and form == "cql":
-        raise SettingError("--verify is not for --form cql: a seal tells whether somebody wrote to a row since")
     from frostline.datasets import Dataset
 
     data = Dataset(source, form=source_form, relist=relist, changed=changed)
@@ -169,6 +167,7 @@ def _into_table(source: "Dataset", destination: str, *, as_json: bool, **options
             shorter_side=options["resize"],
             workers=options["workers"],
             skip_allowance=options["skip_allowance"],
+            verify=options["verify"],
             observe=progress,
         )
     if as_json:

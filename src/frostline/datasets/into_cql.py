@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -66,6 +66,7 @@ def put_into_table(
     shorter_side: int | None = None,
     workers: int = 16,
     skip_allowance: float = 0.01,
+    verify: bool = False,
     observe: Observer,
 ) -> Put:
     """Put every sample with its name, label, mask, size and metadata into a table, which is made where it is missing.
@@ -84,6 +85,8 @@ def put_into_table(
             they are.
         workers: samples read, and scaled, at once.
         skip_allowance: share of the samples that may be unreadable.
+        verify: read the data and the masks of rows that are there already too, and put those again whose SHA-256 is
+            not that of their seal.
         observe: told what happens.
 
     Raises:
@@ -115,7 +118,7 @@ def put_into_table(
     most_skipped = math.ceil(skip_allowance * len(source))
     with ExitStack() as stack:
         scaling = Scaling(source, shorter_side, workers, stack)
-        reader = _Reader(source, metadata, scaling, store, most_skipped, observe)
+        reader = _Reader(source, metadata, scaling, store, most_skipped, observe, verify=verify)
         store.put_many(reader.missing(), columns=[free[name] for name in metadata.kinds])
     return Put(
         url=store.url,
@@ -138,6 +141,8 @@ class _Reader:
         table: CqlStore,
         most_skipped: int,
         observe: Observer,
+        *,
+        verify: bool,
     ) -> None:
         self._source = source
         self._metadata = metadata
@@ -145,6 +150,7 @@ class _Reader:
         self._scaling = scaling
         self._most_skipped = most_skipped
         self._observe = observe
+        self._verify = verify
         self.samples = 0
         self.made = 0
         self.nbytes = 0
@@ -157,19 +163,22 @@ class _Reader:
             about = self._metadata.rows(start, start + len(rows))
             asked = _Asked.of(self._source, rows, about, self._scaling.side)
             seals = self._table.seals(asked.names)
-            unsure = [row for row in range(len(rows)) if not asked.is_there(row, seals[row])]
+            damaged = frozenset(self._table.damaged(asked.names, seals) if self._verify else ())
+            unsure = [row for row in range(len(rows)) if row in damaged or not asked.is_there(row, seals[row])]
             self._count(asked, set(range(len(rows))) - set(unsure))
             self._observe(Counted(done=start + len(rows) - len(unsure), total=total))
             lengths = asked.lengths[unsure]
             for some in divided(lengths, most_bytes=_BYTES_AT_ONCE, most_rows=_ROWS_AT_ONCE):
-                yield from self._read(asked, unsure[some.start : some.stop], seals)
+                yield from self._read(asked, unsure[some.start : some.stop], seals, damaged)
                 self._observe(Counted(done=start + len(rows) - len(unsure) + some.stop, total=total))
 
     def _count(self, asked: "_Asked", rows: set[int]) -> None:
         self.samples += len(rows)
         self.nbytes += int(asked.samples.lengths[list(rows)].sum())
 
-    def _read(self, asked: "_Asked", rows: Sequence[int], seals: Sequence[bytes]) -> Iterator[TableSample]:
+    def _read(
+        self, asked: "_Asked", rows: Sequence[int], seals: Sequence[bytes], damaged: Collection[int]
+    ) -> Iterator[TableSample]:
         some = asked.samples.take(np.array(rows, np.int64))
         for place, found in enumerate(self._scaling.read(some, [asked.names[row] for row in rows])):
             if isinstance(found, Skipped):
@@ -179,7 +188,7 @@ class _Reader:
             sealed = seal_of(data, mask, asked.origins[row])
             self._require_own(asked.names[row], sealed, seals[row])
             self._count(asked, {row})
-            if seals[row] != sealed:
+            if row in damaged or seals[row] != sealed:
                 self.made += 1
                 yield TableSample(
                     asked.names[row],

@@ -19,7 +19,7 @@ from frostline.stores.cql_access import CqlAccess
 from frostline.stores.cql_columns import table_of
 from frostline.stores.cql_errors import error_of_cql, translated
 from frostline.stores.cql_making import free_names
-from frostline.stores.cql_putting import TableSample, put_all, seals_of
+from frostline.stores.cql_putting import TableSample, damaged_of, put_all, seals_of
 from frostline.stores.cql_tables import key_of
 from frostline.stores.cql_urls import CqlPlace
 from frostline.stores.faces import LABELS, MASKS, Buffer, Entry, Place
@@ -191,6 +191,14 @@ class CqlStore:
         """
         with self._driven("") as link:
             return seals_of(link, names, most=_SEALS_IN_FLIGHT)
+
+    def damaged(self, names: Sequence[str], seals: Sequence[bytes]) -> Sequence[int]:
+        """Places of the samples whose rows hold other bytes than these seals of theirs say: every row is read.
+
+        Raises what ``put_many`` raises.
+        """
+        with self._driven("") as link:
+            return damaged_of(link, names, seals, most=_CONTENTS_IN_FLIGHT)
 
     def __getstate__(self) -> dict[str, object]:
         # A session cannot travel to another process; the next one makes its own.

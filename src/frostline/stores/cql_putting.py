@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from frostline.stores.cql_link import Link
     from frostline.stores.cql_session import Flight
 
-__all__ = ("TableSample", "put_all", "seal_of", "seals_of")
+__all__ = ("TableSample", "damaged_of", "put_all", "seal_of", "seals_of")
 
 # Of a sample that is not read back yet. A null would leave a tombstone in every row.
 _OPEN = b""
@@ -115,6 +115,33 @@ def seals_of(link: "Link", names: Sequence[str], *, most: int) -> list[bytes]:
             seal, sealed, *written = rows[0]
             found[index] = bytes(seal) if max(filter(None, written)) <= sealed else b""
     return found
+
+
+def damaged_of(link: "Link", names: Sequence[str], seals: Sequence[bytes], *, most: int) -> list[int]:
+    """Places of the samples whose data and mask are not those that their rows were sealed with: all are read.
+
+    Args:
+        link: to the servers of the table.
+        names: of samples.
+        seals: of their rows, as ``seals_of`` gives them; what has none is not looked at.
+        most: rows read at once.
+
+    What the driver raises comes out as it is.
+    """
+    sealed = [place for place, seal in enumerate(seals) if seal]
+    asked = ((link.check, key_from(link.shape.key_type, names[place])) for place in sealed)
+    found = []
+    for index, rows in link.answers(asked, most):
+        if isinstance(rows, Exception):
+            raise rows
+        if not rows or not _is_sealed_with(rows[0], seals[sealed[index]]):
+            found.append(sealed[index])
+    return found
+
+
+def _is_sealed_with(row: Sequence[Any], seal: bytes) -> bool:
+    data, *masks = row
+    return data is not None and seal.startswith(seal_of(data, masks[0] if masks else None, b""))
 
 
 def _go_on(link: "Link", place: CqlPlace, flight: "Flight[_UnderWay]") -> None:
