@@ -99,6 +99,46 @@ def test_metadata_and_the_names_that_samples_had_go_with_them(images, tmp_path, 
     assert dict(zip(source_names, copy.column("patient").to_pylist(), strict=True)) == expected
 
 
+@pytest.mark.parametrize("form", ["webdataset", "parquet", "original"])
+def test_values_that_changed_have_their_part_made_again_and_no_other(images, tmp_path, form):
+    values = list(range(len(images)))
+    own = images.with_columns({"slide": values})
+    first = copied(own, tmp_path, form)
+    before = files(tmp_path)
+    assert copied(images.with_columns({"slide": values}), tmp_path, form).made == 0
+    values[-1] = 1000
+    again = copied(images.with_columns({"slide": values}), tmp_path, form)
+    if form == "original":  # which has no place for them
+        assert again.made == 0
+        return
+    assert (again.made, again.samples) == (1, first.samples)
+    assert len([name for name, data in files(tmp_path).items() if data != before[name]]) == 1
+    copy = fl.Dataset(tmp_path)
+    assert contents(copy) == contents(images)
+    wanted = dict(zip(images.names, values, strict=True))
+    assert (
+        dict(zip(copy.column("frostline_source").to_pylist(), copy.column("slide").to_pylist(), strict=True)) == wanted
+    )
+    assert copied(images.with_columns({"slide": values}), tmp_path, form).made == 0
+
+
+def test_values_that_changed_are_renewed_in_a_ready_form_without_its_pixels_being_made_again(images, tmp_path):
+    applied = Applied.to(imagenet(32), "uint8")
+    scores = [0.5, float("nan"), *map(float, range(2, len(images)))]
+    options = {"object_bytes": 20_000, "observe": quiet}
+    first = ingest(images.with_columns({"score": scores}), tmp_path, applied, **options)
+    times = {one: one.stat().st_mtime_ns for one in tmp_path.rglob("*") if one.is_file()}
+    scores[-1] = 1000.0
+    again = ingest(images.with_columns({"score": scores}), tmp_path, applied, **options)
+    assert (first.made, again.made, again.digest) == (first.objects, 0, first.digest)
+    changed = {one.name for one in times if one.stat().st_mtime_ns != times[one]}
+    assert changed == {f"{first.objects - 1:06}.parquet", "samples.parquet"}
+    assert repr(fl.Dataset(tmp_path).column("score").to_pylist()) == repr(scores)
+    times = {one: one.stat().st_mtime_ns for one in times}
+    ingest(images.with_columns({"score": scores}), tmp_path, applied, **options)
+    assert {one: one.stat().st_mtime_ns for one in times} == times
+
+
 def test_a_users_own_columns_arrive_whatever_they_are_called(images, tmp_path):
     mine = {
         name: [f"{name} {row}" for row in range(len(images))] for name in ("source", "image", "meta_image", "class")

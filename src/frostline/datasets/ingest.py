@@ -7,12 +7,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from frostline.core import Samples, Skipped
 from frostline.datasets.changes import refusing
@@ -84,7 +85,8 @@ def ingest(
     Every object appears whole, is read back and compared by its SHA-256, and is never written twice; what was made
     before a run was broken off is taken up, and a form that is whole is left as it is. The data set can be used when
     the last file, its table, is there. Metadata columns go along, but for those of lists and the like, which are named
-    before it begins. Memory is that of two objects, of the requests under way and of the images in work.
+    before it begins; values that changed since an object was made are written to the tables alone. Memory is that of
+    two objects, of the requests under way and of the images in work.
 
     Args:
         source: images.
@@ -227,9 +229,22 @@ class _Maker:
         if name not in there or there.get(object_name(number)) != self.layout.size(number):
             return None
         part = Part.from_file(self._store.read(name, 0, there[name]), self.layout, number)
-        if part is None or not self._verify:
-            return part
-        return part if self._sha256(object_name(number), self.layout.size(number)) == part.sha256 else None
+        if part is None:
+            return None
+        if self._verify and self._sha256(object_name(number), self.layout.size(number)) != part.sha256:
+            return None
+        return self._renewed(part) if self.layout.columns else part
+
+    def _renewed(self, part: Part) -> Part:
+        """The part with the metadata that the source has now: pixels stay, and only its table is written again."""
+        rows = self.layout.rows(part.number)
+        ids = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64)).ids
+        kept = pa.array(np.flatnonzero(np.isin(ids, part.samples.ids)))
+        columns = self._metadata.table(rows.start, rows.stop)
+        renewed = replace(part, about={name: column.take(kept) for name, column in columns.items()})
+        if renewed.to_file() != part.to_file():
+            self._store.write(part_name(part.number), renewed.to_file())
+        return renewed
 
     def made(self, number: int) -> tuple[Part, memoryview]:
         """An object and its part, not yet written."""

@@ -88,7 +88,8 @@ def repack(
     Every object appears whole, is read back and compared by its SHA-256. What is there from a run that was broken off
     is taken up, and a copy that is whole is left as it is: names follow from the source's ids, so no sample comes
     twice. An object whose size or version is another than what was written is read, and its part is made again where
-    its bytes are others. Memory is that of two parts, and of the requests under way.
+    its bytes are others, as is one whose samples have other metadata now. Memory is that of two parts, and of the
+    requests under way.
 
     Args:
         source: samples with encoded images.
@@ -148,7 +149,8 @@ class _Copier:
         self._store = store
         self._form = form
         self._verify = verify
-        self._about = {name: source.column(name) for name in metadata_in(source.columns)}
+        names = metadata_in(source.columns) if packer_named(form).keeps_metadata else ()
+        self._about = {name: source.column(name) for name in names}
         self._scaling = Scaling(source, side, workers, stack)
         self._writers = ThreadPoolExecutor(workers, "frostline-write")
         stack.callback(self._writers.shutdown, cancel_futures=True)
@@ -162,9 +164,10 @@ class _Copier:
         rows = divided(self._lengths(), most_bytes=part_bytes, most_rows=_MOST_ROWS)
         parts, made, skipped = [], 0, 0
         for number, some in enumerate(rows):
+            about = {name: column.slice(some.start, len(some)).to_pylist() for name, column in self._about.items()}
             part = self._found(number, there)
-            if part is None:
-                part = self._made(number, some, observe)
+            if part is None or part.about != _named(about):
+                part = self._made(number, some, about, observe)
                 made += 1
             parts.append(part)
             skipped += len(part.skipped)
@@ -256,10 +259,9 @@ class _Copier:
         self._store.write(_record(part.number), part.to_json())
         return part
 
-    def _made(self, number: int, rows: range, observe: Observer) -> WrittenPart:
+    def _made(self, number: int, rows: range, about: dict[str, list[Any]], observe: Observer) -> WrittenPart:
         samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._source.names[rows.start : rows.stop]
-        about = {name: column.slice(rows.start, len(rows)).to_pylist() for name, column in self._about.items()}
         read = self._scaling.read(samples, names)
         kept = [(row, one) for row, one in enumerate(read) if isinstance(one, Pictures)]
         loose = [self._loose(samples, names, about, row, one) for row, one in kept]
@@ -269,7 +271,9 @@ class _Copier:
         packed = packer_named(self._form).pack(number, loose, self._source.classes)
         written: list[Future[tuple[str, WrittenObject]]] = [self._writers.submit(self._write, one) for one in packed]
         objects = dict(one.result() for one in written)
-        return self._kept(WrittenPart(number=number, samples=len(loose), objects=objects, skipped=tuple(skipped)))
+        return self._kept(
+            WrittenPart(number=number, samples=len(loose), objects=objects, skipped=tuple(skipped), about=_named(about))
+        )
 
     def _loose(
         self, samples: Samples, names: Sequence[str], about: dict[str, list[Any]], row: int, found: Pictures
@@ -292,6 +296,11 @@ class _Copier:
         if hashlib.sha256(found).hexdigest() != sha256:
             raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
         return name, WrittenObject(len(data), sha256, version)
+
+
+def _named(about: Mapping[str, list[Any]]) -> str:
+    """Stands for the metadata of some samples in the record of their part."""
+    return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest() if about else ""
 
 
 def _record(number: int) -> str:

@@ -32,12 +32,14 @@ class WrittenPart:
         samples: in it.
         objects: that hold them, by name.
         skipped: samples that could not be read.
+        about: names the values of the metadata that went along; empty where none did.
     """
 
     number: int
     samples: int
     objects: dict[str, WrittenObject]
     skipped: tuple[Skipped, ...]
+    about: str = ""
 
     def to_json(self) -> bytes:
         """The text of its record."""
@@ -52,7 +54,13 @@ class WrittenPart:
                 name: WrittenObject(int(one[0]), str(one[1]), str(one[2])) for name, one in value["objects"].items()
             }
             skipped = tuple(Skipped(**one) for one in value["skipped"])
-            part = cls(number=value["number"], samples=int(value["samples"]), objects=objects, skipped=skipped)
+            part = cls(
+                number=value["number"],
+                samples=int(value["samples"]),
+                objects=objects,
+                skipped=skipped,
+                about=str(value["about"]),
+            )
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             return None
         return part if part.number == number else None
