@@ -4,14 +4,16 @@ import io
 import multiprocessing
 import pickle
 import tarfile
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from frostline.core.texts import Texts, taken
-from frostline.datasets import Dataset
-from frostline.datasets.columns import ArrowTexts, PartOfSamples
+from frostline.datasets import Dataset, dataset
+from frostline.datasets.columns import ArrowTexts, Columns, PartOfSamples, WholeSamples
+from frostline.datasets.forms.faces import COLUMNS
 from frostline.datasets.ingest import ingest
 from frostline.datasets.manifest import load_manifest
 from frostline.datasets.mapped import StoreFile, copy_of
@@ -80,6 +82,42 @@ def test_a_new_listing_replaces_the_copy_and_leaves_no_other(tmp_path):
     assert first.samples.take(np.array([0])).objects == ["cat/0.jpg"]
 
 
+@pytest.mark.parametrize(
+    "label_of", [lambda name: int(name) % 7, lambda name: int(name) // 50], ids=["mixed", "sorted"]
+)
+def test_a_mapped_manifest_is_split_as_one_in_memory_and_its_labels_are_not_read(tmp_path, monkeypatch, label_of):
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    data.mkdir()
+    shard(data / "0.tar", [f"{number:03}" for number in range(200)], label_of)
+    plain = Dataset(data, cache=cache)
+    parts = [plain.split(0.3, seed=1), tuple(plain.split({"a": 0.5, "b": 0.3, "c": 0.2}, seed=2).values())]
+    monkeypatch.setattr(dataset, "load_manifest", partial(load_manifest, in_memory_bytes=0))
+    monkeypatch.setattr(dataset, "count_labels", lambda pieces: pytest.fail("read the labels"))
+    mapped = Dataset(data, cache=cache)
+    assert mapped.manifest.columns.is_mapped
+    assert mapped.columns == plain.columns
+    assert columns(mapped.samples) == columns(plain.samples)
+    found = [mapped.split(0.3, seed=1), tuple(mapped.split({"a": 0.5, "b": 0.3, "c": 0.2}, seed=2).values())]
+    assert [[part.names for part in some] for some in found] == [[part.names for part in some] for some in parts]
+    assert mapped.statistics().per_class == tuple(
+        (str(one), len(plain.select(f"label == '{one}'"))) for one in plain.classes
+    )
+    more = mapped.with_columns({"patient": range(200)})
+    assert more.split(0.3, seed=1)[1].names == parts[0][1].names
+
+
+def test_labels_too_far_apart_to_be_counted_beforehand_are_counted_when_they_are_needed(tmp_path, monkeypatch):
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    data.mkdir()
+    shard(data / "0.tar", [f"{number:03}" for number in range(30)], lambda name: int(name) % 2 * 70_000)
+    plain = Dataset(data, cache=cache).split(0.3, seed=1)
+    monkeypatch.setattr(dataset, "load_manifest", partial(load_manifest, in_memory_bytes=0))
+    mapped = Dataset(data, cache=cache)
+    assert mapped.manifest.columns.is_mapped
+    assert mapped.manifest.columns.labels is None
+    assert [part.names for part in mapped.split(0.3, seed=1)] == [part.names for part in plain]
+
+
 def test_the_last_manifest_is_opened_without_a_listing(tmp_path):
     data, cache = folder(tmp_path / "data"), tmp_path / "cache"
     with pytest.raises(DataNotFound, match="was built yet: list the data first"):
@@ -119,6 +157,23 @@ def test_parts_of_a_mapped_manifest_are_looked_up_row_by_row(tmp_path):
         assert columns(part.take(some)) == columns(wanted.take(some))
         assert part.ids_at(some).tolist() == wanted.ids[some].tolist()
         assert part.labels_at(some).tolist() == wanted.labels[some].tolist()
+
+
+@pytest.mark.parametrize("every", [3, 1000], ids=["read on", "looked up"])
+def test_numbers_of_a_large_part_are_those_of_its_rows(every):
+    size = (1 << 20) + 77
+    numbers = np.arange(size) * 7 % 1001
+    texts = pa.DictionaryArray.from_arrays(np.zeros(size, np.int32), ["x"])
+    table = {
+        name: texts if kind == pa.string() else numbers for name, kind in zip(COLUMNS.names, COLUMNS.types, strict=True)
+    }
+    whole = WholeSamples(Columns(pa.table(table)))
+    mask = np.arange(size) % every == 2
+    for rows, wanted in ((Chosen.where(mask), numbers[mask]), (Chosen.where(mask & False), numbers[:0])):
+        part = PartOfSamples(whole, rows)
+        assert part.encoded_bytes == wanted.sum()
+        for found in (part.labels, part.lengths, part.ids):
+            assert np.array_equal(found, wanted)
 
 
 def _first_names(samples, answers):
@@ -177,10 +232,10 @@ class Counting:
         return self._store.read_version(object, offset, length)
 
 
-def shard(path, names):
+def shard(path, names, label_of=lambda name: 3):
     with tarfile.open(path, "w") as tar:
         for name in names:
-            for suffix, data in (("jpg", b"pixels of " + name.encode()), ("cls", b"3")):
+            for suffix, data in (("jpg", b"pixels of " + name.encode()), ("cls", b"%d" % label_of(name))):
                 member = tarfile.TarInfo(f"{name}.{suffix}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))

@@ -1,12 +1,14 @@
 """The parts of a split: shares of classes, of groups and of everything; the same for the same seed, and none lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.errors import SettingError
-from frostline.ordering import count_labels, split_at_random, split_by_class, split_by_group
+from frostline.ordering import count_labels, places_by_label, split_at_random, split_by_class, split_by_group
 from frostline.ordering.permutation import draw_of_stretches, permute, permute_each, round_keys, width_of
 
 seeds = st.integers(0, (1 << 63) - 1)
@@ -31,6 +33,20 @@ def test_labels_are_counted_whatever_pieces_they_come_in(labels):
         found = counted.counts[place] if 0 <= place < len(counted.counts) else 0
         assert found == np.sum(labels == label)
     assert counted.is_ascending == bool(np.all(labels[:-1] <= labels[1:]))
+
+
+@given(label_lists)
+def test_places_by_label_are_those_of_a_stable_sort(labels):
+    found = np.concatenate([np.zeros(0, np.int64), *places_by_label(labels_of(labels))])
+    assert found[np.argsort(labels, kind="stable")].tolist() == list(range(len(labels)))
+
+
+@given(label_lists, share_lists, seeds)
+def test_places_that_somebody_kept_give_the_same_parts_without_the_labels(labels, shares, seed):
+    counted = labels_of(labels)
+    kept = [one.astype(np.uint32) for one in places_by_label(counted)]
+    known = replace(counted, pieces=lambda: pytest.fail("read the labels"), places=lambda: iter(kept))
+    assert np.array_equal(split_by_class(known, shares, seed), split_by_class(counted, shares, seed))
 
 
 @given(label_lists, st.floats(0, 1, exclude_max=True), seeds)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,8 +13,9 @@ import pyarrow.compute as pc
 from frostline.core import Samples, Targets
 from frostline.core.texts import Texts
 from frostline.datasets.forms.faces import TARGET_COLUMNS
+from frostline.ordering import Chosen, Labels
 
-__all__ = ("ArrowTexts", "ChosenTexts", "Columns", "PartOfSamples", "Rows", "WholeSamples")
+__all__ = ("ArrowTexts", "ChosenTexts", "Columns", "KnownLabels", "PartOfSamples", "Rows", "WholeSamples")
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -21,7 +23,9 @@ _Numbers = npt.NDArray[np.int64]
 _LIST = 1 << 16
 # Rows read from a mapped file before its pages are given back: a row may bring in 64 KiB of each column.
 _TOUCHED_ROWS = 1 << 11
-_SCAN_ROWS = 1 << 19
+_SCAN_ROWS = 1 << 19  # whole bytes of a bitmap
+# Where one row of so many is wanted, every page of a column is.
+_NUMBERS_A_PAGE = 512
 
 
 class Rows(Protocol):
@@ -75,17 +79,36 @@ class ChosenTexts(Texts):
         return self._whole.take(self._rows.at(rows))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnownLabels:
+    """What was worked out of a table's labels when its file was made, so that nobody need read them to split it.
+
+    Attributes:
+        first: see ``ordering.Labels``.
+        counts: likewise.
+        is_ascending: likewise.
+        places: one column, of what ``ordering.places_by_label`` gives; None where rows stand in the order of labels.
+    """
+
+    first: int
+    counts: _Numbers
+    is_ascending: bool
+    places: pa.Table | None
+
+
 class Columns:
     """A manifest's table, one chunk a column, with what gives back the pages of the file that it may lie in.
 
     Args:
         table: without nulls in the columns that every table of samples has.
         mapped: the memory map that it lies in; None where it lies in memory.
+        known: of its labels; None where nothing is.
     """
 
-    def __init__(self, table: pa.Table, mapped: Any = None) -> None:
+    def __init__(self, table: pa.Table, mapped: Any = None, known: KnownLabels | None = None) -> None:
         self.table = table
         self._mapped = mapped
+        self._known = known
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -94,6 +117,30 @@ class Columns:
     def is_mapped(self) -> bool:
         """It lies in a file, and pages that were read can be given back."""
         return self._mapped is not None
+
+    @property
+    def labels(self) -> Labels | None:
+        """The labels of all rows, where they were counted when the file was made."""
+        known = self._known
+        if known is None:
+            return None
+        return Labels(
+            first=known.first,
+            counts=known.counts,
+            is_ascending=known.is_ascending,
+            pieces=lambda: self.pieces("label"),
+            places=None if known.places is None else Columns(known.places, self._mapped).places,
+        )
+
+    def pieces(self, name: str) -> Iterator[_Numbers]:
+        """A column of whole numbers in order, some at a time."""
+        for piece in self.scan((name,)):
+            yield np.asarray(piece.column(0).to_numpy(), np.int64)
+
+    def places(self) -> Iterator[npt.NDArray[Any]]:
+        """The first column in order, some at a time, as wide as it is kept."""
+        for piece in self.scan(self.table.column_names[:1]):
+            yield piece.column(0).to_numpy()
 
     def numbers(self, name: str) -> _Numbers:
         """A column of whole numbers, viewed."""
@@ -113,7 +160,7 @@ class Columns:
 
     def of(self, table: pa.Table) -> "Columns":
         """Another table of the same rows, columns of which may lie in the same file."""
-        return Columns(table, self._mapped)
+        return Columns(table, self._mapped, self._known)
 
     def forget(self) -> None:
         """Give pages back that were read from the file; they come again when they are read."""
@@ -236,11 +283,20 @@ class WholeSamples:
     def pieces(self, name: str, rows: Rows | None) -> Iterator[_Numbers]:
         """A column of whole numbers in order, some at a time: of the given rows, or of all."""
         if rows is None:
-            for piece in self._columns.scan((name,)):
-                yield np.asarray(piece.column(0).to_numpy(), np.int64)
+            yield from self._columns.pieces(name)
+        elif isinstance(rows, Chosen) and len(rows) * _NUMBERS_A_PAGE >= len(self):
+            yield from self._chosen(name, rows)
         else:
             for some in rows.pieces():
                 yield self.column_at(name, some)
+
+    def _chosen(self, name: str, rows: Chosen) -> Iterator[_Numbers]:
+        """Numbers of ascending rows that lie in every page, which are read on and not looked up one by one."""
+        start = 0
+        for piece in self._columns.pieces(name):
+            bits = rows.bits[start // 8 : -(-(start + len(piece)) // 8)]
+            yield piece[np.unpackbits(bits, count=len(piece), bitorder="little").view(np.bool_)]
+            start += len(piece)
 
     def _at(self, column: _Numbers, rows: _Numbers) -> _Numbers:
         if not self._columns.is_mapped:
@@ -295,7 +351,7 @@ class PartOfSamples:
     @property
     def encoded_bytes(self) -> int:
         """The bytes of all encoded samples together: one pass over a column."""
-        return sum(int(self._whole.lengths_at(rows).sum()) for rows in self._rows.pieces())
+        return sum(int(some.sum()) for some in self._whole.pieces("length", self._rows))
 
     def take(self, rows: _Numbers) -> Samples:
         """The given rows of the part as columns of their own."""
@@ -310,8 +366,7 @@ class PartOfSamples:
         return self._whole.labels_at(self._rows.at(rows))
 
     def _all(self, name: str) -> _Numbers:
-        pieces = [self._whole.column_at(name, rows) for rows in self._rows.pieces()]
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+        return np.concatenate([np.zeros(0, np.int64), *self._whole.pieces(name, self._rows)])
 
     def texts_of(self, whole: Sequence[str]) -> Sequence[str]:
         """The texts of the part's rows, of a column of the whole."""

@@ -1,7 +1,7 @@
 """The public data set: labelled samples at a URL, listed when they are first needed."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -453,10 +453,11 @@ class Dataset:
         return split_by_class(self._labels(), shares, seed)
 
     def _labels(self) -> Labels:
-        return count_labels(self._label_pieces)
-
-    def _label_pieces(self) -> Iterator[npt.NDArray[np.int64]]:
-        return _samples_of(self._manifest_of_all).pieces("label", self._rows)
+        whole = self._manifest_of_all
+        known = whole.columns.labels if self._rows is None else None
+        if known is not None:
+            return known
+        return count_labels(lambda: _samples_of(whole).pieces("label", self._rows))
 
 
 def _part_of(whole: Manifest, rows: Rows) -> Manifest:

@@ -14,10 +14,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from frostline.datasets.columns import Columns
+from frostline.datasets.columns import Columns, KnownLabels
 from frostline.datasets.forms.faces import COLUMNS
+from frostline.ordering import count_labels, places_by_label
 from frostline.stores.faces import Readable
 from frostline.stores.folder import error_of_system
 
@@ -29,6 +31,12 @@ ABOUT = b"frostline.manifest"
 _FOLDER = "mapped"
 _SAME_NAMES = b"frostline.names"
 _BATCH_ROWS = 1 << 18
+_LABELS = b"frostline.labels"
+_PLACES = "frostline.places"
+# So far apart, labels are counted when a copy is made; the counts lie in its head as text.
+_MOST_CLASSES = 1 << 16
+# Whose places have four bytes each.
+_MOST_PLACES = 1 << 32
 
 
 def copy_of(cache: Path, url: str, digest: str) -> Path:
@@ -48,19 +56,20 @@ def open_copy(path: Path) -> tuple[Columns, Mapping[str, Any]] | None:
         table = pa.Table.from_batches([reader.get_batch(0)])
         about = table.schema.metadata or {}
         value = json.loads(about[ABOUT])
+        table, known = _without_known(table)
     except (FileNotFoundError, KeyError, ValueError, OSError, pa.ArrowException):
         return None
     if _SAME_NAMES in about:
         table = table.add_column(1, "name", table.column("object"))
     # Who reads rows here and there gains nothing from what lies beside them.
     mapped.madvise(mmap.MADV_RANDOM)
-    return Columns(table, mapped), value
+    return Columns(table, mapped, known), value
 
 
 def kept_copy(path: Path, file: pq.ParquetFile) -> None:
     """Write the copy of a manifest in pieces, and let it appear when it is whole; other copies beside it go.
 
-    Memory is that of a piece, and of the metadata columns.
+    Memory is that of a piece, and of the metadata columns. What a split by class needs of the labels is worked out too.
 
     Raises:
         OutOfSpace: the disk is full.
@@ -137,7 +146,9 @@ def _write(spool: Path, file: pq.ParquetFile) -> None:
         del arrays["name"]
     for name, pieces in further.items():
         arrays[name] = pa.chunked_array(pieces, schema.field(name).type).combine_chunks()
-    metadata = {**(schema.metadata or {}), **({_SAME_NAMES: b"object"} if is_same else {})}
+    known, places = _known_labels(spool, arrays["label"])
+    arrays.update(places)
+    metadata = {**(schema.metadata or {}), **({_SAME_NAMES: b"object"} if is_same else {}), **known}
     batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays)).replace_schema_metadata(metadata)
     options = pa.ipc.IpcWriteOptions(allow_64bit=True, use_threads=False)
     with (spool / "whole").open("xb") as out:
@@ -147,18 +158,51 @@ def _write(spool: Path, file: pq.ParquetFile) -> None:
         os.fsync(out.fileno())
 
 
+def _known_labels(spool: Path, column: pa.Array) -> tuple[dict[bytes, bytes], dict[str, pa.Array]]:
+    """What a split by class needs, for a copy's head and as a column; nothing where labels are too far apart."""
+    if not 0 < len(column) <= _MOST_PLACES or _span(column) > _MOST_CLASSES:
+        return {}, {}
+    labels = count_labels(lambda: iter((np.asarray(column.to_numpy(), np.int64),)))
+    said = {"first": labels.first, "counts": labels.counts.tolist(), "is_ascending": labels.is_ascending}
+    if labels.is_ascending:
+        return {_LABELS: json.dumps(said).encode()}, {}
+    places = _Numbers(spool, _PLACES, pa.uint32())
+    for piece in places_by_label(labels):
+        places.add(pa.array(piece.astype(np.uint32)))
+    return {_LABELS: json.dumps(said).encode()}, {_PLACES: places.array()}
+
+
+def _span(column: pa.Array) -> int:
+    found = pc.min_max(column)
+    return int(found["max"].as_py()) - int(found["min"].as_py())
+
+
+def _without_known(table: pa.Table) -> tuple[pa.Table, KnownLabels | None]:
+    """A copy's table as it was, and what is known of its labels."""
+    places = table.select([_PLACES]) if _PLACES in table.column_names else None
+    said = json.loads((table.schema.metadata or {}).get(_LABELS, b"null"))
+    table = table if places is None else table.drop_columns([_PLACES])
+    if said is None:
+        return table, None
+    counts = np.array(said["counts"], np.int64)
+    return table, KnownLabels(
+        first=int(said["first"]), counts=counts, is_ascending=bool(said["is_ascending"]), places=places
+    )
+
+
 class _Numbers:
     """A column of whole numbers, written to a file piece by piece."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, kind: pa.DataType | None = None) -> None:
         self._file = _new(folder / f"{name}.numbers")
+        self._kind = kind or pa.int64()
 
     def add(self, column: pa.Array) -> None:
         self._file.write(memoryview(column.to_numpy(zero_copy_only=True)).cast("B"))
 
     def array(self) -> pa.Array:
         data = _mapped(self._file)
-        return pa.Array.from_buffers(pa.int64(), data.size // 8, [None, data])
+        return pa.Array.from_buffers(self._kind, data.size * 8 // self._kind.bit_width, [None, data])
 
 
 class _Texts:

@@ -8,7 +8,14 @@ from frostline.ordering.order import EpochOrder, Order
 from frostline.ordering.recorded import RecordedOrder, Replay
 from frostline.ordering.resumed import Progress, Resumed
 from frostline.ordering.sharding import LAST, Shard
-from frostline.ordering.splits import Labels, count_labels, split_at_random, split_by_class, split_by_group
+from frostline.ordering.splits import (
+    Labels,
+    count_labels,
+    places_by_label,
+    split_at_random,
+    split_by_class,
+    split_by_group,
+)
 from frostline.ordering.state import OrderState
 from frostline.ordering.weighted import Weighted, Weights, weights_by_class
 
@@ -33,6 +40,7 @@ __all__ = (
     "Weights",
     "check_terms",
     "count_labels",
+    "places_by_label",
     "split_at_random",
     "split_by_class",
     "split_by_group",

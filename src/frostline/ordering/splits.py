@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,14 @@ from frostline.ordering.permutation import (
     width_of,
 )
 
-__all__ = ("Labels", "count_labels", "split_at_random", "split_by_class", "split_by_group")
+__all__ = (
+    "Labels",
+    "count_labels",
+    "places_by_label",
+    "split_at_random",
+    "split_by_class",
+    "split_by_group",
+)
 
 _MASK = (1 << 64) - 1
 _SPLIT = 0x53504C4954  # "SPLIT": keeps the keys of splits apart from those of epochs
@@ -29,7 +37,10 @@ _CACHED = 1 << 17
 # fast and as even.
 _PERMUTED = 1 << 16
 
+_Number = TypeVar("_Number", bound=np.generic)
+
 Pieces = Callable[[], Iterator[npt.NDArray[np.int64]]]
+Places = Callable[[], Iterator[npt.NDArray[Any]]]
 Parts = npt.NDArray[np.uint8]
 
 
@@ -42,12 +53,15 @@ class Labels:
         counts: ``int64[k]``, how many rows have the label ``first``, ``first + 1``, ...
         is_ascending: rows stand in the order of their labels, so that the counts say it all.
         pieces: gives the labels of all rows in order, some at a time, each time it is called.
+        places: gives what ``places_by_label`` does, where somebody kept it, in whole numbers of any width; None where
+            it is to be worked out.
     """
 
     first: int
     counts: npt.NDArray[np.int64]
     is_ascending: bool
     pieces: Pieces
+    places: Places | None = None
 
     def __len__(self) -> int:
         return int(self.counts.sum())
@@ -71,6 +85,21 @@ def count_labels(pieces: Pieces) -> Labels:
             is_ascending = (last is None or last <= labels[0]) and bool(np.all(labels[:-1] <= labels[1:]))
         last = labels[-1]
     return Labels(first=first, counts=counts, is_ascending=is_ascending, pieces=pieces)
+
+
+def places_by_label(labels: Labels) -> Iterator[npt.NDArray[np.int64]]:
+    """Where each row would stand if the rows were sorted by label, rows of one label in their order; some at a time."""
+    next_of = np.cumsum(labels.counts) - labels.counts
+    narrow = np.uint16 if len(labels.counts) <= 1 << 16 else np.int64  # short ones are sorted by their digits
+    for found in _cached(labels.pieces):
+        numbers = (found - labels.first).astype(narrow)
+        order = np.argsort(numbers, kind="stable")
+        counts = np.bincount(numbers, minlength=len(next_of))
+        starts = np.cumsum(counts) - counts
+        places = np.empty(len(numbers), np.int64)
+        places[order] = np.arange(len(numbers)) + np.repeat(next_of - starts, counts)
+        next_of += counts
+        yield places
 
 
 def split_by_class(labels: Labels, shares: Sequence[float], seed: int) -> Parts:
@@ -185,24 +214,15 @@ def _counts(size: int, shares: Sequence[float]) -> list[int]:
 
 def _in_the_rows_order(labels: Labels, sorted_parts: Parts) -> Parts:
     """The n-th row of a label gets the n-th part of that label."""
-    next_of = np.cumsum(labels.counts) - labels.counts
-    narrow = np.uint16 if len(labels.counts) <= 1 << 16 else np.int64  # short ones are sorted by their digits
-    parts = np.empty(len(sorted_parts), np.uint8)
-    done = 0
-    for found in _cached(labels.pieces):
-        places = (found - labels.first).astype(narrow)
-        order = np.argsort(places, kind="stable")
-        counts = np.bincount(places, minlength=len(next_of))
-        starts = np.cumsum(counts) - counts
-        within = np.arange(len(places)) + np.repeat(next_of - starts, counts)
-        parts[done : done + len(places)][order] = sorted_parts[within]
-        next_of += counts
+    parts, done = np.empty(len(sorted_parts), np.uint8), 0
+    for places in _cached(labels.places or (lambda: places_by_label(labels))):
+        parts[done : done + len(places)] = sorted_parts[places]
         done += len(places)
     return parts
 
 
-def _cached(pieces: Pieces) -> Iterator[npt.NDArray[np.int64]]:
-    """The same labels, some that fit a cache at a time."""
+def _cached(pieces: Callable[[], Iterator[npt.NDArray[_Number]]]) -> Iterator[npt.NDArray[_Number]]:
+    """The same numbers, some that fit a cache at a time."""
     for piece in pieces():
         for start in range(0, len(piece), _CACHED):
             yield piece[start : start + _CACHED]
