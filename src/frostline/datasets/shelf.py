@@ -1,0 +1,275 @@
+"""Keeps the manifests of one store's data: as Parquet beside it or in the cache folder, the newest few of them."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from frostline.datasets.columns import Columns
+from frostline.datasets.forms.faces import COLUMNS, Form, Listed
+from frostline.datasets.history import HISTORY_BYTES, history_of, history_text, tidied
+from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
+from frostline.datasets.named_splits import SPLITS
+from frostline.datasets.ready import LAYOUT
+from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound
+from frostline.stores.faces import ObjectStore, Prunable
+from frostline.stores.folder import FolderStore
+from frostline.stores.urls import object_url
+
+__all__ = ("Kept", "Shelf", "about_of")
+
+_FOLDER = ".frostline/manifests"
+_GROUP_ROWS = 1 << 20
+# Rows by which a column is judged.
+_LOOKED_AT = 10_000
+_LAST = ".frostline/last-manifest.json"
+_HISTORY = ".frostline/manifest-history.json"
+# Always as long as this, so that it is read without asking how long it is.
+_LAST_BYTES = 256
+
+
+class _Last(NamedTuple):
+    """The manifest of some data that was built last: its digest, the form that built it, and the table's bytes."""
+
+    digest: str
+    form: str
+    nbytes: int
+
+
+class Kept(NamedTuple):
+    """A manifest that was read.
+
+    Attributes:
+        columns: its table.
+        about: what it says of itself; see ``about_of``.
+        place: its URL.
+    """
+
+    columns: Columns
+    about: Mapping[str, Any]
+    place: str
+
+
+class Shelf:
+    """Where the manifests of one store's data are: beside it, or in the cache folder where it takes no writes.
+
+    Args:
+        store: that holds the data.
+        cache: folder for the manifests of stores that take no writes and for the mapped copies of large ones.
+        in_memory_bytes: larger tables are mapped.
+    """
+
+    def __init__(self, store: ObjectStore, cache: Path, in_memory_bytes: int) -> None:
+        self._store = store
+        self._cache = cache
+        self._in_memory_bytes = in_memory_bytes
+        root = hashlib.sha256(store.url.encode(errors="surrogateescape")).hexdigest()[:16]
+        self._last_in_cache = f".frostline/last/{root}.json"
+        self._history_in_cache = f".frostline/last/{root}.history.json"
+        self._keeps_beside = True
+
+    def found(self, digest: str, sizes: Mapping[str, int]) -> Kept | None:
+        """The manifest of that digest; the listing says what lies beside the data."""
+        name = f"{_FOLDER}/{digest}.parquet"
+        # The listing that was just made knows the manifests too: no further request tells whether one is there.
+        if name in sizes:
+            kept = self._opened(self._store, name, sizes[name], digest)
+            if kept is not None:
+                return kept
+        path = self._cache / name
+        return self._opened(self._in_cache(), name, path.stat().st_size, digest) if path.is_file() else None
+
+    def before(self, form: Form, sizes: Mapping[str, int]) -> Listed | None:
+        """What the form made of an earlier listing."""
+        last = self._last_of(sizes)
+        if last is None or last.form != form.name:
+            return None
+        kept = self.found(last.digest, sizes)
+        if kept is None:
+            return None
+        return Listed(
+            table=kept.columns.table,
+            classes=tuple(kept.about["classes"]),
+            digest=last.digest,
+            reading=kept.about["reading"],
+        )
+
+    def last_kept(self, form: str | None) -> Kept | None:
+        """The manifest that was built last, found without listing the data; None where the data is a ready form.
+
+        Raises:
+            DataNotFound: there is none, or it is one of another form than that named.
+        """
+        last = self._last_of(None)
+        name = None if last is None else f"{_FOLDER}/{last.digest}.parquet"
+        kept = None if last is None else self.found(last.digest, {str(name): last.nbytes})
+        if last is not None and form not in (None, last.form):
+            raise DataNotFound(
+                f"the manifest of {self._store.url} that was built last is of the form {last.form}, not {form}: list "
+                f"the data in that form first (frostline index --form {form})"
+            )
+        if kept is None and not self._has(LAYOUT):
+            raise DataNotFound(f"no manifest of {self._store.url} was built yet: list the data first (frostline index)")
+        return kept
+
+    def _has(self, name: str) -> bool:
+        try:
+            self._store.read(name, 0, 1)
+        except (AccessDenied, BadRequest, DataNotFound, ObjectNotFound):
+            return False
+        return True
+
+    def keep(self, form: Form, listed: Listed) -> Kept:
+        """Write a manifest, and say that it is the last one."""
+        name = f"{_FOLDER}/{listed.digest}.parquet"
+        data = _file(listed)
+        last = json.dumps(_Last(listed.digest, form.name, len(data))._asdict()).encode().ljust(_LAST_BYTES)
+        try:
+            self._store.write(name, data)
+            self._store.write(_LAST, last)
+            place = self._store
+        except AccessDenied:
+            self._keeps_beside = False
+            self._cache.mkdir(parents=True, exist_ok=True)
+            place = self._in_cache()
+            place.write(name, data)
+            place.write(self._last_in_cache, last)
+        if len(data) > self._in_memory_bytes:
+            kept = self._opened(place, name, len(data), listed.digest)
+            if kept is not None:
+                return kept
+        return Kept(Columns(listed.table.combine_chunks()), about_of(listed), object_url(place.url, name))
+
+    def tidy(self, digest: str, sizes: Mapping[str, int]) -> None:
+        """Remove manifests that nobody will want once this one was kept; see ``datasets.history``.
+
+        Whoever is reading one of them finds it gone and builds it again. What the store refuses stays.
+        """
+        place: ObjectStore = self._store if self._keeps_beside else self._in_cache()
+        name = _HISTORY if self._keeps_beside else self._history_in_cache
+        if not isinstance(place, Prunable):
+            return
+        before = _history(place, name)
+        # The cache folder has manifests of other data too: of those nothing is known, and they stay.
+        there = _digests(sizes, _FOLDER, ".parquet") if self._keeps_beside else frozenset(before)
+        named = _digests(sizes, SPLITS, ".json") | {one for one in there if self._splits_in_cache(one).is_file()}
+        history = tidied(before, digest, there=there, named=named)
+        with suppress(AccessDenied):
+            place.write(name, history_text(history.digests))
+            for one in history.gone:
+                place.remove(f"{_FOLDER}/{one}.parquet")
+
+    def _splits_in_cache(self, digest: str) -> Path:
+        return self._cache / SPLITS / f"{digest}.json"
+
+    def _last_of(self, sizes: Mapping[str, int] | None) -> _Last | None:
+        """What was built last; ``sizes`` of a listing spares asking for what is not there."""
+        places: list[tuple[ObjectStore, str]] = [(self._in_cache(), self._last_in_cache)]
+        if sizes is None or _LAST in sizes:
+            places.insert(0, (self._store, _LAST))
+        for store, name in places:
+            try:
+                value = json.loads(bytes(store.read(name, 0, _LAST_BYTES)))
+                return _Last(str(value["digest"]), str(value["form"]), int(value["nbytes"]))
+            except (AccessDenied, BadRequest, DataNotFound, ObjectNotFound, ValueError, KeyError, TypeError):
+                continue
+        return None
+
+    def _in_cache(self) -> FolderStore:
+        return FolderStore(str(self._cache))
+
+    def _opened(self, store: ObjectStore, name: str, nbytes: int, digest: str) -> Kept | None:
+        place = object_url(store.url, name)
+        try:
+            if nbytes > self._in_memory_bytes:
+                found = self._mapped(store, name, nbytes, digest)
+            else:
+                found = _parsed(store.read(name, 0, nbytes))
+        except (ObjectNotFound, AccessDenied):
+            return None
+        return None if found is None or not _is_of(*found, digest) else Kept(*found, place)
+
+    def _mapped(
+        self, store: ObjectStore, name: str, nbytes: int, digest: str
+    ) -> tuple[Columns, Mapping[str, Any]] | None:
+        path = copy_of(self._cache, self._store.url, digest)
+        found = open_copy(path)
+        if found is not None and _is_of(*found, digest):
+            return found
+        try:
+            file = pq.ParquetFile(StoreFile(store, name, nbytes), page_checksum_verification=True)
+            if not _has_columns(file.schema_arrow):
+                return None
+            kept_copy(path, file)
+        except (pa.ArrowException, OSError):
+            return None
+        return open_copy(path)
+
+
+def about_of(listed: Listed) -> dict[str, Any]:
+    """What a manifest says of itself."""
+    return {"digest": listed.digest, "classes": listed.classes, "reading": listed.reading}
+
+
+def _history(place: ObjectStore, name: str) -> tuple[str, ...]:
+    try:
+        return history_of(bytes(place.read(name, 0, HISTORY_BYTES)))
+    except (AccessDenied, ObjectNotFound):
+        return ()
+
+
+def _digests(names: Iterable[str], folder: str, suffix: str) -> frozenset[str]:
+    """What the objects of a folder are called, without its name and their suffix."""
+    start = f"{folder}/"
+    return frozenset(one[len(start) : -len(suffix)] for one in names if one.startswith(start) and one.endswith(suffix))
+
+
+def _file(listed: Listed) -> memoryview:
+    sink = pa.BufferOutputStream()
+    schema = listed.table.schema.with_metadata({ABOUT: json.dumps(about_of(listed))})
+    options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": _repeating(listed.table)}
+    with pq.ParquetWriter(sink, schema, **options) as writer:
+        for group in _row_groups(listed):
+            writer.write_table(group.cast(schema))
+    return memoryview(sink.getvalue()).cast("B")  # as drivers take bytes
+
+
+def _row_groups(listed: Listed) -> Iterator[pa.Table]:
+    """A manifest's table in pieces as it is written."""
+    for start in range(0, max(1, listed.table.num_rows), _GROUP_ROWS):
+        yield listed.table.slice(start, _GROUP_ROWS)
+
+
+def _repeating(table: pa.Table) -> list[str]:
+    """The columns whose values come again: a dictionary of others takes memory, and makes the file larger."""
+    first = table.slice(0, _LOOKED_AT)
+    return [
+        field.name
+        for field, column in zip(first.schema, first.columns, strict=True)
+        if 2 * pc.count_distinct(column).as_py() <= len(column)
+    ]
+
+
+def _parsed(data: bytes | memoryview) -> tuple[Columns, Mapping[str, Any]] | None:
+    # One thread: Arrow's pool would not survive a fork of the process.
+    try:
+        table = pq.ParquetFile(pa.py_buffer(data), page_checksum_verification=True).read(use_threads=False)
+    except (pa.ArrowException, OSError):
+        return None
+    about = json.loads((table.schema.metadata or {}).get(ABOUT, b"{}"))
+    return (Columns(table.combine_chunks()), about) if _has_columns(table.schema) else None
+
+
+def _has_columns(schema: pa.Schema) -> bool:
+    first = [schema.field(place) for place in range(min(len(COLUMNS), len(schema)))]
+    return bool(pa.schema(first).equals(COLUMNS))
+
+
+def _is_of(columns: Columns, about: Mapping[str, Any], digest: str) -> bool:
+    return about.get("digest") == digest and len(columns.table.column_names) >= len(COLUMNS)
