@@ -1,5 +1,7 @@
 """The command line: verbs; the only place that prints or exits."""
 
+import atexit
+import gc
 import os
 from collections.abc import Sequence
 
@@ -15,6 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # Ending, the interpreter would look through all that torch made once more, for most of a second.
+    atexit.register(gc.freeze)
     from frostline.cli.verbs import run
 
     run(arguments)

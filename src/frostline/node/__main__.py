@@ -1,5 +1,6 @@
 """A node as a process of its own, started by ``node.process``: it lives as long as its parent holds its stdin."""
 
+import gc
 import json
 import os
 import sys
@@ -59,4 +60,6 @@ def _stop_with_parent(server: Server) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))
+    status = main(sys.argv[1])
+    gc.freeze()  # or the interpreter looks through all that torch made once more, for most of a second
+    raise SystemExit(status)

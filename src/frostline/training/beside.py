@@ -6,6 +6,7 @@ is gone. What it was given came from a stranger: it is read as data, checked, an
 node has set for this process.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -159,4 +160,6 @@ def _listen(stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    gc.freeze()  # or the interpreter looks through all that torch made once more, for most of a second
+    raise SystemExit(status)
