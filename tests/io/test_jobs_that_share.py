@@ -110,12 +110,14 @@ def test_a_job_goes_on_after_its_service_was_killed_and_started_again(folder, no
         settings = fl.LoaderSettings(requests_in_flight=1, samples_per_request=8, cache_bytes=0)
         with fl.offload(None, data, preprocess=tiny_preprocess(), near=service.url, cut=1, settings=settings) as job:
             ids = []
+            again = threading.Thread(target=service.start)
             for number, batch in enumerate(job.loader(8, shuffle=True, seed=1)):
                 ids += batch.ids.tolist()
                 if number == 1:
                     os.kill(service.pid, signal.SIGKILL)
                     until(lambda: service.pid == 0)
-                    threading.Thread(target=service.start).start()
+                    again.start()
+            again.join()  # who ends the service must know it
             assert sorted(ids) == sorted(data.samples.ids.tolist())
 
 

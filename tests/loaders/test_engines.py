@@ -21,6 +21,15 @@ OTHER = "torch-channels-last"
 TAKING_PIXELS = f"{OTHER}+{tiny_preprocess().levels.digest}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Trials are kept for all tests here: each is a process or two, and only the first that asks needs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
 def features(folder, cut, accuracy):
     torch.manual_seed(1)
     model = fl.freeze(Small().train(), "body", input_shape=(3, 32, 32))
@@ -31,8 +40,7 @@ def features(folder, cut, accuracy):
         return torch.cat([batch.features for batch in job.loader(batch_size=8)]).numpy(), job.explain()
 
 
-def test_a_job_uses_the_engine_that_was_chosen_for_its_accuracy_and_says_why(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_job_uses_the_engine_that_was_chosen_for_its_accuracy_and_says_why(tmp_path):
     folder = image_folder(tmp_path / "images", per_class=4)
     exact, explained = features(folder, None, "exact")
     assert explained.plan.engine == REFERENCE
@@ -50,10 +58,7 @@ def test_a_job_uses_the_engine_that_was_chosen_for_its_accuracy_and_says_why(tmp
     np.testing.assert_allclose(close, exact, rtol=1e-3, atol=1e-4)
 
 
-def test_pixels_of_a_ready_form_go_into_an_engine_as_they_are_kept_and_what_is_kept_in_16_bits_does_not(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_pixels_of_a_ready_form_go_into_an_engine_as_they_are_kept_and_what_is_kept_in_16_bits_does_not(tmp_path):
     images, found = image_folder(tmp_path / "images", per_class=4), {}
     exact, explained = features(images, None, "exact")
     line = len(explained.situation.cuts) - 1
@@ -68,12 +73,6 @@ def test_pixels_of_a_ready_form_go_into_an_engine_as_they_are_kept_and_what_is_k
 
 
 HALF = "torch-bf16"
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def node(folder, *engines):

@@ -1,6 +1,7 @@
 """A real node behind a link whose rate changes: the plan follows, and nothing that the loop sees changes."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,9 +39,22 @@ def frozen():
     return freeze(Small().train(), "stem", input_shape=(3, 32, 32))
 
 
-def job_for(folder, near, model, **options):
+def job_for(data, near, model, **options):
     settings = options.pop("settings", SETTINGS)
-    return fl.offload(model, fl.Dataset(folder), preprocess=tiny_preprocess(), near=near, settings=settings, **options)
+    data = data if isinstance(data, fl.Dataset) else fl.Dataset(data)
+    return fl.offload(model, data, preprocess=tiny_preprocess(), near=near, settings=settings, **options)
+
+
+@pytest.fixture(scope="module")
+def few(folder):
+    """A part of the images; losses are the same for any number."""
+    return fl.Dataset(folder).take(np.arange(0, 480, 4))
+
+
+@pytest.fixture(scope="module")
+def expected(folder, few):
+    """The losses of the plain loop on a part of the images."""
+    return plain.losses(frozen(), folder, few, tiny_preprocess(), batch_size=BATCH, epochs=1)
 
 
 def train(job, between, epochs=3):
@@ -96,27 +110,29 @@ def test_the_plan_follows_a_link_that_becomes_thin_and_the_loop_sees_no_differen
     ids=["two cuts", "four cuts", "lossless codecs"],
 )
 @pytest.mark.parametrize("over_http", [False, True], ids=["in-process", "http"])
-def test_any_mixture_of_cuts_and_lossless_codecs_has_the_losses_of_the_plain_loop(folder, node, shares, over_http):
-    model = frozen()
-    twin = copy.deepcopy(model)
-    with job_for(folder, node.url if over_http else None, model, node=NodeSettings(device_batch=8)) as job:
+def test_any_mixture_of_cuts_and_lossless_codecs_has_the_losses_of_the_plain_loop(
+    few, node, expected, shares, over_http
+):
+    settings = replace(SETTINGS, samples_per_request=8)
+    options = {"settings": settings, "node": NodeSettings(device_batch=8)}
+    with job_for(few, node.url if over_http else None, frozen(), **options) as job:
         job.use(shares)
         ours = plain.through(job, batch_size=BATCH, epochs=1)
         routed = dict(job.statistics().routed)
-    assert ours == plain.losses(twin, folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=1)
+    assert ours == expected
     assert set(routed) == set(shares)
     for route, share in shares.items():
-        assert abs(routed[route] - share * 480) <= 2 * SETTINGS.samples_per_request
+        assert abs(routed[route] - share * len(few)) <= 2 * settings.samples_per_request
 
 
 @pytest.mark.parametrize(
     ("codec", "accuracy", "bound"),
     [("fp16", "fp16", 1e-3), ("int8", "int8", 2e-2), ("bf16", 0.005, 0.005), ("int8", 0.005, 0.005)],
 )
-def test_a_lossy_codec_stays_within_what_is_allowed_and_the_error_is_told(folder, node, codec, accuracy, bound):
+def test_a_lossy_codec_stays_within_what_is_allowed_and_the_error_is_told(few, node, codec, accuracy, bound):
     kept = {}
     for name in ("exact", codec):
-        with job_for(folder, node.url, frozen(), accuracy=accuracy) as job:
+        with job_for(few, node.url, frozen(), accuracy=accuracy) as job:
             job.use({Route(job.frost_line.number, name): 1.0})
             batches = list(job.loader(BATCH))
             kept[name] = {
@@ -140,13 +156,10 @@ def test_shares_that_do_not_sum_to_one_and_cuts_that_are_not_there_are_sentences
 
 
 @pytest.mark.parametrize("policy", ["baseline", "freeze", "min_bytes", "neurosurgeon", "hapi_v1", "hapi_v3"])
-def test_every_published_rule_runs_with_the_losses_of_the_plain_loop(folder, node, policy):
-    model = frozen()
-    twin = copy.deepcopy(model)
-    with job_for(folder, node.url, model, policy=policy) as job:
+def test_every_published_rule_runs_with_the_losses_of_the_plain_loop(few, node, expected, policy):
+    with job_for(few, node.url, frozen(), policy=policy) as job:
         assert job.plan.policy == policy
-        ours = plain.through(job, batch_size=BATCH, epochs=1)
-    assert ours == plain.losses(twin, folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=1)
+        assert plain.through(job, batch_size=BATCH, epochs=1) == expected
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from support.networks import Small
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=2, device_batch=8, retry_for_s=0.2)
-STARTS = ("fork", "spawn")
 # Shutting down, PyTorch waits up to five seconds for workers that it cannot ask.
 GONE_S = 60
 
@@ -140,12 +139,11 @@ def test_a_sample_that_cannot_be_read_leaves_its_batch_shorter_in_workers(tmp_pa
     assert sorted(found) == [7, 8, 8]
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_a_worker_that_is_killed_is_an_error_and_nothing_is_left(folder, node, start):
+def test_a_worker_that_is_killed_is_an_error_and_nothing_is_left(folder, node):
     before = {one.pid for one in multiprocessing.active_children()}
     with job_for(folder, near=node.url) as job:
         whole = [batch.ids.tolist() for batch in job.loader(2, shuffle=True)]
-        loader = WorkerLoader(job.loader(2, shuffle=True), 2, start=start)
+        loader = WorkerLoader(job.loader(2, shuffle=True), 2, start="fork")
         batches = iter(loader)
         seen = [next(batches).ids.tolist()]
         workers = [one.pid for one in multiprocessing.active_children() if one.pid not in before]
@@ -163,6 +161,8 @@ def test_workers_of_a_process_that_is_killed_go_too(folder, node):
     code = (
         "import multiprocessing, sys, time, frostline as fl\n"
         "from torch.utils.data import DataLoader\n"
+        "from torch.utils.data._utils import worker\n"
+        "worker.MP_STATUS_CHECK_INTERVAL = 0.2\n"  # how often a worker looks for its parent; 5 s by default
         "from support.images import tiny_preprocess\n"
         "job = fl.offload(None, fl.Dataset(sys.argv[1]), preprocess=tiny_preprocess(), near=sys.argv[2])\n"
         "batches = iter(DataLoader(job.loader(2), batch_size=None, num_workers=2, multiprocessing_context='fork'))\n"

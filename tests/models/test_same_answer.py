@@ -21,6 +21,15 @@ IMAGES = (
 )
 
 
+@pytest.fixture(scope="module")
+def frozen(request):
+    """A network of that name with its frost line, and as it was cut: to trace one takes longer than to test it."""
+    inputs = inputs_of(request.param)
+    model = freeze(build(request.param).train(), UNTIL[request.param], input_shape=inputs)
+    plain = copy.deepcopy(model)
+    return request.param, plain, model, cut_network(model, inputs)
+
+
 def scores(answer):
     """The output that is trained on: transformers returns a value of its own class."""
     return getattr(answer, "logits", answer)
@@ -50,9 +59,9 @@ def test_every_cut_of_the_whole_network_gives_the_uncut_answer_to_the_bit(name):
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_a_samples_answer_does_not_depend_on_its_company_or_place_in_the_device_batch(name):
-    network = cut_network(freeze(build(name).train(), UNTIL[name], input_shape=inputs_of(name)), inputs_of(name))
+@pytest.mark.parametrize("frozen", IMAGES, indirect=True)
+def test_a_samples_answer_does_not_depend_on_its_company_or_place_in_the_device_batch(frozen):
+    name, _, _, network = frozen
     engine = shipped_engine(network)
     [batch] = batch_of(name, 24)
     last = network.frost_line.number
@@ -62,13 +71,10 @@ def test_a_samples_answer_does_not_depend_on_its_company_or_place_in_the_device_
     assert (padded[:8] == second[:8]).all()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_that_is_cut_shipped_and_trained_is_the_network(name):
+@pytest.mark.parametrize("frozen", NETWORKS, indirect=True)
+def test_a_network_that_is_cut_shipped_and_trained_is_the_network(frozen):
     """Features over the wire, losses, gradients, BatchNorm statistics and dropout, in train and in eval mode."""
-    inputs = inputs_of(name)
-    model = freeze(build(name).train(), UNTIL[name], input_shape=inputs)
-    plain = copy.deepcopy(model)
-    network = cut_network(model, inputs)
+    name, plain, model, network = frozen
     assert network.fallback is None
     engine = shipped_engine(network)
     batch, labels = batch_of(name, 8), torch.arange(8) % 2
@@ -92,7 +98,8 @@ def test_a_network_that_is_cut_shipped_and_trained_is_the_network(name):
             losses.append((type(answer), loss.item()))
         assert losses[0] == losses[1]
     assert all(torch.equal(one, two) for one, two in zip(features, kept, strict=True)), "features were overwritten"
-    assert all(torch.equal(value, plain.state_dict()[key]) for key, value in model.state_dict().items())
+    trained = plain.state_dict()
+    assert all(torch.equal(value, trained[key]) for key, value in model.state_dict().items())
     network.head.eval()
     plain.eval()
     with torch.no_grad():

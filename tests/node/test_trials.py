@@ -1,7 +1,7 @@
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -172,16 +172,34 @@ def test_seconds_and_memory_are_those_of_the_engine_in_use():
     assert changed[-1].bytes_per_sample == 10 + cuts[-1].bytes_per_sample
 
 
-@pytest.fixture
-def node(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    images = make_images(tmp_path / "images")
+@contextmanager
+def node_over(images):
     with Node(NodeSettings(memory_bytes=256 << 20, device_batch=8, engines=(OTHER,)), (images.as_uri(),)) as node:
         yield node, images
 
 
-def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same_features(node):
-    node, images = node
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    """What nodes keep of trials, for all tests that do not ask whether there was one."""
+    return tmp_path_factory.mktemp("tried")
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch, tried):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tried))
+    with node_over(make_images(tmp_path / "images")) as both:
+        yield both
+
+
+@pytest.fixture
+def new_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with node_over(make_images(tmp_path / "images")) as both:
+        yield both
+
+
+def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same_features(new_node):
+    node, images = new_node
     transport = LocalTransport(node)
     asked = request(images, LAST, DIGEST, engine=OTHER)
     with pytest.raises(UnknownPrefix):
