@@ -112,8 +112,7 @@ def frostline(task, near=None, batch=BATCH):
     if task.what == "objects":
         yield from _encoded(task, data, near, settings)
         return
-    cut = 1 if near is None else 0
-    with fl.offload(None, data, preprocess=task.preprocess(), near=near, cut=cut, settings=settings) as job:
+    with fl.offload(None, data, preprocess=task.preprocess(), near=near, settings=settings) as job:
         for found in job.loader(batch, shuffle=True, seed=task.seed):
             yield found.features, found.labels
 

@@ -6,8 +6,8 @@ OURS = "Frostline"
 SETTINGS = """\
 | loader | reads | settings, and what its documentation says of them |
 | --- | --- | --- |
-| Frostline | single objects | defaults, but `cut=1` (the embedded node decodes) and nothing kept between epochs |
-| Frostline, node beside the store | single objects | defaults, but `near=`, `cut=0` and nothing kept between epochs |
+| Frostline | single objects | defaults, but nothing kept between epochs: the node in its process decodes |
+| Frostline, node beside the store | single objects | defaults, but `near=` and nothing kept: samples come encoded |
 | DataLoader, s3torchconnector | single objects | `S3MapDataset`; 16 workers, 4 at 0 ms; `prefetch_factor` 2, the \
 default. PyTorch suggests no more workers than cores, which is for computing: here each waits for one read at a time |
 | SPDL | single objects | 64 reads at once in threads of their own, decoding in a thread a core, as its guide has it \

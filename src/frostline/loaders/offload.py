@@ -69,7 +69,8 @@ def offload(
         near: URL of a node beside the data; or of several that serve the same data, over which the work is spread,
             and where one dies the others take over. ``unix:///…/io.sock`` is the I/O service of this machine, which
             asks its node. None takes that of ``settings.io`` where it is set, and else runs a node in this process.
-        cut: number of the cut to use; None lets the plan choose.
+        cut: number of the cut to use; None lets the plan choose. Without a model None is 1 with a node in this process,
+            which decodes, and 0 with one elsewhere, which sends encoded samples.
         codec: name of the codec to use with that cut.
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
             or a published one to compare with (``planning.POLICIES``), which chooses once. With ``all_in_store``
@@ -142,7 +143,8 @@ def offload(
         ledger = Ledger(
             observe, most_skipped=settings.most_skipped(len(data)), refuses_changes=data.changed == "refuse"
         )
-        pilot = _pilot(scene, situation, plan, follows=settings.follow and policy == "best" and cut is None, cut=cut)
+        follows = settings.follow and policy == "best" and cut is None
+        pilot = _pilot(scene, situation, plan, follows=follows, cut=_plain_cut(nodes) if cut is None else cut)
         fetcher, scope = _fetcher(scene, network, pilot, ledger, situation), _scope(scene, situation)
         return Job(
             data=data,
@@ -177,6 +179,14 @@ def offload(
 
 def _ignore(_: Event) -> None:
     pass
+
+
+def _plain_cut(nodes: Sequence[str]) -> int:
+    """Where nothing is planned: what another machine reads travels encoded, and a node in this process decodes.
+
+    Its threads decode a sample once it is read; a request's own thread would wait for all of them first.
+    """
+    return 0 if nodes else 1
 
 
 def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:
@@ -241,12 +251,12 @@ def _scope(scene: Scene, situation: Situation | None) -> Scope:
     )
 
 
-def _pilot(scene: Scene, situation: Situation | None, plan: Plan | None, *, follows: bool, cut: int | None) -> Pilot:
-    if not 0 <= (cut or 0) < len(scene.cuts):
+def _pilot(scene: Scene, situation: Situation | None, plan: Plan | None, *, follows: bool, cut: int) -> Pilot:
+    if not 0 <= cut < len(scene.cuts):
         raise SettingError(f"there is no cut {cut}: this job has cuts 0 to {len(scene.cuts) - 1}")
     return Pilot(
         cuts=scene.cuts,
-        shares={Route(cut or 0): 1.0},
+        shares={Route(cut): 1.0},
         plan=plan,
         situation=situation,
         follows=follows,
