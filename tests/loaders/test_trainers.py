@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.node.process import start_node
 from support.images import image_folder, tiny_preprocess
+from support.servers import free_ports
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 SETTINGS = LoaderSettings(samples_per_request=8)
@@ -84,9 +84,7 @@ def test_lightning_goes_on_from_its_checkpoint_with_the_next_sample(job, tmp_pat
 
 
 def test_processes_of_accelerate_share_an_epoch_once(folder):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     with start_node((str(folder),), NODE) as node:
         command = [sys.executable, "-m", "support.accelerated", str(folder), node.url]
         shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

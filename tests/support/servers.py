@@ -1,6 +1,7 @@
 """What starting a real server takes: free ports, a process whose words are kept, and waiting until it answers."""
 
 import contextlib
+import random
 import socket
 import subprocess
 import time
@@ -9,14 +10,20 @@ from pathlib import Path
 
 __all__ = ("free_ports", "listens", "served", "wait_until")
 
+# Below those that the system gives to connections (Linux: from 32768), which come and go at any moment.
+_PORTS = range(20_000, 32_000)
+
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """So many different ports that nobody listens on."""
+    """So many different ports that nobody listens on, and that no connection is given before a server takes them."""
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((host, 0))
-        return [one.getsockname()[1] for one in sockets]
+        while len(ports) < count:
+            one, port = stack.enter_context(socket.socket()), random.SystemRandom().choice(_PORTS)
+            with contextlib.suppress(OSError):
+                one.bind((host, port))
+                ports.append(port)
+    return ports
 
 
 def listens(port: int) -> bool:
