@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -122,6 +123,9 @@ def built(prefix, cut, calibration, wanted, folder):
                 )
         except EngineUnfit as error:
             why_not = str(error)
+        print(
+            f"  {offer.name}: {why_not or 'made'}, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True
+        )
         found[offer.name] = {"precision": offer.precision, "build_s": time.perf_counter() - started}
         if why_not is not None:
             found[offer.name] = {"precision": offer.precision, "why_not": why_not}

@@ -10,7 +10,8 @@ overlap: with 16 bits and with 8 allowed, by the same engines, which the node's 
 engine by itself, with nothing to read or decode; in each round of the last steps it is measured next to them, on floats
 that are ready and on pixels as they are kept, of which the faster counts, and their share of it is the median of the
 rounds' ratios. The error is that of `benchmarks/engines.py`, and of the node's trial.
-Steps take turns in each round; figures are medians. Writes JSON and a table with --out (without suffix).
+Steps take turns in each round; figures are medians. Writes JSON and a table with --out (without suffix). What is under
+way is told on stderr, for VGG-11's weights of 500 MB take minutes to convert and to try.
 
 Where torchvision was built for CUDA and torch was not, `PYTHONPATH=tests/support/torchvision_cpu` lets it be imported.
 """
@@ -20,6 +21,7 @@ import itertools
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import closing
@@ -39,6 +41,7 @@ from frostline.engines.allocator import keep_freed_memory
 from frostline.engines.catalog import OFFERS, REFERENCE, build
 from frostline.engines.hardware import hardware_name
 from frostline.engines.identity import identity, offer_name
+from frostline.events import PhaseStarted
 from frostline.models import cut_network
 from frostline.node.process import start_node
 from frostline.preprocess import Applied
@@ -71,6 +74,7 @@ def main():
 
 def climbed(name, wanted):
     """All steps of one network, in their order."""
+    doing(name, "decoding, and cutting the network")
     pretrained = load_model(NETWORKS[name], classes=CLASSES)
     preprocess, data = pretrained.preprocess, Dataset(wanted.data)
     pixels = decoded(data, preprocess, 96)
@@ -80,8 +84,10 @@ def climbed(name, wanted):
     cut = prefix.cuts[-1].number
     chosen = argparse.Namespace(engines=wanted.engines, rows=[ROWS], threads=wanted.threads, device="cpu")
     with tempfile.TemporaryDirectory() as kept, tempfile.TemporaryDirectory() as ready:
+        doing(name, f"making engines up to {prefix.cuts[-1].name}, {prefix_bytes(prefix) / 1e6:.0f} MB of weights")
         engines, found = built(prefix, cut, calibration, chosen, Path(kept))
         engines = {key: engine for key, engine in engines.items() if "why_not" not in found[key[0]]}
+        doing(name, "errors, and engines alone")
         expected = features(engines[REFERENCE, ROWS], judged, ROWS, cut)
         errors = {
             offer: relative_error(features(engine, judged, ROWS, cut), expected)
@@ -89,11 +95,13 @@ def climbed(name, wanted):
         }
         rates = timed(engines, pixels, cut, wanted.rounds)
         alone = {offer: statistics.median(rates[offer, ROWS]) for offer, _ in engines}
+        doing(name, "the ready form")
         ingest(data, ready, Applied.to(preprocess, "uint8"), observe=lambda _: None)
         steps = [(step, offer, source) for step, offer, source in planned(alone) if offer is not None]
         sources = {"jpeg": Source(data, preprocess), "ready": Source(Dataset(ready), preprocess)}
         times = {step: [] for step, _, _ in steps}
         for turn in range(wanted.rounds + 1):
+            doing(name, f"one after another, round {turn} of {wanted.rounds}")
             for step, offer, source in steps:
                 rate = one_after_another(sources[source], engines[offer, ROWS], cut, wanted.samples)
                 if turn:
@@ -111,7 +119,7 @@ def climbed(name, wanted):
             alone[offer] = partial(fastest_by_itself, batches, cut)
         engines.clear()
         rows += [
-            streamed(model, Dataset(ready), preprocess, wanted, accuracy, engine, alone[engine])
+            streamed(name, model, Dataset(ready), preprocess, wanted, accuracy, engine, alone[engine])
             for accuracy, engine in by_accuracy.items()
         ]
     # Streaming is compared with the same precision one after another.
@@ -121,6 +129,15 @@ def climbed(name, wanted):
         one["over_eager"] = one["images_per_s"] / rows[0]["images_per_s"]
         print(f"{name:20} {said(one)}", flush=True)
     return rows
+
+
+def doing(name, what):
+    """Say what is under way."""
+    print(f"{time.strftime('%H:%M:%S')} {name}: {what}", file=sys.stderr, flush=True)
+
+
+def prefix_bytes(prefix):
+    return sum(tensor.nbytes for tensor in prefix.tensors.values())
 
 
 def of_kept(prefix, cut, offer, pixels, levels, threads, folder):
@@ -204,7 +221,7 @@ def by_itself(engine, batch, cut):
     return runs * len(batch) / (time.perf_counter() - started)
 
 
-def streamed(model, data, preprocess, wanted, accuracy, engine, alone):
+def streamed(name, model, data, preprocess, wanted, accuracy, engine, alone):
     """A last step: features stream from a node in another process."""
     settings = NodeSettings(
         compute_threads=wanted.threads,
@@ -214,10 +231,12 @@ def streamed(model, data, preprocess, wanted, accuracy, engine, alone):
     )
     options = {"accuracy": accuracy, "cut": len(cut_network(model, preprocess.shape).cuts) - 1}
     options["settings"] = LoaderSettings(cache_bytes=0, follow=False)
+    options["observe"] = lambda event: isinstance(event, PhaseStarted) and doing(name, f"{accuracy}, {event.name}")
     with (
         start_node((data.url,), settings) as node,
         fl.offload(model, data, preprocess=preprocess, near=node.url, **options) as job,
     ):
+        doing(name, f"{accuracy}, streaming")
         pairs = [(alone(), streaming(job, seed)) for seed in range(wanted.rounds + 1)][1:]
         profile, last = job.situation.store, options["cut"]
     rates, shares = [rate for _, rate in pairs], [rate / by_itself for by_itself, rate in pairs]

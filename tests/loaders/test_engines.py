@@ -47,8 +47,11 @@ def test_a_job_uses_the_engine_that_was_chosen_for_its_accuracy_and_says_why(tmp
     assert explained.plan.trials == ()
 
     line = len(explained.situation.cuts) - 1
-    close, explained = features(folder, line, 0.001)
+    inner = line - 1
+    assert inner > 1
+    close, explained = features(folder, inner, 0.001)
     plan = explained.plan
+    assert {one.cut for one in plan.trials} == {inner}  # no plan is to choose another
     assert {one.engine for one in plan.trials} == {REFERENCE, TAKING_PIXELS}
     assert plan.engine == explained.situation.store.engine
     assert explained.situation.trainer.engine == REFERENCE

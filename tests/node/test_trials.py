@@ -83,6 +83,16 @@ def test_what_was_tried_on_this_hardware_is_not_tried_again(chosen, folder):
         assert trials.ready(DIGEST, OTHER, LAST) is None
 
 
+def test_a_job_that_stops_at_one_cut_has_engines_tried_there_alone(tmp_path):
+    only = NETWORK.prefix.cuts[1].number
+    assert only < LAST
+    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+        found = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", only=only)
+    assert [(one.engine, one.cut) for one in found.trials] == [(REFERENCE, only), (OTHER, only)]
+    assert found.trials[1].samples_per_s > 0
+    assert {path.name for path in (tmp_path / DIGEST).iterdir() if path.is_dir()} <= {f"cut-{only}"}
+
+
 def test_a_trial_is_kept_with_the_versions_of_what_converts_and_runs_engines(chosen, folder):
     assert chosen.trials
     for path in (folder / DIGEST).glob("*.json"):
@@ -172,6 +182,21 @@ def test_seconds_and_memory_are_those_of_the_engine_in_use():
     assert changed[-1].bytes_per_sample == 10 + cuts[-1].bytes_per_sample
 
 
+def test_cuts_behind_the_one_at_which_an_engine_was_tried_keep_the_costs_of_the_reference():
+    cuts = NETWORK.prefix.cuts
+    costs = [
+        CutCost(number=number, seconds=float(number), spread_s=0.0, fixed_bytes=7, bytes_per_sample=7)
+        for number in range(len(cuts) + 1)
+    ]
+    only = cuts[1].number
+    assert only < LAST
+    trial = Trial(engine=OTHER, precision="fp32", cut=only, seconds=0.25)
+    seconds = np.arange(len(cuts), dtype=np.float64)[None]
+    changed = under_engine(costs, Network(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
+    assert changed[only].seconds == 1.25
+    assert [one for one in changed if one.number != only] == [one for one in costs if one.number != only]
+
+
 @contextmanager
 def node_over(images):
     with Node(NodeSettings(memory_bytes=256 << 20, device_batch=8, engines=(OTHER,)), (images.as_uri(),)) as node:
@@ -209,6 +234,8 @@ def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same
         list(transport.features(asked))
     with pytest.raises(BadRequest, match="no engine 'no-such-engine'"):
         transport.profile(request(images, LAST, DIGEST, engine="no-such-engine"))
+    with pytest.raises(BadRequest, match=f"cut must be from 1 to {LAST} for this prefix, not {LAST + 1}"):
+        transport.profile(request(images, LAST + 1, DIGEST), accuracy=0.1, only_here=True)
     fetcher = Fetcher(
         transport=transport,
         url=images.as_uri(),

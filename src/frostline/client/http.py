@@ -75,9 +75,16 @@ class HttpTransport:
             return
         self._exchange(self._message("PUT", path, body=artifact, media_type=_BINARY))
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
+    def profile(
+        self,
+        request: FeatureRequest,
+        codecs: Sequence[str] = (),
+        accuracy: str | float = EXACT,
+        *,
+        only_here: bool = False,
+    ) -> Profile:
         """See ``Transport``."""
-        wanted = ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy)
+        wanted = ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy, only_here=only_here)
         message = self._message("POST", "/v1/profiles", body=_json(wanted), silence_s=_TRIALS_S)
         return _value(Profile.from_json, self._exchange_json(message), self._url)
 

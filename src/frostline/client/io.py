@@ -93,9 +93,16 @@ class IoTransport:
         """See ``Transport``."""
         self._exchange({"kind": "prefix", "digest": digest}, body=artifact)
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
+    def profile(
+        self,
+        request: FeatureRequest,
+        codecs: Sequence[str] = (),
+        accuracy: str | float = EXACT,
+        *,
+        only_here: bool = False,
+    ) -> Profile:
         """See ``Transport``."""
-        wanted = ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy)
+        wanted = ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy, only_here=only_here)
         return self._value(Profile.from_json, {"kind": "profile", "request": wanted.to_json()}, silence_s=_TRIALS_S)
 
     def features(self, request: FeatureRequest) -> "IoAnswer":

@@ -43,10 +43,19 @@ class LocalTransport:
         with self._exchange():
             self._node.put_prefix(digest, artifact)
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
+    def profile(
+        self,
+        request: FeatureRequest,
+        codecs: Sequence[str] = (),
+        accuracy: str | float = EXACT,
+        *,
+        only_here: bool = False,
+    ) -> Profile:
         """See ``Transport``."""
         with self._exchange():
-            return self._node.profile(ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy))
+            return self._node.profile(
+                ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy, only_here=only_here)
+            )
 
     def features(self, request: FeatureRequest) -> "LocalAnswer":
         """See ``Transport``."""

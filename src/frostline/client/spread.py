@@ -104,7 +104,14 @@ class SpreadTransport:
         """See ``Transport``; to every node that answers, one at least."""
         self._every(lambda node: node.put_prefix(digest, artifact))
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
+    def profile(
+        self,
+        request: FeatureRequest,
+        codecs: Sequence[str] = (),
+        accuracy: str | float = EXACT,
+        *,
+        only_here: bool = False,
+    ) -> Profile:
         """See ``Transport``; of the first node that answers. An engine is made ready at every one that does.
 
         Then the profile is that of the node where the engine is furthest from the reference.
@@ -112,7 +119,7 @@ class SpreadTransport:
         if request.engine != REFERENCE:
             found = self._every(lambda node: node.profile(request, codecs, accuracy), request.engine)
             return max(found, key=lambda one: max((trial.error for trial in one.trials), default=0.0))
-        return self._first(lambda node: node.profile(request, codecs, accuracy))
+        return self._first(lambda node: node.profile(request, codecs, accuracy, only_here=only_here))
 
     def features(self, request: FeatureRequest) -> "SpreadAnswer":
         """See ``Transport``."""

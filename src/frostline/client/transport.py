@@ -49,7 +49,14 @@ class Transport(Protocol):
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """Upload a prefix unless the node holds it already."""
 
-    def profile(self, request: FeatureRequest, codecs: Sequence[str] = (), accuracy: str | float = EXACT) -> Profile:
+    def profile(
+        self,
+        request: FeatureRequest,
+        codecs: Sequence[str] = (),
+        accuracy: str | float = EXACT,
+        *,
+        only_here: bool = False,
+    ) -> Profile:
         """Have the node measure reading, decoding and every cut of the prefix on the request's samples.
 
         Args:
@@ -58,6 +65,7 @@ class Transport(Protocol):
             codecs: names of the codecs to measure too, each at the cuts where it may be worth it.
             accuracy: how far an engine's features may be from the reference's (``wire.messages.ProfileRequest``).
                 Trying engines may take minutes where this prefix was never tried on this hardware.
+            only_here: the job stops at the request's cut and at no other: engines are tried at that one alone.
         """
 
     def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:

@@ -220,7 +220,8 @@ class IoService:
             return self._upstream.health().to_json()
         if kind == "profile":
             wanted = ProfileRequest.from_json(says.get("request"))
-            return self._upstream.profile(wanted.features, wanted.codecs, wanted.accuracy).to_json()
+            how = wanted.codecs, wanted.accuracy
+            return self._upstream.profile(wanted.features, *how, only_here=wanted.only_here).to_json()
         if kind == "node":
             return self._upstream.node_statistics()
         if kind == "statistics":

@@ -130,6 +130,7 @@ def offload(
             settings=settings,
             accuracy=accuracy,
             epochs=epochs,
+            cut=cut,
         )
         situation, plan = None, None
         if network is not None:

@@ -55,6 +55,7 @@ class Scene:
         settings: how the job asks.
         accuracy: what codecs and engines may lose.
         epochs: that are planned for.
+        cut: number of the one that the user chose; None lets the plan choose.
     """
 
     data: Dataset
@@ -68,6 +69,7 @@ class Scene:
     settings: LoaderSettings
     accuracy: str | float
     epochs: int
+    cut: int | None = None
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -171,8 +173,12 @@ def _is_alike(health: Health, device: str) -> bool:
 
 def _profile_node(scene: Scene) -> tuple[Profile | None, str | None]:
     """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
+    request, only_here = tried(scene), 1 < (scene.cut or 0) <= scene.cuts[-1].number
+    if only_here and scene.cut is not None:  # engines are tried for some seconds at each cut that a plan may want
+        request = replace(request, cut=scene.cut)
+    how = scene.codecs, scene.accuracy
     try:
-        return scene.asking(lambda: scene.transport.profile(tried(scene), scene.codecs, scene.accuracy)), None
+        return scene.asking(lambda: scene.transport.profile(request, *how, only_here=only_here)), None
     except OverBudget as error:
         return None, str(error)
 

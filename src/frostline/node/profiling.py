@@ -191,7 +191,8 @@ def under_engine(
     """The same costs where another engine than the reference runs the prefix.
 
     Its seconds are known at the cuts at which it was tried, and lie between them as the reference's do; its memory up
-    to a cut is that up to the next one at which it was tried. What is left behind a cut is the trainer's, and stays.
+    to a cut is that up to the next one at which it was tried. What is left behind a cut is the trainer's, and stays; so
+    do cuts behind the last one at which it was tried, where the job does not stop.
 
     Args:
         costs: of the reference, from cut 0.
@@ -202,9 +203,10 @@ def under_engine(
     """
     trials = {one.cut: one for one in choice.trials if one.engine == choice.engine}
     reference_s = np.median(network.seconds, axis=0).tolist()
-    seconds = interpolated(reference_s, {cut - 1: one.seconds for cut, one in trials.items()})
+    last = max(trials)
+    seconds = interpolated(reference_s[:last], {cut - 1: one.seconds for cut, one in trials.items()})
     changed = list(costs)
-    for cut, to_here_s in list(zip(cuts, seconds, strict=True))[1:]:
+    for cut, to_here_s in list(zip(cuts[:last], seconds, strict=True))[1:]:
         trial = trials[min(number for number in trials if number >= cut.number)]
         changed[cut.number] = replace(
             costs[cut.number],

@@ -86,9 +86,10 @@ class Trials:
         """
         features = request.features
         assert features.prefix is not None, "the prefix was found by its name"
+        is_here = features.engine != REFERENCE or request.only_here
+        if is_here and not 1 <= features.cut <= len(prefix.cuts):
+            raise BadRequest(f"cut must be from 1 to {len(prefix.cuts)} for this prefix, not {features.cut}")
         if features.engine != REFERENCE:
-            if not 1 <= features.cut <= len(prefix.cuts):
-                raise BadRequest(f"cut must be from 1 to {len(prefix.cuts)} for this prefix, not {features.cut}")
             engine, cut, accuracy = features.engine, features.cut, request.accuracy
             trial = self.prepare(features.prefix, prefix, pixels, engine, cut, patron, levels, accuracy=accuracy)
             if trial.why_not is not None:
@@ -96,7 +97,8 @@ class Trials:
             return Choice(engine=REFERENCE, trials=(trial,))
         if len(pixels) < _FEWEST:
             return Choice(engine=REFERENCE, trials=())
-        return self.choose(features.prefix, prefix, pixels, request.accuracy, patron, levels)
+        only = features.cut if request.only_here else None
+        return self.choose(features.prefix, prefix, pixels, request.accuracy, patron, levels, only=only)
 
     def are_wanted(self, request: ProfileRequest) -> bool:
         """Whether a job that asks for a profile has any engine looked at beside the reference."""
@@ -110,6 +112,8 @@ class Trials:
         accuracy: str | float,
         patron: Patron = NOBODY,
         levels: Levels | None = None,
+        *,
+        only: int | None = None,
     ) -> Choice:
         """The engine for a job: the fastest that is exact enough, tried up to the cuts that a plan may want.
 
@@ -120,6 +124,7 @@ class Trials:
             accuracy: that the job allows.
             patron: for whom it is.
             levels: what the pixels mean, as for ``wanted``.
+            only: number of the one cut that the job stops at; None where the plan is still to choose.
 
         Raises:
             Abandoned: Nobody waits for it any more.
@@ -129,7 +134,7 @@ class Trials:
         offers = self._allowed(accuracy)
         if len(prefix.cuts) == 1 or not self._tries(accuracy):
             return Choice(engine=REFERENCE, trials=())
-        cuts = _cuts(prefix)
+        cuts = _cuts(prefix) if only is None else [only]
         with self._judging(digest, prefix, pixels, patron, levels) as judging:
             last = [_empty(offer, cuts[-1:], pixels, levels) for offer in offers]
             trials = [one for empty in last for one in self._tried(digest, empty, judging)]

@@ -123,6 +123,8 @@ class ScriptedTransport(Transport):
         request: FeatureRequest,
         codecs: Sequence[str] = (),
         accuracy: str | float = EXACT,  # noqa: ARG002
+        *,
+        only_here: bool = False,  # noqa: ARG002
     ) -> Profile:
         """What was given, with those of its codecs that are asked for."""
         self._node.check_up()

@@ -110,11 +110,13 @@ class ProfileRequest:
         codecs: names of the codecs to measure, each at the cuts where it may be worth it.
         accuracy: how far an engine's features may be from the reference's: ``exact`` takes the reference itself and
             tries no other; ``fp16``, ``int8`` or a relative error have all tried that they allow.
+        only_here: the job stops at the cut of ``features`` and at no other: engines are tried at that one alone.
     """
 
     features: FeatureRequest
     codecs: tuple[str, ...] = ()
     accuracy: str | float = EXACT
+    only_here: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -127,7 +129,8 @@ class ProfileRequest:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values, as the body of ``POST /v1/profiles``."""
-        return {**self.features.to_json(), "codecs": list(self.codecs), "accuracy": self.accuracy}
+        how = {"codecs": list(self.codecs), "accuracy": self.accuracy, "only_here": self.only_here}
+        return {**self.features.to_json(), **how}
 
     @classmethod
     def from_json(cls, value: object) -> "ProfileRequest":
@@ -141,6 +144,7 @@ class ProfileRequest:
             features=FeatureRequest.from_json(body),
             codecs=tuple(_text(one, "codecs") for one in codecs),
             accuracy=_text(accuracy, "accuracy") if isinstance(accuracy, str) else _number(accuracy, "accuracy"),
+            only_here=_boolean(body.get("only_here", False), "only_here"),
         )
 
 
