@@ -123,10 +123,9 @@ def built(prefix, cut, calibration, wanted, folder):
                 )
         except EngineUnfit as error:
             why_not = str(error)
-        print(
-            f"  {offer.name}: {why_not or 'made'}, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True
-        )
-        found[offer.name] = {"precision": offer.precision, "build_s": time.perf_counter() - started}
+        took_s = time.perf_counter() - started
+        print(f"  {offer.name}: {why_not or 'made'}, {took_s:.0f} s", file=sys.stderr, flush=True)
+        found[offer.name] = {"precision": offer.precision, "build_s": took_s}
         if why_not is not None:
             found[offer.name] = {"precision": offer.precision, "why_not": why_not}
     return engines, found

@@ -83,16 +83,6 @@ def test_what_was_tried_on_this_hardware_is_not_tried_again(chosen, folder):
         assert trials.ready(DIGEST, OTHER, LAST) is None
 
 
-def test_a_job_that_stops_at_one_cut_has_engines_tried_there_alone(tmp_path):
-    only = NETWORK.prefix.cuts[1].number
-    assert only < LAST
-    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
-        found = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", only=only)
-    assert [(one.engine, one.cut) for one in found.trials] == [(REFERENCE, only), (OTHER, only)]
-    assert found.trials[1].samples_per_s > 0
-    assert {path.name for path in (tmp_path / DIGEST).iterdir() if path.is_dir()} <= {f"cut-{only}"}
-
-
 def test_a_trial_is_kept_with_the_versions_of_what_converts_and_runs_engines(chosen, folder):
     assert chosen.trials
     for path in (folder / DIGEST).glob("*.json"):

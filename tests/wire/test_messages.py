@@ -5,7 +5,7 @@ import pytest
 
 from frostline.core import Samples, View
 from frostline.errors import BadRequest
-from frostline.wire.messages import FeatureRequest
+from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 
 def message(**fields):
@@ -64,3 +64,12 @@ def test_the_reading_travels_and_is_objects_where_an_older_client_names_none():
 def test_an_unknown_reading_is_refused_naming_it(reading):
     with pytest.raises(BadRequest, match="reading"):
         FeatureRequest.from_json({**message().to_json(), "reading": reading})
+
+
+def test_a_profile_request_says_whether_its_job_stops_at_one_cut_which_that_of_an_older_client_does_not():
+    value = ProfileRequest(features=message(), only_here=True).to_json()
+    assert ProfileRequest.from_json(value).only_here
+    del value["only_here"]
+    assert not ProfileRequest.from_json(value).only_here
+    with pytest.raises(BadRequest, match="only_here"):
+        ProfileRequest.from_json({**value, "only_here": 1})
