@@ -11,15 +11,19 @@ import pytest
 from PIL import Image
 
 import frostline as fl
+from frostline.config import LoaderSettings
+from frostline.datasets.checking import check
 from frostline.datasets.forms.parquet_schema import columns_of_schema
 from frostline.datasets.ingest import ingest
 from frostline.datasets.packing import PACKERS
 from frostline.datasets.reading import open_samples
 from frostline.datasets.repack import repack
 from frostline.errors import DataError, SettingError
-from frostline.preprocess import Applied, imagenet
+from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet
 from frostline.stores.objects import open_store
 from support.forms import tar_of
+
+SQUARE = Preprocess(steps=(Decode(), Resize(48), CenterCrop(48), Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)))
 
 
 def quiet(_):
@@ -109,9 +113,65 @@ def test_a_class_that_would_be_taken_for_a_folder_of_masks_is_refused(tmp_path):
         repack(fl.Dataset(store.url, cache=tmp_path), tmp_path / "copy", "original", observe=quiet)
 
 
-def test_a_ready_form_has_no_place_for_masks(pairs, tmp_path):
-    with pytest.raises(SettingError, match="has masks, for which a ready form has no place"):
-        ingest(pairs, tmp_path / "ready", Applied.to(imagenet(32), "uint8"), observe=quiet)
+def kept(source, to, applied=None, **options):
+    options = {"object_bytes": 1 << 12, "observe": quiet, **options}
+    return ingest(source, to, applied or Applied.to(imagenet(32), "uint8"), **options)
+
+
+def targets_of(data, preprocess, **options):
+    """The masks that a loader hands out, by id."""
+    with fl.offload(None, data, preprocess=preprocess, settings=LoaderSettings(skip_allowance=1.0), **options) as job:
+        batches = list(job.loader(2, shuffle=True, seed=1))
+    return {int(id): mask.tolist() for batch in batches for id, mask in zip(batch.ids, batch.targets, strict=True)}
+
+
+@pytest.mark.parametrize("declared", [imagenet(32), imagenet(32, augment=True)])
+@pytest.mark.parametrize("store", ["local", "memory"])
+def test_a_ready_form_hands_out_the_masks_of_its_images_to_the_bit(pairs, tmp_path, store, declared):
+    url = str(tmp_path / "ready") if store == "local" else f"memory://{uuid.uuid4()}"
+    square = Preprocess(steps=(*declared.steps[:-1], declared.steps[-1]))
+    done = kept(pairs, url, Applied.to(SQUARE if declared.is_random else square, "uint8"))
+    ready = fl.Dataset(url)
+    assert (done.samples, done.objects, ready.has_targets) == (5, 5, True)
+    steps = Preprocess(steps=(*SQUARE.steps[:-1], *declared.steps[1:])) if declared.is_random else declared
+    found = targets_of(ready, steps)
+    assert len(found) == 4
+    assert found == targets_of(pairs, steps)
+
+
+def test_masks_of_16_bit_forms_are_the_same(pairs, tmp_path):
+    kept(pairs, tmp_path / "half", Applied.to(imagenet(32), "fp16"))
+    half = fl.Dataset(tmp_path / "half")
+    assert targets_of(half, imagenet(32), accuracy="fp16") == targets_of(pairs, imagenet(32))
+
+
+def test_a_ready_form_with_masks_is_left_as_it_is_where_it_is_whole_and_mended_where_not(pairs, tmp_path):
+    assert kept(pairs, tmp_path / "ready").made == 5
+    assert kept(pairs, tmp_path / "ready", verify=True).made == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "ready" / "masks").iterdir()}
+    assert len(before) == 4  # one has none
+    first, second, *_ = sorted(before)
+    first.unlink()
+    second.chmod(0o644)
+    second.write_bytes(before[second][::-1])
+    with pytest.raises(DataError, match=r"masks/\d+\.ready of the ready form .* is gone or cut off"):
+        _ = fl.Dataset(tmp_path / "ready").samples
+    assert kept(pairs, tmp_path / "ready").made == 1
+    assert kept(pairs, tmp_path / "ready", verify=True).made == 1
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_mask_that_cannot_be_read_leaves_its_sample_out_of_a_ready_form(pairs, tmp_path):
+    _ = pairs.samples  # listed before it changes
+    open_store(pairs.url).write("masks/a/0.npy", array(9, 3, 3))
+    done = kept(pairs, tmp_path / "ready", skip_allowance=0.5)
+    assert [(one.object, one.changed) for one in done.skipped] == [("masks/a/0.npy", True)]
+    assert len(targets_of(fl.Dataset(tmp_path / "ready"), imagenet(32))) == 3
+
+
+def test_a_check_reads_the_masks_of_a_ready_form(pairs, tmp_path):
+    kept(pairs.select("target_length > 0"), tmp_path / "ready")
+    assert not check(fl.Dataset(tmp_path / "ready"), observe=quiet).unreadable
 
 
 def test_members_of_one_key_are_image_and_mask(tmp_path):

@@ -19,6 +19,7 @@ from frostline.config import NodeSettings
 from frostline.datasets import ingest as module
 from frostline.datasets.ingest import ingest
 from frostline.datasets.ready import TABLE, part_name
+from frostline.datasets.repack import repack
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import SampleSkipped
 from frostline.node import Node
@@ -132,6 +133,54 @@ def test_grey_and_16_bit_forms_keep_what_the_network_takes(images, tmp_path):
         Applied.to(imagenet(32, augment=True), "fp16")
 
 
+@pytest.mark.parametrize(("mode", "dtype"), [("RGB", "uint8"), ("RGB", "fp16"), ("L", "uint8"), ("L", "fp16")])
+def test_a_form_becomes_images_with_the_same_pixels(some_photographs, tmp_path, mode, dtype):
+    channels = {"RGB": 3, "L": 1}[mode]
+    rest = (CenterCrop(96), Normalize(mean=(124.0, 116.5, 103.0)[:channels], std=(58.0, 57.0, 0.5)[:channels]))
+    declared = Preprocess(steps=(Decode(mode), Resize(112), *rest))
+    form = ready(some_photographs, tmp_path / "ready", declared, dtype=dtype)
+    repack(form, tmp_path / "images", "original", observe=quiet)
+    ours, images = fl.Dataset(tmp_path / "images"), Preprocess(steps=(Decode(mode), *rest))
+    assert {Path(name).suffix for name in ours.names} == {".png"}
+    found, wanted = (
+        sorted(map(np.ndarray.tobytes, rows(*one)[0])) for one in ((ours, images), (some_photographs, declared))
+    )
+    assert found == wanted
+
+
+def test_a_form_becomes_another_as_its_images_would(some_photographs, tmp_path):
+    squares = ready(some_photographs, tmp_path / "squares", SQUARE)
+    for name, declared, dtype in (
+        ("crops", imagenet(224), "uint8"),
+        ("half", imagenet(224), "fp16"),
+        ("same", SQUARE, "uint8"),
+    ):
+        ready(squares, tmp_path / name, declared, dtype=dtype)
+        ready(some_photographs, tmp_path / "direct" / name, declared, dtype=dtype)
+        ours, direct = (path / "pixels" / "000000.ready" for path in (tmp_path / name, tmp_path / "direct" / name))
+        assert ours.read_bytes() == direct.read_bytes()
+    with pytest.raises(SettingError, match=r"this ready form was made with .* does not start with that"):
+        ready(squares, tmp_path / "other", efficientnet_lite(96))
+
+
+def test_damaged_records_are_left_out_of_a_copy(images, tmp_path):
+    form = ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
+    path = tmp_path / "ready" / "pixels" / "000000.ready"
+    path.chmod(0o644)
+    contents = bytearray(path.read_bytes())
+    contents[int(form.samples.offsets[2])] ^= 1
+    path.write_bytes(contents)
+    form = fl.Dataset(tmp_path / "ready")
+    for to in ("webdataset", "ready"):
+        seen = []
+        if to == "ready":
+            ingest(form, tmp_path / "copy", form.applied, skip_allowance=0.1, observe=seen.append)
+        else:
+            repack(form, tmp_path / to, to, skip_allowance=0.1, observe=seen.append)
+        (skipped,) = (one for one in seen if isinstance(one, SampleSkipped))
+        assert "damaged record" in skipped.reason
+
+
 @pytest.mark.parametrize(
     "declared",
     [
@@ -183,8 +232,8 @@ def test_other_data_or_other_steps_do_not_mix(images, tmp_path):
         ready(source, tmp_path / "one", imagenet(40))
     with pytest.raises(SettingError, match="is not empty"):
         ready(source, images, imagenet(32))
-    with pytest.raises(SettingError, match="ready form already"):
-        ready(fl.Dataset(tmp_path / "one"), tmp_path / "two", imagenet(32))
+    with pytest.raises(SettingError, match="does not start with that"):
+        ready(fl.Dataset(tmp_path / "one"), tmp_path / "two", imagenet(40))
 
 
 def test_what_is_lost_is_made_again_and_a_form_that_is_not_whole_is_refused(images, tmp_path):
@@ -389,6 +438,15 @@ def test_a_mistake_at_the_verb_is_a_sentence(images, tmp_path, capsys, arguments
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
     assert not Path(tmp_path / "to").exists()
+
+
+def test_the_verb_copies_a_form_as_it_is(images, tmp_path, capsys):
+    ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
+    with pytest.raises(SystemExit) as ended:
+        main(["ingest", str(tmp_path / "ready"), str(tmp_path / "copy"), "--json"])
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["samples"] == 24
+    assert fl.Dataset(tmp_path / "copy").applied == fl.Dataset(tmp_path / "ready").applied
 
 
 def test_the_verb_takes_a_file_and_says_what_it_did(images, tmp_path, capsys):

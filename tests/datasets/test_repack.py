@@ -365,12 +365,6 @@ def test_a_copy_made_otherwise_is_refused(images, tmp_path):
         copied(images, tmp_path, "webdataset")
 
 
-def test_a_ready_form_has_no_images_to_copy(images, tmp_path):
-    ingest(images, tmp_path / "ready", Applied.to(imagenet(32), "uint8"), observe=quiet)
-    with pytest.raises(SettingError, match="copy what it was made from"):
-        copied(fl.Dataset(tmp_path / "ready"), tmp_path / "copy", "parquet")
-
-
 def test_a_ready_form_is_made_of_parquet_too(images, tmp_path):
     parquet = fl.Dataset(copied(images, tmp_path / "parquet", "parquet").url)
     made = ingest(parquet, tmp_path / "ready", Applied.to(imagenet(32), "uint8"), observe=quiet)

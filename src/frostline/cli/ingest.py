@@ -55,7 +55,8 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 @click.option(
     "--preprocess",
     metavar="FILE|PRESET",
-    help="Of a ready form: what jobs will declare, as JSON, or imagenet:SIDE or efficientnet_lite:SIDE.",
+    help="Of a ready form: what jobs will declare, as JSON, or imagenet:SIDE or efficientnet_lite:SIDE. A ready form "
+    "that is copied as it is needs neither this nor --resize.",
 )
 @click.option(
     "--dtype",
@@ -96,7 +97,8 @@ def ingest(
 
     With --form ready every image is decoded, scaled and cropped once, and jobs on DEST read its pixels with no
     decoding: they declare the same preprocessing as on SRC and get the same pixels, to the bit. The other forms keep
-    the encoded images, whose labels, masks and metadata go with them. After a kill, run it again: it goes on.
+    the encoded images; of a ready form its pixels become PNGs. Labels, masks and metadata go with them. After a kill,
+    run it again: it goes on.
     """
     from frostline.datasets import Dataset
 
@@ -113,7 +115,7 @@ def ingest(
 def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, **options: Any) -> None:
     from frostline.datasets.ingest import ingest as run
 
-    applied = _applied(options["resize"], options["preprocess"], options["dtype"])
+    applied = _applied(source, options["resize"], options["preprocess"], options["dtype"])
     with ProgressBar() as progress:
         done = run(
             source,
@@ -183,7 +185,9 @@ def _say(done: "Ingested | Repacked | Put", where: str, made: str) -> None:
     )
 
 
-def _applied(resize: int | None, preprocess: str | None, dtype: Literal["uint8", "fp16"]) -> Applied:
+def _applied(source: "Dataset", resize: int | None, preprocess: str | None, dtype: Literal["uint8", "fp16"]) -> Applied:
+    if resize is None and preprocess is None and dtype == "uint8" and (kept := source.applied) is not None:
+        return kept
     if (resize is None) == (preprocess is None):
         raise SettingError("say what to apply: either --resize N or --preprocess FILE, such as imagenet:224")
     if preprocess is not None:

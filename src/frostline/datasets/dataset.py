@@ -157,18 +157,6 @@ class Dataset:
         whole = other.whole
         return whole.take(rows_of_ids(whole.samples.ids, self.samples.ids))
 
-    def require_no_targets(self) -> None:
-        """Make sure that nothing is lost where something without masks is made of samples.
-
-        Raises:
-            SettingError: they have masks.
-        """
-        if self.has_targets:
-            raise SettingError(
-                f"{self._url} has masks, for which a ready form has no place: name the images alone (such as their "
-                "folder), or copy them in another form (--form webdataset)"
-            )
-
     @property
     def rows(self) -> Rows | None:
         """Which rows of the whole data set these samples are; None where they are all of them."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -18,13 +18,24 @@ import pyarrow as pa
 from frostline.core import Samples, Skipped
 from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.in_order import InOrder, Workers
+from frostline.datasets.in_order import InOrder, Workers, masks_of
 from frostline.datasets.metadata_left import Metadata, say_what_is_left
-from frostline.datasets.ready import FOLDERS, LAYOUT, TABLE, Layout, Part, object_name, part_name, table_file
+from frostline.datasets.ready import (
+    FOLDERS,
+    LAYOUT,
+    TABLE,
+    Layout,
+    Part,
+    masks_beside,
+    object_name,
+    part_name,
+    table_file,
+)
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
-from frostline.preprocess import Applied
+from frostline.preprocess import Applied, Preprocess
 from frostline.preprocess.apply import decode_applied
+from frostline.preprocess.masks import kept_mask
 from frostline.preprocess.records import pack_into, record_bytes
 from frostline.stores.faces import Buffer, ObjectStore
 from frostline.stores.folder import FolderStore
@@ -85,11 +96,13 @@ def ingest(
     Every object appears whole, is read back and compared by its SHA-256, and is never written twice; what was made
     before a run was broken off is taken up, and a form that is whole is left as it is. The data set can be used when
     the last file, its table, is there. Metadata columns go along, but for those of lists and the like, which are named
-    before it begins; values that changed since an object was made are written to the tables alone. Memory is that of
-    two objects, of the requests under way and of the images in work.
+    before it begins; values that changed since an object was made are written to the tables alone. Masks go the way of
+    their images, of the pixels the nearest. Memory is that of two objects, of the requests under way and of the images
+    in work.
 
     Args:
-        source: images.
+        source: images; or a ready form, of which the same is kept, or what can be made of its pixels as it would be of
+            the images.
         destination: URL or folder; empty, or with a part of the same form.
         applied: what to do to each image.
         object_bytes: of one object.
@@ -99,7 +112,8 @@ def ingest(
         observe: told what happens.
 
     Raises:
-        SettingError: the source has masks or is a ready form itself, or the destination holds something else.
+        SettingError: the source is a ready form that was made with other steps, or something else lies at the
+            destination.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more images were unreadable than allowed.
         DataError: none of them can be read, an object came back otherwise than it was written, or another process is
@@ -108,16 +122,23 @@ def ingest(
         StoreError: a store failed; run it again.
     """
     source = source.refreshed()
-    source.require_no_targets()
     observe = refusing(source.changed, observe)
-    if source.applied is not None:
-        raise SettingError(f"{source.url} is a ready form already: make others from the images")
+    if source.applied is not None:  # its pixels were decoded then
+        applied = replace(applied, decoder=source.applied.decoder)
     metadata = Metadata(source)
-    layout = Layout.of(source.digest, len(source), applied, object_bytes=object_bytes, columns=tuple(metadata.kinds))
+    layout = Layout.of(
+        source.digest,
+        len(source),
+        applied,
+        object_bytes=object_bytes,
+        columns=tuple(metadata.kinds),
+        has_masks=source.has_targets,
+    )
+    rest = source.rest_of(applied.whole)
     say_what_is_left(source, observe, metadata.nested)
     with ExitStack() as stack:
         store = _destination(destination, stack)
-        maker = _Maker(source, metadata, store, layout, workers, stack, verify=verify)
+        maker = _Maker(source, rest, metadata, store, layout, workers, stack, verify=verify)
         return _ingest(source, maker, store, layout, math.ceil(skip_allowance * len(source)), observe)
 
 
@@ -177,14 +198,14 @@ def _parts(maker: "_Maker", there: dict[str, int], most_skipped: int, observe: O
     for number in range(maker.layout.objects):
         part = maker.found(number, there)
         if part is None:
-            part, contents = maker.made(number)
+            part, contents, masks = maker.made(number)
             made += 1
             for one in part.skipped:
                 observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
             # One object is written while the next one is made, and no third one takes memory.
             while written:
                 written.pop().result()
-            written.append(maker.write(part, contents))
+            written.append(maker.write(part, contents, masks))
         parts.append(part)
         skipped += len(part.skipped)
         if skipped > most_skipped:
@@ -204,6 +225,7 @@ class _Maker:
     def __init__(
         self,
         source: Dataset,
+        rest: Preprocess,
         metadata: Metadata,
         store: ObjectStore,
         layout: Layout,
@@ -213,6 +235,7 @@ class _Maker:
         verify: bool,
     ) -> None:
         self.layout = layout
+        self._rest = rest
         self._verify = verify
         self._metadata = metadata
         self._samples = source.samples
@@ -220,8 +243,8 @@ class _Maker:
         self._store = store
         self._writer = ThreadPoolExecutor(1, "frostline-write")
         stack.callback(self._writer.shutdown)
-        reader = InOrder(source.url, source.reading, most=workers, roots=source.roots)
-        self._workers: Workers[Skipped | None] = Workers(reader, workers, stack)
+        self._reader = InOrder(source.url, source.reading, most=workers, roots=source.roots)
+        self._workers: Workers[Skipped | bytes] = Workers(self._reader, workers, stack)
 
     def found(self, number: int, there: dict[str, int]) -> Part | None:
         """The part of an object that is there already."""
@@ -229,11 +252,19 @@ class _Maker:
         if name not in there or there.get(object_name(number)) != self.layout.size(number):
             return None
         part = Part.from_file(self._store.read(name, 0, there[name]), self.layout, number)
-        if part is None:
+        if part is None or not self._has_masks(part, there):
             return None
         if self._verify and self._sha256(object_name(number), self.layout.size(number)) != part.sha256:
             return None
         return self._renewed(part) if self.layout.columns else part
+
+    def _has_masks(self, part: Part, there: Mapping[str, int]) -> bool:
+        """Whether the object with the masks of a part is there, if one belongs to it."""
+        if not part.masks_sha256:
+            return True
+        assert part.masks is not None
+        name, nbytes = masks_beside(object_name(part.number)), part.masks.nbytes
+        return there.get(name) == nbytes and not (self._verify and self._sha256(name, nbytes) != part.masks_sha256)
 
     def _renewed(self, part: Part) -> Part:
         """The part with the metadata that the source has now: pixels stay, and only its table is written again."""
@@ -246,36 +277,44 @@ class _Maker:
             self._store.write(part_name(part.number), renewed.to_file())
         return renewed
 
-    def made(self, number: int) -> tuple[Part, memoryview]:
-        """An object and its part, not yet written."""
+    def made(self, number: int) -> tuple[Part, memoryview, bytes]:
+        """A part, its object and that of its masks, not yet written."""
         contents = memoryview(bytearray(self.layout.size(number)))
         rows = self.layout.rows(number)
         source = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._names[rows.start : rows.stop]
-        outcomes = self._workers.each(source, names, partial(self._record, source, names, rows, contents))
+        found = masks_of(source, self._reader)
+        outcomes = self._workers.each(source, names, partial(self._record, source, names, rows, contents, found))
+        masks = [one for one in outcomes if not isinstance(one, Skipped)]
         part = Part.made(
             self.layout,
             number,
             sha256=hashlib.sha256(contents).hexdigest(),
             source=source,
             names=names,
-            skipped=tuple(one for one in outcomes if one is not None),
+            skipped=tuple(one for one in outcomes if isinstance(one, Skipped)),
             about=self._metadata.table(rows.start, rows.stop),
+            masks=masks if self.layout.has_masks else None,
         )
-        return part, contents
+        return part, contents, b"".join(masks)
 
-    def write(self, part: Part, contents: memoryview) -> Future[None]:
-        """Put an object in its place, and then its part: where that is, the object is whole."""
-        return self._writer.submit(self._written, part, contents)
+    def write(self, part: Part, contents: Buffer, masks: bytes) -> Future[None]:
+        """Put a part's objects in their places, and then the part: where that is, they are whole."""
+        return self._writer.submit(self._written, part, contents, masks)
 
-    def _written(self, part: Part, contents: memoryview) -> None:
+    def _written(self, part: Part, contents: Buffer, masks: bytes) -> None:
         name = object_name(part.number)
+        self._write(name, contents, part.sha256)
+        if masks:
+            self._write(masks_beside(name), masks, part.masks_sha256)
+        self._store.write(part_name(part.number), part.to_file())
+
+    def _write(self, name: str, contents: Buffer, sha256: str) -> None:
         self._store.write(name, contents)
-        if self._sha256(name, len(contents)) != part.sha256:
+        if self._sha256(name, len(contents)) != sha256:
             raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
         if isinstance(self._store, FolderStore):
             self._store.seal(name)
-        self._store.write(part_name(part.number), part.to_file())
 
     def _sha256(self, name: str, nbytes: int) -> str:
         """Of an object as it is in its store."""
@@ -290,15 +329,27 @@ class _Maker:
         names: Sequence[str],
         rows: range,
         contents: memoryview,
+        masks: Mapping[int, Buffer | Skipped],
         place: int,
         encoded: Buffer | Skipped,
-    ) -> Skipped | None:
+    ) -> Skipped | bytes:
+        """Write a sample's record into its place; its mask, empty where it has none, or why there is neither."""
+        mask = masks.get(place, b"")
         if isinstance(encoded, Skipped):
             return encoded
+        if isinstance(mask, Skipped):
+            return mask
         offset = self.layout.offset(rows[place])
         record = contents[offset : offset + record_bytes(self.layout.applied.stored)]
         try:
-            pack_into(record, decode_applied(self.layout.applied, encoded))
+            kept = self._mask(samples, place, mask)
+            pack_into(record, decode_applied(self.layout.applied, encoded, rest=self._rest))
         except SampleError as error:
             return Skipped(id=int(samples.ids[place]), object=names[place], reason=str(error))
-        return None
+        return kept
+
+    def _mask(self, samples: Samples, place: int, encoded: Buffer) -> bytes:
+        if samples.targets is None or not len(encoded):
+            return b""
+        size = (int(samples.targets.widths[place]), int(samples.targets.heights[place]))
+        return kept_mask(self._rest, encoded, size=size)

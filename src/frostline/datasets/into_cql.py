@@ -79,7 +79,7 @@ def put_into_table(
     where this user may not do that, which metadata stays behind is said before it begins.
 
     Args:
-        source: encoded samples in any form.
+        source: samples in any form; of a ready form, the pixels become PNGs, which decode to them.
         destination: ``cql://user@host/keyspace/table``.
         shorter_side: pixels to which images and masks are scaled down and encoded again; None leaves their bytes as
             they are.
@@ -90,8 +90,8 @@ def put_into_table(
         observe: told what happens.
 
     Raises:
-        SettingError: the destination is no table, or the source is a ready form, whose pixels no table can describe;
-            or a row holds a sample of the same name that came from other data, which is left as it is.
+        SettingError: the destination is no table, or a row holds a sample of the same name that came from other data,
+            which is left as it is.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: the table is of another kind, has other values in columns of the metadata's names or no place for
@@ -104,8 +104,6 @@ def put_into_table(
     check_side(shorter_side)
     source = source.refreshed()
     observe = refusing(source.changed, observe)
-    if source.applied is not None:
-        raise SettingError(f"{source.url} is a ready form: put the images that it was made from into the table")
     started = time.perf_counter()
     metadata = Metadata(source)
     free = dict(zip(metadata.kinds, store.free_names(tuple(metadata.kinds), has_masks=source.has_targets), strict=True))

@@ -59,6 +59,7 @@ class Loose:
         label: number of its class; -1 where it has none.
         about: its metadata columns.
         encoded: its image.
+        is_remade: the image was made of kept pixels, so that it may be of another kind than its name says.
         mask: of it, encoded; empty where it has none, and None where nothing in the data set has.
     """
 
@@ -67,6 +68,7 @@ class Loose:
     label: int
     about: Mapping[str, Any]
     encoded: bytes
+    is_remade: bool = False
     mask: bytes | None = None
 
     @property
@@ -77,7 +79,7 @@ class Loose:
     @property
     def suffix(self) -> str:
         """What kind of image it is: as its name says, else as its first bytes do."""
-        named = suffix_of(self.name)
+        named = "" if self.is_remade else suffix_of(self.name)
         return named if named in IMAGE_SUFFIXES else suffix_by_content(self.encoded)
 
 
@@ -131,7 +133,7 @@ class ClassFolders:
     def _place(self, one: Loose, folder: str) -> str:
         if "/" in folder or folder.startswith("."):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --form")
-        if one.name.startswith(f"{folder}/") and suffix_of(one.name) in IMAGE_SUFFIXES:
+        if one.name.startswith(f"{folder}/") and suffix_of(one.name) == one.suffix:
             return one.name
         # Two samples of a class may come from files of one name; their ids differ.
         return f"{folder}/{one.id:016x}{one.suffix}"

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import Samples, Skipped
+from frostline.datasets.ready_masks import MASK_COLUMNS, MaskPlaces
 from frostline.errors import DataError
 from frostline.preprocess import Applied
 from frostline.preprocess.records import record_bytes, record_stride
@@ -24,6 +25,7 @@ __all__ = (
     "Part",
     "ReadyTable",
     "is_part_of_form",
+    "masks_beside",
     "object_name",
     "part_name",
     "table_file",
@@ -31,8 +33,8 @@ __all__ = (
 
 _FOLDER = ".frostline/ready"
 _PARTS = f"{_FOLDER}/parts"
-_PIXELS = "pixels"
-FOLDERS = (_FOLDER, _PARTS, _PIXELS)
+_PIXELS, _MASKS = "pixels", "masks"
+FOLDERS = (_FOLDER, _PARTS, _PIXELS, _MASKS)
 """All that it writes to."""
 LAYOUT = f"{_FOLDER}/layout.json"
 """Written first: what is being made."""
@@ -62,6 +64,7 @@ class Layout:
         samples: how many there are, one record each, in the order of the source.
         records_per_object: of every object but perhaps the last.
         columns: names of the metadata columns that go with them.
+        has_masks: they have masks, which lie beside the records, as large as the pixels.
     """
 
     source: str
@@ -69,14 +72,28 @@ class Layout:
     samples: int
     records_per_object: int
     columns: tuple[str, ...] = ()
+    has_masks: bool = False
 
     @classmethod
     def of(
-        cls, source: str, samples: int, applied: Applied, *, object_bytes: int, columns: Sequence[str] = ()
+        cls,
+        source: str,
+        samples: int,
+        applied: Applied,
+        *,
+        object_bytes: int,
+        columns: Sequence[str] = (),
+        has_masks: bool = False,
     ) -> "Layout":
         """Objects as large as they can be within ``object_bytes``, but of one record at least."""
-        records = max(1, object_bytes // record_stride(applied.stored))
-        return cls(source=source, applied=applied, samples=samples, records_per_object=records, columns=tuple(columns))
+        return cls(
+            source=source,
+            applied=applied,
+            samples=samples,
+            records_per_object=max(1, object_bytes // record_stride(applied.stored)),
+            columns=tuple(columns),
+            has_masks=has_masks,
+        )
 
     @property
     def objects(self) -> int:
@@ -111,6 +128,7 @@ class Layout:
             "records_per_object": self.records_per_object,
             # Only where there are any, so that forms without them are what they were.
             **({"columns": list(self.columns)} if self.columns else {}),
+            **({"has_masks": True} if self.has_masks else {}),
         }
 
     @classmethod
@@ -142,6 +160,8 @@ class Part:
         names: of the images that they were made from.
         about: their metadata columns, by name.
         skipped: samples that could not be read.
+        masks: where theirs lie in the object beside it; None where the layout has none.
+        masks_sha256: of that object, empty where there is none.
     """
 
     layout: str
@@ -151,6 +171,8 @@ class Part:
     names: Sequence[str]
     skipped: tuple[Skipped, ...]
     about: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
+    masks: MaskPlaces | None = None
+    masks_sha256: str = ""
 
     @classmethod
     def made(
@@ -163,8 +185,12 @@ class Part:
         names: Sequence[str],
         skipped: tuple[Skipped, ...],
         about: Mapping[str, pa.ChunkedArray] | None = None,
+        masks: Sequence[bytes] | None = None,
     ) -> "Part":
-        """The records of an object that was just made from these samples, the rows of the source that belong to it."""
+        """The records of an object that was just made from these samples, the rows of the source that belong to it.
+
+        ``masks`` are those of the samples that were not skipped, empty where one has none.
+        """
         lost = {one.id for one in skipped}
         rows = layout.rows(number)
         places = np.flatnonzero([id_ not in lost for id_ in source.ids.tolist()])
@@ -185,6 +211,8 @@ class Part:
             names=[names[place] for place in places.tolist()],
             skipped=skipped,
             about={name: column.take(pa.array(places)) for name, column in (about or {}).items()},
+            masks=None if masks is None else MaskPlaces.of(masks),
+            masks_sha256=hashlib.sha256(b"".join(masks)).hexdigest() if masks and any(masks) else "",
         )
 
     def to_file(self) -> bytes:
@@ -194,13 +222,15 @@ class Part:
             "number": self.number,
             "sha256": self.sha256,
             "skipped": [asdict(one) for one in self.skipped],
+            **({"masks_sha256": self.masks_sha256} if self.masks is not None else {}),
         }
         return _file(self.table, {"frostline.part": json.dumps(about)})
 
     @property
     def table(self) -> pa.Table:
-        """Samples, names and metadata as columns."""
-        return _table(self.samples, self.names, self.about)
+        """Samples, names, places of masks and metadata as columns."""
+        beside = {} if self.masks is None else self.masks.columns
+        return _table(self.samples, self.names, {**beside, **self.about})
 
     @classmethod
     def from_file(cls, data: bytes | memoryview, layout: Layout, number: int) -> "Part | None":
@@ -221,6 +251,8 @@ class Part:
             names=names,
             skipped=skipped,
             about=_further(table),
+            masks=MaskPlaces.in_table(table),
+            masks_sha256=about.get("masks_sha256", ""),
         )
 
 
@@ -235,6 +267,7 @@ class ReadyTable:
         samples: one row a sample, in the order of the source.
         names: of the images that they were made from.
         about: their metadata columns, by name.
+        masks: where theirs lie, each in the object ``masks_beside`` that of its sample; None where there are none.
     """
 
     digest: str
@@ -243,11 +276,17 @@ class ReadyTable:
     samples: Samples
     names: tuple[str, ...]
     about: Mapping[str, pa.ChunkedArray]
+    masks: MaskPlaces | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes of each object, by name."""
-        return {object_name(number): self.layout.size(number) for number in range(self.layout.objects)}
+        sizes = {object_name(number): self.layout.size(number) for number in range(self.layout.objects)}
+        if self.masks is not None:
+            for name, length in zip(self.samples.objects, self.masks.lengths.tolist(), strict=True):
+                if length:
+                    sizes[masks_beside(name)] = sizes.get(masks_beside(name), 0) + length
+        return sizes
 
     @classmethod
     def from_file(cls, data: bytes | memoryview) -> "ReadyTable":
@@ -268,12 +307,14 @@ class ReadyTable:
             samples=samples,
             names=tuple(names),
             about=_further(table),
+            masks=MaskPlaces.in_table(table),
         )
 
 
 def table_file(layout: Layout, parts: Sequence[Part], classes: Sequence[str]) -> tuple[str, bytes]:
     """The digest of a ready form and its table as a Parquet file, from all of its parts in order."""
-    content = "\0".join((layout.digest, *(part.sha256 for part in parts)))
+    masks = (part.masks_sha256 for part in parts if layout.has_masks)
+    content = "\0".join((layout.digest, *(part.sha256 for part in parts), *masks))
     digest = hashlib.sha256(content.encode()).hexdigest()
     about = {
         "digest": digest,
@@ -286,8 +327,8 @@ def table_file(layout: Layout, parts: Sequence[Part], classes: Sequence[str]) ->
 
 
 def is_part_of_form(name: str) -> bool:
-    """Whether an object holds records, or is the table of them."""
-    return name == TABLE or name.startswith(f"{_PIXELS}/")
+    """Whether an object holds records or their masks, or is the table of them."""
+    return name == TABLE or name.startswith((f"{_PIXELS}/", f"{_MASKS}/"))
 
 
 def object_name(number: int) -> str:
@@ -295,19 +336,24 @@ def object_name(number: int) -> str:
     return f"{_PIXELS}/{number:06}.ready"
 
 
+def masks_beside(name: str) -> str:
+    """Name of the object with the masks of those whose records lie in that object."""
+    return f"{_MASKS}/{name.removeprefix(f'{_PIXELS}/')}"
+
+
 def part_name(number: int) -> str:
     """Name of the table of what is in that object; written when the object is in its place."""
     return f"{_PARTS}/{number:06}.parquet"
 
 
-def _table(samples: Samples, names: Sequence[str], about: Mapping[str, pa.ChunkedArray]) -> pa.Table:
+def _table(samples: Samples, names: Sequence[str], about: Mapping[str, pa.ChunkedArray | pa.Array]) -> pa.Table:
     columns = [samples.ids, samples.objects, samples.offsets, samples.lengths, samples.labels, names]
     own = [pa.array(column, kind) for column, kind in zip(columns, _SCHEMA.types, strict=True)]
     return pa.table([*own, *about.values()], [*_SCHEMA.names, *about])
 
 
 def _further(table: pa.Table) -> dict[str, pa.ChunkedArray]:
-    return {name: table[name] for name in table.schema.names[len(_SCHEMA) :]}
+    return {name: table[name] for name in table.schema.names[len(_SCHEMA) :] if name not in MASK_COLUMNS}
 
 
 def _columns(table: pa.Table) -> tuple[Samples, list[str]]:

@@ -92,7 +92,7 @@ def repack(
     requests under way.
 
     Args:
-        source: samples with encoded images.
+        source: samples; of a ready form, the pixels become PNGs, which decode to them.
         destination: URL or folder; empty, or with a part of the same copy.
         form: one of ``packing.PACKERS``.
         shorter_side: pixels to which images and masks are scaled down and encoded again; None leaves their bytes as
@@ -104,8 +104,8 @@ def repack(
         observe: told what happens; before it begins, which metadata columns the form has no place for.
 
     Raises:
-        SettingError: the source is a ready form, the form cannot hold it, or something else lies at the
-            destination, or the record of what is copied there is damaged.
+        SettingError: the form cannot hold the source, something else lies at the destination, or the record of what is
+            copied there is damaged.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: an object came back otherwise than it was written, or another process writes to the same place.
@@ -114,8 +114,6 @@ def repack(
     """
     source = source.refreshed()
     observe = refusing(source.changed, observe)
-    if source.applied is not None:
-        raise SettingError(f"{source.url} is a ready form, which has no images any more: copy what it was made from")
     if part_bytes < 1 or workers < 1:
         raise SettingError("a part has at least a byte, and there is at least one worker")
     check_side(shorter_side)
@@ -284,6 +282,7 @@ class _Copier:
             label=int(samples.labels[row]),
             about={name: values[row] for name, values in about.items()},
             encoded=found.image,
+            is_remade=self._source.applied is not None,
             mask=None if samples.targets is None else found.mask or b"",
         )
 

@@ -10,6 +10,7 @@ from frostline.datasets.dataset import Dataset
 from frostline.datasets.in_order import InOrder, Workers, masks_of
 from frostline.errors import SampleError, SettingError
 from frostline.preprocess.masks import scaled_mask
+from frostline.preprocess.pictures import picture_of
 from frostline.preprocess.scaled import scaled
 from frostline.stores.faces import Buffer
 
@@ -41,8 +42,10 @@ class Pictures(NamedTuple):
 class Scaling:
     """Reads what a copy is made of.
 
+    Of a ready form, the pixels become images without loss.
+
     Args:
-        source: encoded samples.
+        source: samples.
         side: pixels of the shorter side to which images and masks are scaled down; None leaves their bytes as they are.
         workers: samples read, and scaled, at once.
         stack: ends the threads.
@@ -54,6 +57,7 @@ class Scaling:
     def __init__(self, source: Dataset, side: int | None, workers: int, stack: ExitStack) -> None:
         check_side(side)
         self.side = side
+        self._applied = source.applied
         self._reader = InOrder(source.url, source.reading, most=workers, roots=source.roots)
         self._workers: Workers[Pictures | Skipped] = Workers(self._reader, workers, stack)
 
@@ -82,7 +86,8 @@ class Scaling:
             return mask
         try:
             # Copied, for a view would keep all alive that was read with it.
-            image = bytes(data) if self.side is None else scaled(data, self.side)
+            image = bytes(data) if self._applied is None else picture_of(self._applied, data)
+            image = image if self.side is None else scaled(image, self.side)
             return Pictures(image, None if mask is None else self._mask(samples.targets, row, mask))
         except SampleError as error:
             return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))

@@ -93,13 +93,14 @@ def pixels_into(
 
 
 def decode_applied(
-    applied: Applied, encoded: bytes | memoryview, *, most_pixels: int = MOST_PIXELS
+    applied: Applied, encoded: bytes | memoryview, *, rest: Preprocess | None = None, most_pixels: int = MOST_PIXELS
 ) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
     """What a ready form keeps of one image.
 
     Args:
         applied: the steps.
         encoded: the image as stored.
+        rest: what is left of the steps, where ``encoded`` is the record of another ready form; by default all of them.
         most_pixels: see ``decode_into``.
 
     Returns:
@@ -108,7 +109,7 @@ def decode_applied(
     Raises:
         SampleError: see ``decode_into``; or its numbers are too large for 16 bits.
     """
-    whole = applied.whole
+    whole = applied.whole if rest is None else rest
     if applied.dtype == "uint8":
         return _pixels(whole, encoded, no_draw, most_pixels)
     out = np.empty(whole.shape, np.float32)

@@ -23,7 +23,7 @@ from frostline.preprocess.steps import (
     Step,
 )
 
-__all__ = ("IGNORED", "MASK_DTYPE", "mask_into", "open_mask", "scaled_mask")
+__all__ = ("IGNORED", "MASK_DTYPE", "kept_mask", "mask_into", "open_mask", "scaled_mask")
 
 IGNORED = 255
 """What stands where a crop reaches beyond the mask: the number that losses are told to ignore."""
@@ -31,6 +31,7 @@ IGNORED = 255
 MASK_DTYPE = "uint16"
 """Of masks while they are carried and kept: the classes of 8-bit and 16-bit ones."""
 
+_MOST_OF_A_BYTE = (1 << 8) - 1
 _MOST_CLASS = (1 << 16) - 1
 _NEAREST = Image.Resampling.NEAREST
 
@@ -95,9 +96,28 @@ def scaled_mask(encoded: bytes | memoryview, shorter_side: int, *, size: tuple[i
     if min(mask.size) <= shorter_side:
         return bytes(encoded)
     share = shorter_side / min(mask.size)
-    small = np.asarray(mask.resize((round(mask.width * share), round(mask.height * share)), _NEAREST))
+    return _png(np.asarray(mask.resize((round(mask.width * share), round(mask.height * share)), _NEAREST)))
+
+
+def kept_mask(preprocess: Preprocess, encoded: bytes | memoryview, *, size: tuple[int, int] = (0, 0)) -> bytes:
+    """A mask as a ready form keeps it beside its image: as large as the pixels, a grey PNG of 8 or 16 bits.
+
+    Args:
+        preprocess: what is done to the image before it is kept, none of it random.
+        encoded: the mask as stored.
+        size: see ``mask_into``.
+
+    Raises:
+        SampleError: see ``open_mask``.
+    """
+    classes = np.empty(preprocess.shape[1:], MASK_DTYPE)
+    mask_into(preprocess, encoded, classes, id=0, view=None, size=size)
+    return _png(classes if classes.max() > _MOST_OF_A_BYTE else classes.astype(np.uint8))
+
+
+def _png(classes: npt.NDArray[np.generic]) -> bytes:
     file = BytesIO()
-    Image.fromarray(small.astype(np.uint8 if small.dtype == np.uint8 else np.uint16)).save(file, "PNG")
+    Image.fromarray(classes.astype(np.uint8 if classes.dtype == np.uint8 else np.uint16)).save(file, "PNG")
     return file.getvalue()
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of, is_named
-from frostline.datasets.ready import LAYOUT, TABLE, ReadyTable, is_part_of_form
+from frostline.datasets.forms.targets import NO_MASK, Mask, target_columns
+from frostline.datasets.ready import LAYOUT, TABLE, ReadyTable, is_part_of_form, masks_beside
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.faces import Entry, ObjectStore
 
@@ -29,7 +30,10 @@ class ReadyForm:
         return digest_of(_RULE, (entry for entry in entries if is_part_of_form(entry.object)))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:  # noqa: ARG002
-        """See ``Form.read``; names are those of the images that the records were made from."""
+        """See ``Form.read``; names are those of the images that the records were made from.
+
+        A sample's image is what is kept of it, so that its mask has that size too.
+        """
         there = {entry.object: entry for entry in entries}
         if LAYOUT not in there:
             raise EmptyDataset(f"{store.url} holds no ready form: frostline ingest makes one")
@@ -66,6 +70,19 @@ def _table(ready: ReadyTable, there: dict[str, Entry]) -> pa.Table:
         pa.array([there[name].etag for name in samples.objects], pa.string()),
     ]
     table = pa.table(columns, schema=COLUMNS)
-    for name, column in ready.about.items():
+    for name, column in {**ready.about, **_targets(ready, there)}.items():
         table = table.append_column(name, column)
     return table
+
+
+def _targets(ready: ReadyTable, there: dict[str, Entry]) -> dict[str, pa.Array]:
+    """``TARGET_COLUMNS``, where it has masks."""
+    if ready.masks is None:
+        return {}
+    side = ready.layout.applied.stored.side
+    places = zip(ready.samples.objects, ready.masks.offsets.tolist(), ready.masks.lengths.tolist(), strict=True)
+    masks = [
+        Mask(masks_beside(object), offset, length, there[masks_beside(object)].etag) if length else NO_MASK
+        for object, offset, length in places
+    ]
+    return target_columns(masks, [(side, side)] * len(masks))
