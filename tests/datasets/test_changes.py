@@ -2,12 +2,14 @@
 
 import json
 import uuid
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import frostline as fl
 from frostline.cli import main
 from frostline.cli.extract import extract
 from frostline.cli.index import index
@@ -25,6 +27,7 @@ from frostline.stores.objects import open_store
 from frostline.testing.forms import EXAMPLES
 from support import forms
 from support.images import image_folder
+from support.web import web_server
 
 PUT = {
     "folders": forms.put_folders,
@@ -118,6 +121,100 @@ def test_a_mask_that_changed_is_named(tmp_path):
     opened(store)
     store.write("masks/cat/cat-0-0.png", b"another")
     assert "masks/cat/cat-0-0.png is changed" in refused(store)
+
+
+@contextmanager
+def elsewhere(kind, tmp_path):
+    """A place for images, what writes one there, and what removes one."""
+    if kind == "web":
+        with web_server() as web:
+
+            def write(name, data, version):
+                web.objects[name] = data
+                web.versions[name] = version
+
+            yield web.url, write, lambda name: web.objects.pop(name)
+        return
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    yield (
+        folder.as_uri(),
+        lambda name, data, _: open_store(str(folder)).write(name, data),
+        lambda name: (folder / name).unlink(),
+    )
+
+
+def times(number):
+    """What a web server without etags says of an object that was changed so many seconds after another."""
+    return {"Last-Modified": f"Sat, 21 Nov 2026 12:00:{number:02} GMT"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "versions"),
+    [
+        ("files", (None, None)),
+        ("web", ({"ETag": '"a"'}, {"ETag": '"b"'})),
+        ("web", (times(0), times(1))),
+        ("web", ({}, {})),  # which leaves their sizes
+    ],
+)
+def test_objects_elsewhere_that_changed_are_named_and_refused_or_listed_anew(kind, versions, tmp_path):
+    data = {"a.jpg": b"a", "b.jpg": b"bb", "c.jpg": b"ccc"}
+    lists = open_store(f"memory://{uuid.uuid4()}")
+    with elsewhere(kind, tmp_path) as (url, write, remove):
+        for name, contents in data.items():
+            write(name, contents, versions[0])
+        lists.write("labels.csv", "\n".join(["url,label", *(f"{url}/{name},x" for name in (*data, "d.jpg"))]).encode())
+        options = {"cache": tmp_path / "cache"}
+        first = opened(lists, **options)
+        assert first.samples.lengths.tolist() == [1, 2, 3, 1]  # one that is not there counts as a byte
+        for changed in ("refuse", "rebuild"):
+            again = opened(lists, changed=changed, **options)
+            assert (again.digest, again.manifest.found) == (first.digest, True)
+
+        write("b.jpg", b"bbbb", versions[1])
+        assert f"{url}/b.jpg is changed" in refused(lists, **options)
+        remove("c.jpg")
+        said = refused(lists, **options)
+        assert f"{url}/b.jpg is changed, {url}/c.jpg is not there any more" in said
+        assert opened(lists, **options).digest == first.digest  # where changes are skipped, nobody is asked
+
+        now = opened(lists, changed="rebuild", **options)
+        assert not now.manifest.found
+        assert now.samples.lengths.tolist() == [1, 4, 1, 1]
+        assert now.samples.ids.tolist() == first.samples.ids.tolist()
+        assert now.digest != first.digest
+        for changed in ("refuse", "rebuild", "skip"):
+            again = opened(lists, changed=changed, **options)
+            assert (again.digest, again.manifest.found) == (now.digest, True)
+        write("d.jpg", b"ddddd", versions[1])
+        assert f"{url}/d.jpg is changed" in refused(lists, **options)
+        assert opened(lists, changed="rebuild", **options).samples.lengths.tolist() == [1, 4, 1, 5]
+
+
+def test_a_mask_elsewhere_that_changed_is_named(tmp_path):
+    away, lists = open_store(f"memory://{uuid.uuid4()}"), open_store(f"memory://{uuid.uuid4()}")
+    away.write("a.jpg", b"a")
+    away.write("a.png", b"mask")
+    lists.write("labels.csv", f"url,mask\n{away.url}/a.jpg,{away.url}/a.png".encode())
+    opened(lists)
+    away.write("a.png", b"ksam")
+    assert f"{away.url}/a.png is changed" in refused(lists)
+
+
+def test_a_job_on_a_list_has_the_objects_elsewhere_as_they_are_when_it_begins(tmp_path):
+    folder = image_folder(tmp_path / "images", per_class=2)
+    paths = sorted(folder.rglob("*.jpg"))
+    lists = open_store(f"memory://{uuid.uuid4()}")
+    lists.write(
+        "labels.csv", "\n".join(["url,label", *(f"{one.as_uri()},{one.parent.name}" for one in paths)]).encode()
+    )
+    data = opened(lists, changed="rebuild", cache=tmp_path / "cache")
+    paths[0].write_bytes(paths[1].read_bytes())
+    with fl.offload(None, data, preprocess=imagenet(32)) as job:
+        batches = list(job.loader(2))
+    assert sum(len(batch.ids) for batch in batches) == len(paths)
+    assert not job.statistics().skipped
 
 
 def test_a_first_listing_has_nothing_to_be_compared_with(tmp_path):

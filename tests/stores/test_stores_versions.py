@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.stores.versions import is_other_version
+from frostline.stores.versions import is_other_version, version_of_time
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,16 @@ from frostline.stores.versions import is_other_version
         ('W/"a"', '"a"', False),
         ("", "a", False),
         ("a", "", False),
+        ("modified-1", "modified-1", False),
+        ("modified-1", "modified-2", True),
+        ("modified-1", "a", False),
+        ("a", "modified-1", False),
     ],
 )
 def test_quotation_marks_tell_no_versions_apart_and_the_unknown_is_no_other(listed, found, is_other):
     assert is_other_version(listed, found) is is_other
+
+
+@pytest.mark.parametrize(("changed_s", "version"), [(0.0, ""), (-5.0, ""), (7.9, "modified-7"), (7.1, "modified-7")])
+def test_a_time_is_a_version_to_the_second_where_one_is_known(changed_s, version):
+    assert version_of_time(changed_s) == version

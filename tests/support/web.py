@@ -22,6 +22,7 @@ class WebServer:
         pieces: how many a body is sent in.
         pause_s: before each of them.
         is_silent: it takes requests and never answers.
+        versions: headers that say which version an object is, by its path; ``ETAG`` for the others.
     """
 
     def __init__(self, url):
@@ -31,6 +32,7 @@ class WebServer:
         self.pieces = 1
         self.pause_s = 0.0
         self.is_silent = False
+        self.versions = {}
         self.ends = threading.Event()
 
 
@@ -76,7 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status, body, headers):
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body)), "ETag": ETAG}.items():
+        version = self.server.held.versions.get(unquote(self.path).lstrip("/"), {"ETag": ETAG})
+        for name, value in {**headers, **version, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":

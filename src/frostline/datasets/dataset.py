@@ -407,6 +407,7 @@ class Dataset:
                 form=self._form,
                 relist=self._relist,
                 refuses_changes=self._changed == "refuse",
+                looks_elsewhere=self._changed != "skip",
                 observe=self._observe,
             )
         return self._whole

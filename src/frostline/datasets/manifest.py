@@ -1,13 +1,13 @@
 """The manifest: the immutable table of a data set's samples, named by its content; finds it or builds it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frostline.core import OBJECTS, SampleTable
-from frostline.datasets.changes import changes_in_words
+from frostline.datasets.changes import NO_CHANGES, changes_elsewhere, changes_in_words, listed_elsewhere
 from frostline.datasets.columns import Columns, WholeSamples
-from frostline.datasets.forms.faces import Listed
+from frostline.datasets.forms.faces import Listed, Widespread, digest_of
 from frostline.datasets.forms.known import form_named, form_of
 from frostline.datasets.listing import list_all, nobody
 from frostline.datasets.shelf import Kept, Shelf, about_of
@@ -60,6 +60,7 @@ def load_manifest(
     relist: bool = True,
     in_memory_bytes: int = IN_MEMORY_BYTES,
     refuses_changes: bool = False,
+    looks_elsewhere: bool = False,
     observe: Observer = nobody,
 ) -> Manifest:
     """List a store, and find the manifest of that listing or build it.
@@ -76,6 +77,7 @@ def load_manifest(
             ready form is listed all the same: it has few objects, and a table of its own.
         in_memory_bytes: larger tables are mapped from a copy in the cache folder.
         refuses_changes: a listing that differs from that of the manifest that was built last is refused.
+        looks_elsewhere: objects that the data names and that lie elsewhere are asked for again, and count as listed.
         observe: told how far the listing is, and what is built.
 
     Raises:
@@ -95,25 +97,32 @@ def load_manifest(
     chosen = form_of(entries) if form is None else form_named(form)
     digest = chosen.digest(entries)
     sizes = {entry.object: entry.size for entry in entries.under(".frostline/")}
-    kept = shelf.found(digest, sizes)
-    if kept is not None:
+    kept = shelf.of_listing(chosen, digest, sizes)
+    elsewhere = NO_CHANGES
+    if kept is not None and looks_elsewhere and isinstance(chosen, Widespread):
+        observe(PhaseStarted(name="asking for objects elsewhere"))
+        listed_then = listed_elsewhere(kept.columns.table, store.url)
+        elsewhere = changes_elsewhere(listed_then, chosen.found_now(listed_then))
+    if kept is not None and not any(elsewhere):
         return _manifest(kept, found=True)
     before = shelf.before(chosen, sizes) if refuses_changes or chosen.is_incremental else None
     if refuses_changes and before is not None:
         raise DataChanged(
             f"{store.url} is not what it was when its manifest was built, which is refused: "
-            f"{changes_in_words(before.table, before.reading, store.url, entries)}; changed='rebuild' "
+            f"{changes_in_words(before.table, before.reading, store.url, entries, elsewhere)}; changed='rebuild' "
             "(--changed rebuild) takes it as it is now"
         )
     observe(PhaseStarted(name="building the manifest"))
     listed = chosen.read(store, entries, before)
     del entries, before  # a table as large as the listing follows
+    if any(elsewhere):
+        listed = replace(listed, digest=digest_of(digest, listed_elsewhere(listed.table, store.url).values()))
     if listed.kept_at:
         columns = Columns(listed.table.combine_chunks())
         return _manifest(
             Kept(columns, about_of(listed), object_url(store.url, listed.kept_at)), found=True, listed=listed
         )
-    kept = shelf.keep(chosen, listed)
+    kept = shelf.keep(chosen, listed, digest)
     shelf.tidy(listed.digest, sizes)
     return _manifest(kept, found=False)
 

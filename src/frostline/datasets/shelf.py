@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frostline.datasets.columns import Columns
-from frostline.datasets.forms.faces import COLUMNS, Form, Listed
+from frostline.datasets.forms.faces import COLUMNS, Form, Listed, Widespread
 from frostline.datasets.history import HISTORY_BYTES, history_of, history_text, tidied
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
 from frostline.datasets.named_splits import SPLITS
@@ -35,11 +35,19 @@ _LAST_BYTES = 256
 
 
 class _Last(NamedTuple):
-    """The manifest of some data that was built last: its digest, the form that built it, and the table's bytes."""
+    """The manifest of some data that was built last.
+
+    Attributes:
+        digest: of it.
+        form: that built it.
+        nbytes: of its table.
+        listing: digest of the listing; another one where objects elsewhere had changed and the listing had not.
+    """
 
     digest: str
     form: str
     nbytes: int
+    listing: str
 
 
 class Kept(NamedTuple):
@@ -85,6 +93,13 @@ class Shelf:
         path = self._cache / name
         return self._opened(self._in_cache(), name, path.stat().st_size, digest) if path.is_file() else None
 
+    def of_listing(self, form: Form, digest: str, sizes: Mapping[str, int]) -> Kept | None:
+        """The manifest of a listing with that digest: the newest, where objects elsewhere changed after the first."""
+        last = self._last_of(sizes) if isinstance(form, Widespread) else None
+        if last is not None and (last.form, last.listing) == (form.name, digest):
+            return self.found(last.digest, sizes)
+        return self.found(digest, sizes)
+
     def before(self, form: Form, sizes: Mapping[str, int]) -> Listed | None:
         """What the form made of an earlier listing."""
         last = self._last_of(sizes)
@@ -125,11 +140,11 @@ class Shelf:
             return False
         return True
 
-    def keep(self, form: Form, listed: Listed) -> Kept:
-        """Write a manifest, and say that it is the last one."""
+    def keep(self, form: Form, listed: Listed, listing: str) -> Kept:
+        """Write a manifest, and say that it is the last one, and the digest of the listing that it was made from."""
         name = f"{_FOLDER}/{listed.digest}.parquet"
         data = _file(listed)
-        last = json.dumps(_Last(listed.digest, form.name, len(data))._asdict()).encode().ljust(_LAST_BYTES)
+        last = json.dumps(_Last(listed.digest, form.name, len(data), listing)._asdict()).encode().ljust(_LAST_BYTES)
         try:
             self._store.write(name, data)
             self._store.write(_LAST, last)
@@ -176,8 +191,18 @@ class Shelf:
         for store, name in places:
             try:
                 value = json.loads(bytes(store.read(name, 0, _LAST_BYTES)))
-                return _Last(str(value["digest"]), str(value["form"]), int(value["nbytes"]))
-            except (AccessDenied, BadRequest, DataNotFound, ObjectNotFound, ValueError, KeyError, TypeError):
+                digest = str(value["digest"])
+                return _Last(digest, str(value["form"]), int(value["nbytes"]), str(value.get("listing", digest)))
+            except (
+                AccessDenied,
+                BadRequest,
+                DataNotFound,
+                ObjectNotFound,
+                AttributeError,
+                ValueError,
+                KeyError,
+                TypeError,
+            ):
                 continue
         return None
 

@@ -15,8 +15,10 @@ from frostline.errors import AccessDenied, ObjectNotFound, StoreError
 from frostline.stores.driver_errors import error_of_driver
 from frostline.stores.faces import Buffer, Dated, Entry
 from frostline.stores.urls import check_name
+from frostline.stores.versions import version_of_time
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import MemoryStore
     from obstore.store import ObjectStore as Client
 
@@ -78,7 +80,7 @@ class DriverStore:
             data = memoryview(found.bytes())
         if len(data) != length:
             raise ObjectNotFound(f"{name} gave {len(data)} of {length} bytes: it has changed")
-        return data, _etag(found.meta["e_tag"])
+        return data, _version(found.meta)
 
     def describe(self, object: str) -> Entry:
         """See ``Described.describe``."""
@@ -87,7 +89,7 @@ class DriverStore:
             from obstore import head
 
             found = head(client, self._prefix + name)
-        return Entry(name, found["size"], _etag(found["e_tag"]))
+        return Entry(name, found["size"], _version(found))
 
     def list(self) -> Iterator[Entry]:
         """See ``Listable.list``."""
@@ -97,7 +99,7 @@ class DriverStore:
             skipped = len(self._prefix)
             for chunk in list_objects(client, prefix=self._prefix or None, chunk_size=_LISTED_AT_ONCE):
                 for found in chunk:
-                    yield Entry(found["path"][skipped:], found["size"], _etag(found["e_tag"]))
+                    yield Entry(found["path"][skipped:], found["size"], _version(found))
 
     def sections(self) -> "tuple[builtins.list[Entry], tuple[str, ...]]":
         """See ``Sectioned.sections``."""
@@ -107,7 +109,7 @@ class DriverStore:
             found = list_with_delimiter(client, self._prefix or None)
             skipped = len(self._prefix)
             folders = tuple(f"{one.rstrip('/')[skipped:]}/" for one in found["common_prefixes"])
-            return [Entry(one["path"][skipped:], one["size"], _etag(one["e_tag"])) for one in found["objects"]], folders
+            return [Entry(one["path"][skipped:], one["size"], _version(one)) for one in found["objects"]], folders
 
     def list_section(self, folder: str) -> Sequence[Entry]:
         """See ``Sectioned.list_section``."""
@@ -118,7 +120,7 @@ class DriverStore:
 
             skipped = len(self._prefix)
             return Entries.of(
-                Entry(found["path"][skipped:], found["size"], _etag(found["e_tag"]))
+                Entry(found["path"][skipped:], found["size"], _version(found))
                 for chunk in list_objects(client, prefix=self._prefix + folder, chunk_size=_LISTED_AT_ONCE)
                 for found in chunk
             )
@@ -182,9 +184,11 @@ def memory_store(url: str, place: str, path: str) -> DriverStore:
     return DriverStore(url, partial(_memory_client, place), path)
 
 
-def _etag(text: str | None) -> str:
+def _version(found: "ObjectMeta") -> str:
     # Azure writes it with quotes beside the bytes and without them in listings.
-    return (text or "").strip('"')
+    etag = (found["e_tag"] or "").strip('"')
+    # Web servers need not have one. Where they give no time either, the driver says that of 1970.
+    return etag or version_of_time(found["last_modified"].timestamp())
 
 
 @cache

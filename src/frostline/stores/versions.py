@@ -1,6 +1,8 @@
-"""Decides whether two etags name one version of an object: some services quote them in one answer, not in another."""
+"""Decides whether two versions are of one object's bytes: services quote them in one answer, and not in another."""
 
-__all__ = ("is_other_version", "plain_etag")
+__all__ = ("is_other_version", "plain_etag", "version_of_time")
+
+_TIME = "modified-"
 
 
 def plain_etag(etag: str) -> str:
@@ -8,6 +10,13 @@ def plain_etag(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
 
 
+def version_of_time(changed_s: float) -> str:
+    """The version of an object that has no etag: when it was changed last, to the second; empty where nobody knows."""
+    return f"{_TIME}{int(changed_s)}" if changed_s >= 1 else ""
+
+
 def is_other_version(listed: str, found: str) -> bool:
-    """Whether an object has changed since it was listed; not where one of the two is unknown."""
-    return bool(listed and found) and plain_etag(listed) != plain_etag(found)
+    """Whether an object has changed since it was listed; not where one of the two is unknown, or only one is a time."""
+    if not listed or not found or listed.startswith(_TIME) != found.startswith(_TIME):
+        return False
+    return plain_etag(listed) != plain_etag(found)

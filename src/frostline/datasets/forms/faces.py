@@ -1,8 +1,8 @@
 """What a form of data is: one protocol, and the table that it makes of a store's listing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -11,7 +11,7 @@ from frostline.preprocess import Applied
 from frostline.stores.entries import Entries
 from frostline.stores.faces import Entry, ObjectStore
 
-__all__ = ("COLUMNS", "TARGET_COLUMNS", "Form", "Listed", "digest_of", "is_hidden", "is_named")
+__all__ = ("COLUMNS", "TARGET_COLUMNS", "Form", "Listed", "Widespread", "digest_of", "is_hidden", "is_named")
 
 COLUMNS = pa.schema(
     {
@@ -104,6 +104,18 @@ class Form(Protocol):
             EmptyDataset: not one sample is there.
             DataError: the data cannot be used as it is; the sentence names the object.
             StoreError: the store failed.
+        """
+
+
+@runtime_checkable
+class Widespread(Form, Protocol):
+    """A form whose samples may lie elsewhere than in the place that is listed: their objects are URLs."""
+
+    def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
+        """What objects elsewhere are now, by their URLs; those that are not there are left out.
+
+        Raises:
+            StoreError: a store failed.
         """
 
 

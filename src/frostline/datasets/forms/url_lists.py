@@ -1,7 +1,7 @@
 """Lists of URLs with labels, as CSV or Parquet: the samples lie wherever the URLs lead."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -47,7 +47,7 @@ class UrlLists:
 
     Objects that do not lie beside the lists are asked for their sizes and etags once; those that are not there stay
     samples, which are left out, named and counted when they are read. The digest is that of the lists and of the images
-    beside them, so that of those elsewhere a change is noticed when they are read. Lists
+    beside them: of those elsewhere a change is noticed when they are read, and by whoever asks for them again. Lists
     that are Parquet files are only read where this form is named: other Parquet files hold the images themselves.
     """
 
@@ -61,6 +61,10 @@ class UrlLists:
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Form.digest``."""
         return digest_of(_RULE, (entry for entry in entries if _is_list(entry) or is_image(entry.object)))
+
+    def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
+        """See ``Widespread.found_now``."""
+        return entries_of(urls)
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
         """See ``Form.read``; lists are small, and what they lead to may have changed, so all is looked at again.
