@@ -12,12 +12,13 @@ from frostline.datasets.forms.ready_form import ReadyForm
 from frostline.datasets.forms.url_lists import UrlLists
 from frostline.datasets.forms.webdataset import WebDataset
 from frostline.stores.objects import open_store
-from frostline.testing.forms import ODD_EXAMPLES, FormTests
+from frostline.testing.forms import ODD_EXAMPLES, FormTests, MaskTests
 from support import forms
 from support.cassandra import KEYSPACE, PASSWORD, USER
+from support.images import tiny_preprocess
 
 
-class Stores(FormTests):
+class Stores:
     """On three stores."""
 
     @pytest.fixture(params=["folder", "memory", "s3"])
@@ -33,49 +34,68 @@ class Stores(FormTests):
         return open_store(f"s3://forms/{uuid.uuid4()}")
 
 
-class TestClassFolders(Stores):
+class TestClassFolders(Stores, FormTests):
     form = ClassFolders()
 
     def put(self, store, examples, part=0):
         forms.put_folders(store, examples, part)
 
 
-class TestWebDataset(Stores):
+class TestWebDataset(Stores, FormTests, MaskTests):
     form = WebDataset()
 
     def put(self, store, examples, part=0):
         forms.put_webdataset(store, examples, part)
 
+    def put_masked(self, store, examples):
+        forms.put_masked_webdataset(store, examples)
 
-class TestMaskPairs(Stores):
+
+class TestMaskPairs(Stores, FormTests, MaskTests):
     form = MaskPairs()
+    needs_masks = True
 
     def put(self, store, examples, part=0):
         forms.put_masks(store, examples, part)
 
+    def put_masked(self, store, examples):
+        forms.put_masked_pairs(store, examples)
 
-class TestParquet(Stores):
+
+class TestParquet(Stores, FormTests, MaskTests):
     form = Parquet()
     reads_again = True
 
     def put(self, store, examples, part=0):
         forms.put_parquet(store, examples, part)
 
+    def put_masked(self, store, examples):
+        forms.put_masked_parquet(store, examples)
 
-class TestReadyForm(Stores):
+
+class TestReadyForm(Stores, FormTests, MaskTests):
     form = ReadyForm()
 
     def put(self, store, examples, part=0):
         forms.put_ready(store, examples, part)
 
+    def put_masked(self, store, examples):
+        forms.put_masked_ready(store, examples)
 
-class TestUrlLists(Stores):
+    def size_of(self, example):
+        return tiny_preprocess().shape[1:]
+
+
+class TestUrlLists(Stores, FormTests, MaskTests):
     form = UrlLists()
     odd = tuple(one for one in ODD_EXAMPLES if "?" not in one.key)  # what follows it in a bucket's URL are options
     reads_again = True
 
     def put(self, store, examples, part=0):
         forms.put_urls(store, examples, part)
+
+    def put_masked(self, store, examples):
+        forms.put_masked_urls(store, examples)
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +126,16 @@ class TestCqlTables(FormTests):
 
     def put(self, store, examples, part=0):
         forms.put_table(store, examples, part)
+
+
+class TestTablesWithMasks(MaskTests):
+    form = CqlTables()
+
+    @pytest.fixture
+    def store(self, table):
+        store = open_store(table.url.replace("/suite", f"/m{uuid.uuid4().hex}"))
+        store.create(has_masks=True)
+        return store
+
+    def put_masked(self, store, examples):
+        forms.put_masked_table(store, examples)

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from frostline.core import Samples
 from frostline.datasets.forms.ready_form import ReadyForm
 from frostline.datasets.ids import stable_ids
-from frostline.datasets.ready import LAYOUT, TABLE, Layout, Part, object_name, table_file
+from frostline.datasets.ready import LAYOUT, TABLE, Layout, Part, masks_beside, object_name, table_file
+from frostline.datasets.ready_masks import MaskPlaces
 from frostline.preprocess import Applied
 from frostline.stores.cql_putting import TableSample
 from frostline.stores.urls import object_url
@@ -50,6 +51,93 @@ def put_masks(store, examples, part=0):
     for one in examples:
         store.write(f"images/{one.label}/{one.key}-{part}.jpg", one.data)
         store.write(f"masks/{one.label}/{one.key}-{part}.png", one.data[::-1])
+
+
+def put_masked_pairs(store, examples):
+    """The same of examples that bring their masks; one that has none any more is removed."""
+    there = {entry.object for entry in store.list()}
+    for one in examples:
+        store.write(f"images/{one.label}/{one.key}.pgm", one.data)
+        name = f"masks/{one.label}/{one.key}.pgm"
+        if one.mask:
+            store.write(name, one.mask)
+        elif name in there:
+            store.remove(name)
+
+
+def put_masked_webdataset(store, examples):
+    members = []
+    for one in examples:
+        key = f"{one.label}/{one.key}"
+        members += [(f"{key}.pgm", one.data), (f"{key}.cls", one.label.encode())]
+        members += [(f"{key}.mask.pgm", one.mask)] if one.mask else []
+    store.write("shards/0.tar", tar_of(members))
+
+
+def put_masked_parquet(store, examples):
+    columns = {
+        "image": [{"bytes": one.data, "path": None} for one in examples],
+        "mask": [(one.mask and {"bytes": one.mask, "path": None}) or None for one in examples],
+    }
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    columns = {name: pa.array(cells, kind) for name, cells in columns.items() if any(cells)}
+    out = io.BytesIO()
+    pq.write_table(pa.table({**columns, "label": [one.label for one in examples]}), out, row_group_size=3)
+    store.write("0.parquet", out.getvalue())
+
+
+def put_masked_urls(store, examples):
+    rows = [("file_name", "mask", "label")]
+    for one in examples:
+        names = [f"{kind}/{one.label}/{one.key}.pgm" for kind in ("i", "m")]
+        store.write(names[0], one.data)
+        if one.mask:
+            store.write(names[1], one.mask)
+        rows.append((names[0], names[1] if one.mask else "", one.label))
+    out = io.StringIO()
+    csv.writer(out).writerows(rows)
+    store.write("labels.csv", out.getvalue().encode())
+
+
+def put_masked_ready(store, examples):
+    """One object of records, each as long as the example's bytes are, and one of their masks."""
+    masks = [one.mask for one in examples]
+    names = [f"{one.label}/{one.key}" for one in examples]
+    layout = Layout.of(
+        "masks", len(names), Applied.to(tiny_preprocess(), "uint8"), object_bytes=1 << 20, has_masks=any(masks)
+    )
+    contents = bytearray(layout.size(0))
+    for row, one in enumerate(examples):
+        contents[layout.offset(row) : layout.offset(row) + len(one.data)] = one.data
+    classes = sorted({one.label for one in examples})
+    samples = Samples(
+        ids=stable_ids(names),
+        objects=[object_name(0)] * len(names),
+        offsets=np.array([layout.offset(row) for row in range(len(names))], np.int64),
+        lengths=np.array([len(one.data) for one in examples], np.int64),
+        labels=np.array([classes.index(one.label) for one in examples], np.int64),
+    )
+    part = Part(
+        layout=layout.digest,
+        number=0,
+        sha256=hashlib.sha256(contents).hexdigest(),
+        samples=samples,
+        names=names,
+        skipped=(),
+        masks=MaskPlaces.of(masks) if any(masks) else None,
+        masks_sha256=hashlib.sha256(b"".join(masks)).hexdigest() if any(masks) else "",
+    )
+    store.write(LAYOUT, json.dumps(layout.to_json()).encode())
+    store.write(object_name(0), bytes(contents))
+    if any(masks):
+        store.write(masks_beside(object_name(0)), b"".join(masks))
+    store.write(TABLE, table_file(layout, [part], classes)[1])
+
+
+def put_masked_table(store, examples):
+    store.put_many(
+        TableSample(f"{one.label}/{one.key}", one.data, -1, one.label, b"", one.mask or None) for one in examples
+    )
 
 
 def put_table(store, examples, part=0):

@@ -1,4 +1,4 @@
-"""What every form of data must do, as a test class: a new form subclasses it, and inherits its tests.
+"""What every form of data must do, as test classes: a new form subclasses them, and inherits their tests.
 
 Say which form it is and how to write a few samples in it, and the tests run over your form under pytest; give a
 fixture ``store`` too, to run them over another store than memory:
@@ -8,6 +8,8 @@ fixture ``store`` too, to run them over another store than memory:
 
         def put(self, store, examples, part=0):
             store.write(f"part-{part}.mine", packed(examples))
+
+A form that brings masks has ``MaskTests`` too, with ``put_masked`` in the place of ``put``.
 """
 
 import random
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from frostline.datasets.forms.faces import COLUMNS, Form, Listed
+from frostline.datasets.forms.faces import COLUMNS, TARGET_COLUMNS, Form, Listed
 from frostline.datasets.reading import open_samples
 from frostline.errors import EmptyDataset
 from frostline.stores.faces import Buffer, Entry, ObjectStore, Tabular
@@ -27,7 +29,7 @@ from frostline.stores.objects import open_store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("EXAMPLES", "ODD_EXAMPLES", "Example", "FormTests")
+__all__ = ("EXAMPLES", "MASKED_EXAMPLES", "ODD_EXAMPLES", "Example", "FormTests", "MaskTests", "MaskedExample")
 
 _THREADS = 8
 
@@ -58,6 +60,39 @@ ODD_EXAMPLES = tuple(
     for key in ("two words", "a%20b", "#1", "x?y=z&w", "plus+", "x*[1]", "日本")
 )
 """Names and classes as they are in the wild."""
+
+
+class MaskedExample(NamedTuple):
+    """A sample with a mask that is to be written.
+
+    Attributes:
+        key: what tells it from others.
+        label: name of its class.
+        data: its encoded image.
+        mask: of it, encoded; empty where it has none.
+        size: width and height of both.
+    """
+
+    key: str
+    label: str
+    data: bytes
+    mask: bytes
+    size: tuple[int, int]
+
+
+def _grey(width: int, height: int, level: int) -> bytes:
+    """An image of one level, as simple as there are."""
+    return f"P5 {width} {height} 255\n".encode() + bytes([level]) * (width * height)
+
+
+MASKED_EXAMPLES = tuple(
+    MaskedExample(
+        key, label, _grey(5 + row, 4, 10 * row), b"" if row == 3 else _grey(5 + row, 4, 1 + column), (5 + row, 4)
+    )
+    for column, label in enumerate(("cat", "a ü"))
+    for row, key in enumerate(("one", "two words", "100%", "without", "a/b"))
+)
+"""Ten samples of two classes and several sizes, of which two have no mask."""
 
 
 class FormTests:
@@ -182,6 +217,73 @@ class FormTests:
         assert found == [_wanted(EXAMPLES)] * _THREADS
 
 
+class MaskTests:
+    """For every ``Form`` whose samples may have masks."""
+
+    form: Form
+    """The form under test."""
+    needs_masks: bool = False
+    """Where none of them is there, it is another form's data."""
+
+    def put_masked(self, store: ObjectStore, examples: Sequence[MaskedExample]) -> None:
+        """Write samples and their masks in this form, in one step, in the place of those of the same keys.
+
+        Raises:
+            NotImplementedError: a subclass did not say.
+        """
+        raise NotImplementedError("say how samples with masks are written in this form")
+
+    def size_of(self, example: MaskedExample) -> tuple[int, int]:
+        """Width and height that the table has of an image; that of a form which keeps all of them alike is its own."""
+        return example.size
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        """An empty store that ``frostline.stores.objects.open_store`` opens by its URL."""
+        return open_store(f"memory://{uuid.uuid4()}/forms")
+
+    def read(self, store: ObjectStore, before: Listed | None = None) -> Listed:
+        """What the form makes of all that lies in a store."""
+        return self.form.read(store, list(store.list()), before)
+
+    def test_every_sample_is_found_once_with_its_mask(self, store: ObjectStore) -> None:
+        self.put_masked(store, MASKED_EXAMPLES)
+        assert self.form.claims(list(store.list()))
+        assert _found_masks(store, self.read(store)) == sorted((one.data, one.mask) for one in MASKED_EXAMPLES)
+
+    def test_the_columns_of_masks_have_their_types_and_no_holes(self, store: ObjectStore) -> None:
+        self.put_masked(store, MASKED_EXAMPLES)
+        table = self.read(store).table
+        for field in TARGET_COLUMNS:
+            assert table.schema.field(field.name).type == field.type
+            assert table[field.name].null_count == 0
+
+    def test_the_size_of_every_image_with_a_mask_is_known(self, store: ObjectStore) -> None:
+        self.put_masked(store, MASKED_EXAMPLES)
+        rows = self.read(store).table.to_pylist()
+        sizes = [(row["target_width"], row["target_height"]) for row in rows if row["target_length"]]
+        assert sorted(sizes) == sorted(self.size_of(one) for one in MASKED_EXAMPLES if one.mask)
+
+    def test_a_mask_that_changes_comes_or_goes_is_noticed_and_leaves_the_ids_alone(self, store: ObjectStore) -> None:
+        self.put_masked(store, MASKED_EXAMPLES)
+        before = self.read(store)
+        for number, mask in ((0, MASKED_EXAMPLES[0].mask[:-1] + b"\7"), (3, MASKED_EXAMPLES[3].data), (1, b"")):
+            changed = [*MASKED_EXAMPLES]
+            changed[number] = changed[number]._replace(mask=mask)
+            self.put_masked(store, changed)
+            after = self.read(store, before)
+            assert after.digest != before.digest
+            assert after.table.equals(self.read(store).table)
+            assert _found_masks(store, after) == sorted((one.data, one.mask) for one in changed)
+            assert set(after.table["id"].to_pylist()) == set(before.table["id"].to_pylist())
+
+    def test_data_without_masks_has_no_columns_of_them(self, store: ObjectStore) -> None:
+        self.put_masked(store, [one._replace(mask=b"") for one in MASKED_EXAMPLES])
+        assert self.form.claims(list(store.list())) == (not self.needs_masks)
+        if not self.needs_masks:
+            assert not set(TARGET_COLUMNS.names) & set(self.read(store).table.schema.names)
+
+
 class _Counting:
     """A store that remembers which objects were read."""
 
@@ -237,6 +339,20 @@ def _found(store: ObjectStore, listed: Listed) -> list[tuple[str, bytes]]:
         assert version == row["etag"]
         assert len(data) == row["length"]
         found.append((listed.classes[row["label"]], bytes(data)))
+    return sorted(found)
+
+
+def _found_masks(store: ObjectStore, listed: Listed) -> list[tuple[bytes, bytes]]:
+    samples, found = open_samples(store.url, listed.reading), []
+    for row in listed.table.to_pylist():
+        data, mask = samples.read(row["object"], row["offset"], row["length"]), b""
+        assert bool(row["target_object"]) == bool(row["target_length"])
+        if row["target_length"]:
+            place = (row["target_object"], row["target_offset"], row["target_length"])
+            view, version = samples.read_version(*place)
+            assert version == row["target_etag"]
+            mask = bytes(view)
+        found.append((bytes(data), mask))
     return sorted(found)
 
 
