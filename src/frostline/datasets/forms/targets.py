@@ -79,5 +79,7 @@ def known_sizes(before: Listed | None) -> Mapping[tuple[str, str], Size]:
     """Width and height of the images of an earlier listing that had masks, by the object's name and version."""
     if before is None or TARGET_COLUMNS.names[0] not in before.table.schema.names:
         return {}
-    columns = [before.table[name].to_pylist() for name in ("object", "etag", "target_width", "target_height")]
-    return {(name, etag): (width, height) for name, etag, width, height in zip(*columns, strict=True) if etag}
+    names = ("object", "etag", "target_length", "target_width", "target_height")
+    rows = zip(*(before.table[name].to_pylist() for name in names), strict=True)
+    # Of an image that had no mask nobody asked for its size.
+    return {(name, etag): (width, height) for name, etag, mask, width, height in rows if etag and mask}
