@@ -1,6 +1,7 @@
 """A data set: its samples, its manifest beside the data, its parts, and what is said of bad ones."""
 
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,42 @@ def test_a_folder_of_class_folders_is_a_data_set(tmp_path):
     assert dataset.samples.labels.tolist() == [0, 0, 0, 1, 1]
     for name, length in zip(dataset.samples.objects, dataset.samples.lengths.tolist(), strict=True):
         assert bytes(open_store(dataset.url).read(name, 0, length)) == FILES[name]
+
+
+class ListedLast:
+    """A store that is done listing once a manifest was read from it."""
+
+    def __init__(self, store):
+        self._store = store
+        self._was_read = threading.Event()
+        self.url = store.url
+
+    def read(self, object, offset, length):
+        data = self._store.read(object, offset, length)
+        if object.endswith(".parquet"):
+            self._was_read.set()
+        return data
+
+    def list(self):
+        assert self._was_read.wait(60), "the manifest was to be read meanwhile"
+        yield from self._store.list()
+
+    def write(self, object, data):
+        self._store.write(object, data)
+
+
+def test_the_last_manifest_is_read_while_the_data_is_listed(tmp_path):
+    digest = Dataset(fill(tmp_path)).digest
+    found = load_manifest(ListedLast(open_store(tmp_path.as_uri())), cache=tmp_path / "cache")
+    assert (found.digest, found.found) == (digest, True)
+
+
+def test_a_manifest_that_was_read_in_vain_is_not_taken(tmp_path):
+    before = Dataset(fill(tmp_path)).digest
+    fill(tmp_path, {"cat/new.jpg": b"new"})
+    found = load_manifest(ListedLast(open_store(tmp_path.as_uri())), cache=tmp_path / "cache")
+    assert found.digest != before
+    assert len(found.samples) == 6
 
 
 def test_nothing_is_read_until_it_is_needed(tmp_path):

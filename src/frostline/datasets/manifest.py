@@ -1,6 +1,7 @@
 """The manifest: the immutable table of a data set's samples, named by its content; finds it or builds it."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -93,11 +94,16 @@ def load_manifest(
     shelf = Shelf(store, cache, in_memory_bytes)
     if not relist and (last := shelf.last_kept(form)) is not None:
         return _manifest(last, found=True)
-    entries = list_all(store, observe)
-    chosen = form_of(entries) if form is None else form_named(form)
-    digest = chosen.digest(entries)
-    sizes = {entry.object: entry.size for entry in entries.under(".frostline/")}
-    kept = shelf.of_listing(chosen, digest, sizes)
+    with ThreadPoolExecutor(1, "frostline-manifest") as beside:
+        # Mostly the listing is the last one again: its manifest is read meanwhile, which spares some round trips.
+        likely = beside.submit(shelf.likely)
+        entries = list_all(store, observe)
+        chosen = form_of(entries) if form is None else form_named(form)
+        digest = chosen.digest(entries)
+        sizes = {entry.object: entry.size for entry in entries.under(".frostline/")}
+        kept = likely.result()
+    if kept is None or kept.about["digest"] != digest:
+        kept = shelf.of_listing(chosen, digest, sizes)
     elsewhere = NO_CHANGES
     if kept is not None and looks_elsewhere and isinstance(chosen, Widespread):
         observe(PhaseStarted(name="asking for objects elsewhere"))
