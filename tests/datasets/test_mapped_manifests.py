@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from frostline.core.texts import Texts, taken
-from frostline.datasets import Dataset, dataset
+from frostline.datasets import Dataset, dataset, selection
 from frostline.datasets.columns import ArrowTexts, Columns, PartOfSamples, WholeSamples
 from frostline.datasets.forms.faces import COLUMNS
 from frostline.datasets.ingest import ingest
@@ -92,7 +92,7 @@ def test_a_mapped_manifest_is_split_as_one_in_memory_and_its_labels_are_not_read
     plain = Dataset(data, cache=cache)
     parts = [plain.split(0.3, seed=1), tuple(plain.split({"a": 0.5, "b": 0.3, "c": 0.2}, seed=2).values())]
     monkeypatch.setattr(dataset, "load_manifest", partial(load_manifest, in_memory_bytes=0))
-    monkeypatch.setattr(dataset, "count_labels", lambda pieces: pytest.fail("read the labels"))
+    monkeypatch.setattr(selection, "count_labels", lambda pieces: pytest.fail("read the labels"))
     mapped = Dataset(data, cache=cache)
     assert mapped.manifest.columns.is_mapped
     assert mapped.columns == plain.columns

@@ -1,8 +1,6 @@
 """The public data set: labelled samples at a URL, listed when they are first needed."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,19 +11,19 @@ import pyarrow.compute as pc
 
 from frostline.config import CHANGED, cache_folder
 from frostline.core import URLS, SampleTable
-from frostline.datasets.columns import PartOfSamples, Rows, WholeSamples
+from frostline.datasets.columns import Rows
 from frostline.datasets.forms.known import form_named
-from frostline.datasets.forms.labels import LABEL_FIELDS
 from frostline.datasets.listing import nobody
 from frostline.datasets.manifest import Manifest, load_manifest
 from frostline.datasets.named_splits import NamedSplits
 from frostline.datasets.parts import JoinedRows, as_chosen, numbered, rows_of_ids, within
-from frostline.datasets.selecting import groups_of, select_rows, values_of
-from frostline.datasets.statistics import DatasetStatistics, formats_of, quantiles_of
+from frostline.datasets.selecting import select_rows
+from frostline.datasets.selection import Selection
+from frostline.datasets.statistics import DatasetStatistics
 from frostline.datasets.urls import place_of
 from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
-from frostline.ordering import Chosen, Labels, Places, count_labels, split_at_random, split_by_class, split_by_group
+from frostline.ordering import Chosen, Places
 from frostline.preprocess import Applied, Preprocess
 from frostline.stores.objects import normalise_url, open_store
 
@@ -77,9 +75,7 @@ class Dataset:
         self._relist = relist
         self._changed = changed
         self._observe = observe
-        self._whole: Manifest | None = None
-        self._rows: Rows | None = None
-        self._part: Manifest | None = None
+        self._selected: Selection | None = None
 
     # One that looks like a sequence would be taken for one that can be iterated.
     __iter__ = None
@@ -98,12 +94,7 @@ class Dataset:
     @property
     def manifest(self) -> Manifest:
         """The table of the samples, and whether it was found or built."""
-        whole = self._manifest_of_all
-        if self._rows is None:
-            return whole
-        if self._part is None:
-            self._part = _part_of(whole, self._rows)
-        return self._part
+        return self._selection.manifest
 
     @property
     def samples(self) -> SampleTable:
@@ -128,7 +119,7 @@ class Dataset:
     @property
     def has_targets(self) -> bool:
         """Samples have masks: what a job's loader gives as ``batch.targets``."""
-        return _samples_of(self._manifest_of_all).has_targets
+        return self._selection.whole_samples.has_targets
 
     @property
     def changed(self) -> str:
@@ -138,19 +129,17 @@ class Dataset:
     @property
     def whole(self) -> "Dataset":
         """The data set that this one is a part of."""
-        whole = Dataset(self._url, **self._asked)
-        whole._whole = self._manifest_of_all
-        return whole
+        return self._with(None)
 
     def refreshed(self) -> "Dataset":
         """These samples as they are listed now, where ``changed="rebuild"`` wants that; else this data set itself.
 
         A part keeps its samples: those that are gone leave it, and what is new is in none.
         """
-        if self._changed != "rebuild" or (self._whole is None and self._relist):
+        if self._changed != "rebuild" or (self._selected is None and self._relist):
             return self
         now = Dataset(self._url, **{**self._asked, "relist": True}, observe=self._observe)
-        return now if self._rows is None else self.among(now)
+        return now if self.rows is None else self.among(now)
 
     def among(self, other: "Dataset") -> "Dataset":
         """The same samples, by their ids, as another listing of the same data has them, without those that are gone."""
@@ -160,7 +149,7 @@ class Dataset:
     @property
     def rows(self) -> Rows | None:
         """Which rows of the whole data set these samples are; None where they are all of them."""
-        return self._rows
+        return None if self._selected is None else self._selected.rows
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -197,7 +186,7 @@ class Dataset:
     def take(self, rows: npt.NDArray[np.int64]) -> "Dataset":
         """The samples at the given rows, in the given order, as a data set of its own."""
         rows = np.asarray(rows, np.int64)
-        return self._with(Places(rows if self._rows is None else self._rows.at(rows)))
+        return self._with(Places(rows if self.rows is None else self.rows.at(rows)))
 
     def kept(self, mask: npt.NDArray[np.bool_]) -> "Dataset":
         """The samples at which a mask is true, one value a sample, in the samples' order; a bit a sample is held."""
@@ -207,7 +196,7 @@ class Dataset:
         """How many of these samples another part of the same data has too, by their ids where it was listed anew."""
         if self.listing != other.listing:
             return len(np.intersect1d(self.samples.ids, other.samples.ids))
-        return len(within(self._rows, as_chosen(other.rows, len(self._manifest_of_all.samples))))
+        return len(within(self.rows, as_chosen(other.rows, len(self._manifest_of_all.samples))))
 
     def joined(self, *others: "Dataset") -> "Dataset":
         """These samples, and after them those of other parts of the same data; one that is in several comes as often.
@@ -232,7 +221,7 @@ class Dataset:
         Raises:
             SettingError: there is no such column.
         """
-        return values_of(self._manifest_of_all.columns, self._rows, name)
+        return self._selection.column(name)
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> "Dataset":
         """The same samples with further columns, such as whose they are, to select and to split by. They are not kept.
@@ -243,18 +232,8 @@ class Dataset:
         Raises:
             SettingError: a column has another length or a name that is taken, or this is a part of a data set.
         """
-        whole = self._manifest_of_all
-        if self._rows is not None:
-            raise SettingError("columns are added to a whole data set: add them before select, split or take")
-        table = whole.columns.table
-        for name, values in columns.items():
-            if len(values) != len(whole.samples) or name in table.column_names:
-                raise SettingError(
-                    f"column {name!r} has {len(values)} values for {len(whole.samples)} samples, or its name is taken"
-                )
-            table = table.append_column(name, pa.array(values))
         same = Dataset(self._url, **self._asked)
-        same._whole = replace(whole, columns=whole.columns.of(table))
+        same._selected = Selection(self._selection.with_columns(columns), None)
         return same
 
     def select(self, chosen: str | pc.Expression) -> "Dataset":
@@ -268,7 +247,7 @@ class Dataset:
             SettingError: it cannot be read, or does not fit the columns.
         """
         whole = self._manifest_of_all
-        return self._with(select_rows(whole.columns, self._rows, chosen, whole.classes))
+        return self._with(select_rows(whole.columns, self.rows, chosen, whole.classes))
 
     @overload
     def split(
@@ -301,7 +280,7 @@ class Dataset:
             DataError: a sample has no value in that column, or a part would be empty.
         """
         if isinstance(shares, Mapping):
-            parts = self._divided(list(shares.values()), seed, by=by, balanced=balanced)
+            parts = self._selection.divided(list(shares.values()), seed, by=by, balanced=balanced)
             found = {name: self._part_number(parts, number) for number, name in enumerate(shares)}
             empty = [name for name, part in found.items() if not len(part) and shares[name]]
             if empty and len(self):
@@ -309,7 +288,7 @@ class Dataset:
             return found
         if not 0 <= shares < 1:
             raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
-        parts = self._divided([1 - shares, shares], seed, by=by, balanced=balanced)
+        parts = self._selection.divided([1 - shares, shares], seed, by=by, balanced=balanced)
         return self._part_number(parts, 0), self._part_number(parts, 1)
 
     def split_by(self, column: str) -> "dict[str, Dataset]":
@@ -319,7 +298,7 @@ class Dataset:
             SettingError: there is no such column, or it has more than 255 values.
             DataError: a sample has no value there.
         """
-        numbers, values = groups_of(self._manifest_of_all.columns, self._rows, column)
+        numbers, values = self._selection.groups(column)
         if len(values) > _MOST_PARTS:
             raise SettingError(f"column {column!r} has {len(values)} values, and a split up to {_MOST_PARTS} parts")
         parts = numbers.astype(np.uint8)
@@ -364,44 +343,19 @@ class Dataset:
         Raises:
             DataError: fewer classes have samples.
         """
-        labels = self._labels()
-        counted = zip(range(labels.first, labels.first + len(labels.counts)), labels.counts.tolist(), strict=True)
-        present = [self.classes[label] for label, count in counted if count and label >= 0]
-        if not present:
-            raise DataError(
-                f"not one of the {len(self)} samples of {self._url} has a label: a list or table says them in a column "
-                f"{' or '.join(LABEL_FIELDS)}, and there they are empty or missing"
-            )
-        if len(present) < at_least:
-            names = ", ".join(repr(name) for name in present)
-            raise DataError(f"{self._url} has {len(present)} class ({names}); training needs at least {at_least}")
+        self._selection.require_classes(at_least, self._url)
 
     def statistics(self) -> DatasetStatistics:
         """Counts, sizes, formats, columns and splits of the samples, from the manifest alone."""
-        manifest, lengths = self.manifest, self.samples.lengths
-        labels = self._labels()
-        counts = dict(zip(range(labels.first, labels.first + len(labels.counts)), labels.counts.tolist(), strict=True))
-        return DatasetStatistics(
-            samples=len(self),
-            per_class=tuple((name, counts.get(label, 0)) for label, name in enumerate(self.classes)),
-            without_label=counts.get(-1, 0),
-            total_bytes=int(lengths.sum()),
-            mean_bytes=float(lengths.mean()) if len(lengths) else 0.0,
-            min_bytes=int(lengths.min()) if len(lengths) else 0,
-            max_bytes=int(lengths.max(initial=0)),
-            quantiles=quantiles_of(lengths),
-            formats=formats_of(manifest),
-            columns=tuple((one.name, str(one.type)) for one in manifest.columns.table.schema),
-            splits=tuple((name, len(self._within(chosen))) for name, chosen in self._named.load().items()),
-            manifest=manifest.place,
-            manifest_found=manifest.found,
+        return self._selection.statistics(
+            {name: len(self._within(chosen)) for name, chosen in self._named.load().items()}
         )
 
     @property
-    def _manifest_of_all(self) -> Manifest:
-        if self._whole is None:
+    def _selection(self) -> Selection:
+        if self._selected is None:
             cache = self._cache or cache_folder()
-            self._whole = load_manifest(
+            whole = load_manifest(
                 open_store(self._url),
                 cache=cache,
                 form=self._form,
@@ -410,11 +364,16 @@ class Dataset:
                 looks_elsewhere=self._changed != "skip",
                 observe=self._observe,
             )
-        return self._whole
+            self._selected = Selection(whole, None)
+        return self._selected
 
-    def _with(self, rows: Rows) -> "Dataset":
+    @property
+    def _manifest_of_all(self) -> Manifest:
+        return self._selection.whole
+
+    def _with(self, rows: Rows | None) -> "Dataset":
         part = Dataset(self._url, **self._asked)
-        part._whole, part._rows = self._manifest_of_all, rows
+        part._selected = Selection(self._manifest_of_all, rows)
         return part
 
     @property
@@ -424,7 +383,7 @@ class Dataset:
 
     def _part_number(self, parts: npt.NDArray[np.uint8], number: int) -> "Dataset":
         """The samples of one part of a division of this data set."""
-        return self._with(numbered(self._rows, parts, number))
+        return self._with(numbered(self.rows, parts, number))
 
     @property
     def _named(self) -> NamedSplits:
@@ -432,30 +391,4 @@ class Dataset:
         return NamedSplits(open_store(self._url), self._cache or cache_folder(), whole.digest, len(whole.samples))
 
     def _within(self, chosen: Chosen) -> "Dataset":
-        return self._with(within(self._rows, chosen))
-
-    def _divided(self, shares: Sequence[float], seed: int, *, by: str | None, balanced: bool) -> npt.NDArray[np.uint8]:
-        if by is not None:
-            return split_by_group(groups_of(self._manifest_of_all.columns, self._rows, by)[0], shares, seed)
-        if not balanced:
-            return split_at_random(len(self), shares, seed)
-        return split_by_class(self._labels(), shares, seed)
-
-    def _labels(self) -> Labels:
-        whole = self._manifest_of_all
-        known = whole.columns.labels if self._rows is None else None
-        if known is not None:
-            return known
-        return count_labels(lambda: _samples_of(whole).pieces("label", self._rows))
-
-
-def _part_of(whole: Manifest, rows: Rows) -> Manifest:
-    samples = PartOfSamples(_samples_of(whole), rows)
-    digest = hashlib.sha256(whole.digest.encode() + rows.fingerprint).hexdigest()
-    names = samples.texts_of(whole.names)
-    return replace(whole, samples=samples, names=names, etags=samples.versions, digest=digest)
-
-
-def _samples_of(whole: Manifest) -> WholeSamples:
-    assert isinstance(whole.samples, WholeSamples), "the manifest of all has all samples"
-    return whole.samples
+        return self._with(within(self.rows, chosen))
