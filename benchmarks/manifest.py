@@ -3,9 +3,10 @@
 Each figure is taken in a process of its own. Names are generated; the big table is written a row group at a time.
 
     python benchmarks/manifest.py --parts open --rows 100000000 --folder DIR
+    python benchmarks/manifest.py --parts start --rows 100000000 --folder DIR
     python benchmarks/manifest.py --parts job --rows 100000000 --folder DIR
     python benchmarks/manifest.py --parts list,local --objects 1000000 --files 1000000 --folder DIR
-    python benchmarks/manifest.py --parts seaweed --files 50000 --folder DIR
+    python benchmarks/manifest.py --parts seaweed --files 200000 --folder DIR
 
 ``DIR`` needs some 25 GB for a hundred million rows. The tables stay there for the next run.
 """
@@ -146,6 +147,25 @@ def child_open(folder, batches):
     print(json.dumps({"rows": len(data), "steps": watch.steps, "opened_split_shuffled_s": total, "peak_bytes": peak}))
 
 
+def child_start(folder):
+    """A plain job from nothing to its first shuffled batch, with a node in its process: everything but the imports."""
+    import torch  # noqa: F401 (a training has it already)
+
+    import frostline as fl
+    import frostline.loaders.offload
+    import frostline.node
+    from frostline.preprocess import imagenet
+
+    watch = Watch()
+    data = watch.step("open", lambda: _opened(fl.Dataset(folder, cache=Path(folder) / "cache", relist=False)))
+    train, _ = watch.step("split", lambda: data.split(0.2, seed=0))
+    with watch.step("job", lambda: fl.offload(None, train, preprocess=imagenet(224))) as job:
+        watch.step("first shuffled batch of 32", lambda: _first(job))
+    total = sum(one["s"] for one in watch.steps.values())
+    peak = max(one["peak_growth_bytes"] for one in watch.steps.values())
+    print(json.dumps({"rows": len(data), "steps": watch.steps, "started_s": total, "peak_bytes": peak}))
+
+
 def child_job(folder):
     """What a training takes before its first batch is there: open, split, prepare the job, ask for a batch."""
     import frostline as fl
@@ -239,15 +259,28 @@ def child_folder(folder, objects, url):
     print(json.dumps({"objects": objects, "steps": watch.steps}))
 
 
+def readable_rows(folder, count, classes):
+    """So many rows that are a thousand photographs in turn, so that batches can be read, with their mapped copy."""
+    root = folder / f"job-{count}"
+    photographs = put_photographs(root)
+    write_manifest(root, count, classes, shuffled=True, photographs=photographs)
+    if not list((root / "cache").rglob("*.arrow")):
+        run("--child", "copy", "--folder", root)
+    return root
+
+
+def measure_start(folder, rows, classes, rounds):
+    root = readable_rows(folder, rows, classes)
+    found = [run("--child", "start", "--folder", root) for _ in range(rounds)]
+    print(f"from nothing to the first batch of {rows} rows", json.dumps(found, indent=1), flush=True)
+    return {"started": found}
+
+
 def measure_job(folder, rows, classes, sizes):
-    """A hundred million rows that are a thousand photographs in turn, so that batches can be read; and few of them."""
+    """A job on a hundred million rows, and on few of them."""
     found = {}
     for count in sizes:
-        root = folder / f"job-{count}"
-        photographs = put_photographs(root)
-        write_manifest(root, count, classes, shuffled=True, photographs=photographs)
-        if not list((root / "cache").rglob("*.arrow")):
-            run("--child", "copy", "--folder", root)
+        root = readable_rows(folder, count, classes)
         found[f"{count} rows"] = [run("--child", "job", "--folder", root) for _ in range(2)]
         print(f"a job on {count} rows", json.dumps(found[f"{count} rows"], indent=1), flush=True)
     return found
@@ -365,6 +398,7 @@ def main():
     children = {
         "open": lambda: child_open(options.folder, options.batches),
         "job": lambda: child_job(options.folder),
+        "start": lambda: child_start(options.folder),
         "copy": lambda: child_copy(options.folder),
         "list": lambda: child_list(options.folder, options.objects),
         "folder": lambda: child_folder(options.folder, options.objects, options.url),
@@ -375,6 +409,8 @@ def main():
     report = {}
     if "open" in options.parts:
         report["open"] = measure_open(options.folder, options.rows, options.classes, options.rounds, options.batches)
+    if "start" in options.parts:
+        report.update(measure_start(options.folder, options.rows, options.classes, options.rounds))
     if "job" in options.parts:
         report["job"] = measure_job(options.folder, options.rows, options.classes, (10_000, options.rows))
     if "list" in options.parts:
