@@ -192,6 +192,17 @@ def test_objects_elsewhere_that_changed_are_named_and_refused_or_listed_anew(kin
         assert opened(lists, changed="rebuild", **options).samples.lengths.tolist() == [1, 4, 1, 5]
 
 
+def test_what_changed_elsewhere_is_refused_where_another_form_was_listed_last(tmp_path):
+    away, lists = open_store(f"memory://{uuid.uuid4()}"), open_store(f"memory://{uuid.uuid4()}")
+    away.write("a.jpg", b"a")
+    forms.put_folders(lists, EXAMPLES)
+    lists.write("labels.csv", f"url,label\n{away.url}/a.jpg,x".encode())
+    opened(lists, form="urls")
+    opened(lists, form="folders")
+    away.write("a.jpg", b"b")
+    assert f"{away.url}/a.jpg is changed" in refused(lists, form="urls")
+
+
 def test_a_mask_elsewhere_that_changed_is_named(tmp_path):
     away, lists = open_store(f"memory://{uuid.uuid4()}"), open_store(f"memory://{uuid.uuid4()}")
     away.write("a.jpg", b"a")

@@ -11,7 +11,7 @@ from frostline.datasets.columns import Columns, WholeSamples
 from frostline.datasets.forms.faces import Listed, Widespread, digest_of
 from frostline.datasets.forms.known import form_named, form_of
 from frostline.datasets.listing import list_all, nobody
-from frostline.datasets.shelf import Kept, Shelf, about_of
+from frostline.datasets.shelf import Kept, Shelf, about_of, listed_in
 from frostline.errors import DataChanged
 from frostline.events import Observer, PhaseStarted
 from frostline.preprocess import Applied
@@ -111,7 +111,9 @@ def load_manifest(
         elsewhere = changes_elsewhere(listed_then, chosen.found_now(listed_then))
     if kept is not None and not any(elsewhere):
         return _manifest(kept, found=True)
-    before = shelf.before(chosen, sizes) if refuses_changes or chosen.is_incremental else None
+    before = None if kept is None else listed_in(kept)
+    if before is None and (refuses_changes or chosen.is_incremental):
+        before = shelf.before(chosen, sizes)
     if refuses_changes and before is not None:
         raise DataChanged(
             f"{store.url} is not what it was when its manifest was built, which is refused: "

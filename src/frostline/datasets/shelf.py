@@ -22,7 +22,7 @@ from frostline.stores.faces import ObjectStore, Prunable
 from frostline.stores.folder import FolderStore
 from frostline.stores.urls import object_url
 
-__all__ = ("Kept", "Shelf", "about_of")
+__all__ = ("Kept", "Shelf", "about_of", "listed_in")
 
 _FOLDER = ".frostline/manifests"
 _GROUP_ROWS = 1 << 20
@@ -120,14 +120,7 @@ class Shelf:
         if last is None or last.form != form.name:
             return None
         kept = self.found(last.digest, sizes)
-        if kept is None:
-            return None
-        return Listed(
-            table=kept.columns.table,
-            classes=tuple(kept.about["classes"]),
-            digest=last.digest,
-            reading=kept.about["reading"],
-        )
+        return None if kept is None else listed_in(kept)
 
     def last_kept(self, form: str | None) -> Kept | None:
         """The manifest that was built last, found without listing the data; None where the data is a ready form.
@@ -249,6 +242,16 @@ class Shelf:
         except (pa.ArrowException, OSError):
             return None
         return open_copy(path)
+
+
+def listed_in(kept: Kept) -> Listed:
+    """What a manifest was made of."""
+    return Listed(
+        table=kept.columns.table,
+        classes=tuple(kept.about["classes"]),
+        digest=kept.about["digest"],
+        reading=kept.about["reading"],
+    )
 
 
 def about_of(listed: Listed) -> dict[str, Any]:
