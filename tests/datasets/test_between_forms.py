@@ -161,6 +161,19 @@ def test_any_form_becomes_any_other_in_any_store(read, store, form, to, masks, w
         assert sorted(copy.column(SOURCE).to_pylist()) == sorted(original)
 
 
+@pytest.mark.parametrize("form", MADE)
+def test_a_bucket_takes_every_form_and_gives_it_back(form, s3, written, tmp_path, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("between")
+    source = fl.Dataset(written("urls", place("local", tmp_path), masks=True), cache=tmp_path / "cache")
+    there = fl.Dataset(made(source, f"s3://between/{uuid.uuid4()}", form), cache=tmp_path / "cache")
+    assert contents(there) == wanted(source, form)
+    for back in MADE:
+        copy = fl.Dataset(made(there, place("local", tmp_path), back), cache=tmp_path / "cache")
+        assert contents(copy) == wanted(there, back)
+
+
 @pytest.fixture(scope="module")
 def server(cql):
     with pytest.MonkeyPatch.context() as patch:
