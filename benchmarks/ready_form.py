@@ -39,7 +39,7 @@ from frostline.stores.folder import FolderStore
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import open_store
 from frostline.training.networks import load_model
-from frostline.wire.messages import FeatureRequest
+from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def main():
             transport = HttpTransport(node.url)
             transport.put_prefix(digest, artifact)
             if wanted.engine != REFERENCE:  # have the node make it ready
-                transport.profile(next(requests(forms["jpeg"], last, digest, 32, wanted.engine)))
+                features = next(requests(forms["jpeg"], last, digest, 32, wanted.engine))
+                transport.profile(ProfileRequest(features=features))
             result["same_pixels"] = same_pixels(transport, forms, wanted)
             keys = ("alone", "cut_1", f"cut_{last}", "alone_cpu_ms", "cut_1_cpu_ms", f"cut_{last}_cpu_ms")
             measured = {name: {key: [] for key in keys} for name in forms}

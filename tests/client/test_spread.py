@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frostline.client.cancellation import Cancellation
 from frostline.client.http import HttpTransport
 from frostline.client.spread import SpreadTransport, Turns
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE, FeatureBatch
-from frostline.errors import BadRequest, NodeUnreachable, Overloaded, UnknownPrefix
+from frostline.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix
 from frostline.node import Node
 from support.nodes import artifact_of, joined, make_images, request, served, small_network
 
@@ -61,6 +62,25 @@ def test_an_answer_that_breaks_half_way_is_not_begun_again():
     with pytest.raises(NodeUnreachable):
         next(answer)
     assert other.asked == 0
+
+
+@pytest.mark.parametrize("engine", [REFERENCE, "another"])
+def test_a_profile_that_is_given_up_is_asked_of_no_other_node_and_none_counts_as_away(engine):
+    cancellation, profiled = Cancellation(), []
+
+    class Profiled(Scripted):
+        def profile(self, wanted, cancelled):
+            profiled.append(wanted)
+            cancelled.cancel()
+            raise GONE
+
+    one, other = Profiled([rows(1)]), Profiled()
+    spread = SpreadTransport([one, other], clock=lambda: 0.0)
+    wanted = SimpleNamespace(features=SimpleNamespace(engine=engine))
+    with pytest.raises(Unavailable, match="given up"):
+        spread.profile(wanted, cancellation)
+    assert profiled == [wanted]
+    assert ids(spread.features(ASKED)) == [1]
 
 
 def test_where_no_node_answers_the_caller_is_told():

@@ -4,22 +4,26 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from frostline.client.cancellation import Cancellation
 from frostline.client.http import HttpTransport
 from frostline.client.local import LocalTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.engines.torch_eager import TorchEngine
-from frostline.errors import BadRequest, OverBudget, Overloaded, StoreUnavailable, UnknownPrefix
+from frostline.errors import BadRequest, OverBudget, Overloaded, StoreUnavailable, Unavailable, UnknownPrefix
 from frostline.node import Node
 from frostline.preprocess.apply import decode_into
 from frostline.stores.folder import FolderStore
 from frostline.wire.codecs import CODECS, Codec, unpack
+from frostline.wire.messages import ProfileRequest
 from support.nodes import (
     artifact_of,
+    busy_device,
     is_idle,
     joined,
     make_images,
@@ -307,7 +311,7 @@ def test_a_store_that_fails_ends_the_answer_with_its_own_error(way, images, monk
 def test_a_profile_measures_reading_decoding_and_every_cut(way, images):
     _, transport = way()
     transport.put_prefix(DIGEST, ARTIFACT)
-    profile = transport.profile(request(images, NETWORK.cuts[-1].number, DIGEST))
+    profile = transport.profile(ProfileRequest(features=request(images, NETWORK.cuts[-1].number, DIGEST)))
     assert [cut.number for cut in profile.cuts] == [cut.number for cut in NETWORK.cuts]
     assert profile.read_s > 0
     assert profile.cuts[1].seconds > 0
@@ -324,7 +328,9 @@ def test_a_profile_measures_reading_decoding_and_every_cut(way, images):
 def test_a_profile_measures_the_codecs_that_are_asked_for_where_they_may_be_worth_it(way, images):
     node, transport = way()
     transport.put_prefix(DIGEST, ARTIFACT)
-    profile = transport.profile(request(images, 2, DIGEST), ["exact", "lz4", "sparse+zstd", "int8"])
+    profile = transport.profile(
+        ProfileRequest(features=request(images, 2, DIGEST), codecs=("exact", "lz4", "sparse+zstd", "int8"))
+    )
     found = {(one.cut, one.codec): one for one in profile.codecs}
     for cut in NETWORK.cuts[1:]:
         codecs = {"int8", "sparse+zstd"} if cut.is_relu else {"int8", "lz4"}
@@ -343,9 +349,9 @@ def test_a_profile_measures_the_codecs_that_are_asked_for_where_they_may_be_wort
 def test_what_a_network_costs_is_measured_once(way, images):
     _, transport = way()
     transport.put_prefix(DIGEST, ARTIFACT)
-    asked = request(images, 2, DIGEST)
-    first = transport.profile(asked, ["int8"])
-    again = transport.profile(asked, ["int8", "fp16"])
+    asked = ProfileRequest(features=request(images, 2, DIGEST), codecs=("int8",))
+    first = transport.profile(asked)
+    again = transport.profile(replace(asked, codecs=("int8", "fp16")))
     steps = [
         [after.seconds - before.seconds for before, after in pairwise(profile.cuts[1:])] for profile in (first, again)
     ]
@@ -353,9 +359,31 @@ def test_what_a_network_costs_is_measured_once(way, images):
     assert again.read_s != first.read_s
     assert [one for one in again.codecs if one.codec == "int8"] == list(first.codecs)
     assert {one.codec for one in again.codecs} == {"int8", "fp16"}
-    assert transport.profile(asked, ["fp16"]).codecs == tuple(one for one in again.codecs if one.codec == "fp16")
+    narrow = transport.profile(replace(asked, codecs=("fp16",))).codecs
+    assert narrow == tuple(one for one in again.codecs if one.codec == "fp16")
     few = request(images, 2, DIGEST, samples_of(images).take(np.arange(5)))
-    assert transport.profile(few, ["int8"]).codecs != first.codecs  # another device batch
+    assert transport.profile(replace(asked, features=few)).codecs != first.codecs  # another device batch
+
+
+def test_a_profile_that_is_cancelled_ends_at_the_node_too(way, images):
+    node, transport = way()
+    transport.put_prefix(DIGEST, ARTIFACT)
+    other, body = artifact_of(small_network(width=4))
+    node.put_prefix(other, body)
+    asked, cancellation = ProfileRequest(features=request(images, 2, DIGEST)), Cancellation()
+    with (
+        busy_device(node, images, other, threading.Event(), threading.Event()),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        profiling = threads.submit(transport.profile, asked, cancellation)
+        until(lambda: node.statistics().waiting_for_device == 2)
+        cancellation.cancel()
+        with pytest.raises(Unavailable):
+            profiling.result(60)
+        until(lambda: node.statistics().requests_in_work == 1)
+        with pytest.raises(Unavailable, match="given up"):
+            transport.profile(asked, cancellation)
+    assert len(transport.profile(asked).cuts) == len(NETWORK.cuts)
 
 
 def test_health_names_the_node_and_statistics_count(way, images):

@@ -8,18 +8,32 @@ import subprocess
 import sys
 import textwrap
 import threading
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
+from frostline.client.http import HttpTransport
 from frostline.client.io import IoTransport
+from frostline.client.local import LocalTransport
 from frostline.config import IoSettings, LoaderSettings, NodeSettings
 from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unidentified
 from frostline.io.process import start_io
 from frostline.io.upstream import Upstream
-from support.nodes import joined, make_images, request, samples_of, until
-from support.services import descriptors, python
+from frostline.node import Node
+from frostline.wire.messages import ProfileRequest
+from support.nodes import (
+    artifact_of,
+    busy_device,
+    joined,
+    make_images,
+    request,
+    samples_of,
+    served,
+    small_network,
+    until,
+)
+from support.services import descriptors, python, serving
 
 SMALL = NodeSettings(memory_bytes=256 << 20, trial_s=0)
 SETTINGS = LoaderSettings(deadline_s=30)
@@ -117,6 +131,34 @@ def test_clients_that_are_killed_anywhere_leave_nothing_and_the_other_job_goes_o
         until(lambda: steady.service_statistics()["window"]["used_bytes"] == 0)
         # One more for each connection of the job that asked all the time, which it keeps.
         until(lambda: descriptors(service.pid) <= before + 1)
+
+
+@pytest.mark.parametrize("near", ["a node over HTTP", "a node of the service"])
+def test_a_profile_whose_client_is_killed_ends_at_the_node(images, tmp_path, near):
+    network = small_network()
+    digest, body = artifact_of(network)
+    other, other_body = artifact_of(small_network(width=4))
+    wanted = tmp_path / "wanted"
+    with Node(SMALL, (images.as_uri(),)) as node, ExitStack() as stack:
+        for name, artifact in ((digest, body), (other, other_body)):
+            node.put_prefix(name, artifact)
+        upstream = LocalTransport(node) if "service" in near else HttpTransport(stack.enter_context(served(node)))
+        stack.callback(upstream.close)
+        service, url = stack.enter_context(serving(upstream))
+        asked = ProfileRequest(features=request(images, 2, digest))
+        wanted.write_bytes(pickle.dumps((IoTransport(url, SETTINGS), asked)))
+        stack.enter_context(busy_device(node, images, other, threading.Event(), threading.Event()))
+        with python(PROFILING, wanted):
+            until(lambda: node.statistics().waiting_for_device == 2)
+        until(lambda: node.statistics().requests_in_work == 1)
+        until(lambda: not service.statistics()["jobs"])
+
+
+PROFILING = """
+    import pickle, sys
+    transport, wanted = pickle.load(open(sys.argv[1], "rb"))
+    transport.profile(wanted)
+"""
 
 
 def test_a_process_that_forked_and_was_killed_leaves_nothing_though_its_child_lives(images, service, tmp_path):

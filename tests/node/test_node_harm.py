@@ -214,7 +214,7 @@ def test_others_are_served_while_an_engine_is_tried_and_a_client_that_leaves_end
         assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
         with transport_of("bob", url) as transport:
             assert len(joined(transport.features(wanted.features))[0]) == 12
-            assert len(transport.profile(wanted.features).cuts) > 0
+            assert len(transport.profile(ProfileRequest(features=wanted.features)).cuts) > 0
         with asked_profile(url, "bob", wanted):
             until(lambda: node.statistics().requests_in_work == 2)
         until(lambda: node.statistics().requests_in_work == 1)  # it waited for its turn, and no longer

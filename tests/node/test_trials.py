@@ -22,6 +22,7 @@ from frostline.node.profiling import Network, under_engine
 from frostline.node.terms import Room, Terms
 from frostline.node.trials import Trials
 from frostline.profiles import CutCost, Trial
+from frostline.wire.messages import ProfileRequest
 from support.nodes import (
     SIDE,
     artifact_of,
@@ -223,9 +224,9 @@ def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same
     with pytest.raises(EngineNotReady, match="ask for a profile"):
         list(transport.features(asked))
     with pytest.raises(BadRequest, match="no engine 'no-such-engine'"):
-        transport.profile(request(images, LAST, DIGEST, engine="no-such-engine"))
+        transport.profile(ProfileRequest(features=request(images, LAST, DIGEST, engine="no-such-engine")))
     with pytest.raises(BadRequest, match=f"cut must be from 1 to {LAST} for this prefix, not {LAST + 1}"):
-        transport.profile(request(images, LAST + 1, DIGEST), accuracy=0.1, only_here=True)
+        transport.profile(ProfileRequest(features=request(images, LAST + 1, DIGEST), accuracy=0.1, only_here=True))
     fetcher = Fetcher(
         transport=transport,
         url=images.as_uri(),
@@ -257,7 +258,7 @@ def test_an_engine_that_takes_pixels_as_they_are_kept_gives_what_one_gives_that_
     both = {}
     for engine in (OTHER, identity(OTHER, "fp32", PIXELS, levels)):
         asked = request(images, LAST, DIGEST, engine=engine)
-        transport.profile(asked)
+        transport.profile(ProfileRequest(features=asked))
         both[engine] = joined(transport.features(asked))
     plain, kept = both.values()
     reference = joined(transport.features(request(images, LAST, DIGEST)))
@@ -278,7 +279,7 @@ def test_rows_of_engines_that_take_pixels_and_of_those_that_take_floats_do_not_r
     few = request(images, LAST, DIGEST).samples.take(np.arange(3))
     alone = {}
     for engine in names:
-        transport.profile(request(images, LAST, DIGEST, engine=engine))
+        transport.profile(ProfileRequest(features=request(images, LAST, DIGEST, engine=engine)))
         alone[engine] = joined(transport.features(request(images, LAST, DIGEST, samples=few, engine=engine)))
     asked = [request(images, LAST, DIGEST, samples=few, engine=engine) for engine in (*names, *names)]
     with ThreadPoolExecutor(len(asked)) as threads:
@@ -300,5 +301,5 @@ def test_an_engine_that_takes_pixels_is_not_used_where_they_mean_something_else(
     with pytest.raises(BadRequest, match="mean something else"):
         list(transport.features(asked))
     with pytest.raises(BadRequest, match="mean something else"):
-        transport.profile(asked)
+        transport.profile(ProfileRequest(features=asked))
     assert is_idle(node)

@@ -1,6 +1,7 @@
 """The scripted transport keeps the promises of a transport."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from frostline.errors import BadRequest, NodeUnreachable, OverBudget
 from frostline.profiles import CodecCost, Profile
 from frostline.testing import Act, ScriptedTransport
 from frostline.wire.codecs import unpack
-from frostline.wire.messages import FeatureRequest
+from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 
 def request(count=8, cut=3, **fields):
@@ -94,11 +95,12 @@ def test_it_answers_with_the_profile_it_was_given():
         hardware="cpu", host="h", engine="torch", device_batch=8, read_s=0.0, cuts=(), codecs=tuple(costs)
     )
     transport = ScriptedTransport(profile=profile)
-    assert transport.profile(request(), ["int8", "fp16"]) == profile
-    assert transport.profile(request(), ["int8"]).codecs == (costs[1],)
-    assert transport.profile(request()).codecs == ()
+    wanted = ProfileRequest(features=request(), codecs=("int8", "fp16"))
+    assert transport.profile(wanted) == profile
+    assert transport.profile(replace(wanted, codecs=("int8",))).codecs == (costs[1],)
+    assert transport.profile(replace(wanted, codecs=())).codecs == ()
     with pytest.raises(BadRequest, match="no profile"):
-        ScriptedTransport().profile(request())
+        ScriptedTransport().profile(wanted)
 
 
 def test_prefixes_are_kept_by_digest():

@@ -3,18 +3,19 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from frostline.client.answering import Answering
+from frostline.client.cancellation import Cancellation
 from frostline.client.connections import Connections, address_of
 from frostline.client.exchange import Exchange, Message
 from frostline.client.training import HttpTraining
 from frostline.client.transport import TransportStatistics
 from frostline.config import LoaderSettings
-from frostline.core import EXACT, FeatureBatch
+from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError
 from frostline.profiles import Profile
 from frostline.wire.framing import decode
@@ -75,18 +76,10 @@ class HttpTransport:
             return
         self._exchange(self._message("PUT", path, body=artifact, media_type=_BINARY))
 
-    def profile(
-        self,
-        request: FeatureRequest,
-        codecs: Sequence[str] = (),
-        accuracy: str | float = EXACT,
-        *,
-        only_here: bool = False,
-    ) -> Profile:
+    def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport``."""
-        wanted = ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy, only_here=only_here)
         message = self._message("POST", "/v1/profiles", body=_json(wanted), silence_s=_TRIALS_S)
-        return _value(Profile.from_json, self._exchange_json(message), self._url)
+        return _value(Profile.from_json, self._exchange_json(message, cancellation), self._url)
 
     def features(self, request: FeatureRequest) -> "HttpAnswer":
         """See ``Transport``."""
@@ -140,17 +133,22 @@ class HttpTransport:
         """What is sent, with who asks."""
         return Message(method=method, path=path, headers={**self._identity, **headers}, **said)
 
-    def _exchange(self, message: Message, accepted: tuple[int, ...] = (_OK, _CREATED)) -> tuple[int, bytes]:
-        with self.counted(requests=1):
-            exchange = Exchange(self._connections, self._url)
+    def _exchange(
+        self,
+        message: Message,
+        accepted: tuple[int, ...] = (_OK, _CREATED),
+        cancellation: Cancellation | None = None,
+    ) -> tuple[int, bytes]:
+        exchange, cancellation = Exchange(self._connections, self._url), cancellation or Cancellation()
+        with self.counted(requests=1), cancellation.ends(exchange.break_off):
             status = exchange.send(message)
             body = exchange.read_all()
             if status not in accepted:
                 raise error_from_answer(status, body)
             return status, body
 
-    def _exchange_json(self, message: Message) -> Any:
-        _, body = self._exchange(message)
+    def _exchange_json(self, message: Message, cancellation: Cancellation | None = None) -> Any:
+        _, body = self._exchange(message, cancellation=cancellation)
         try:
             return json.loads(body)
         except ValueError as error:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from frostline.client.answering import Answering
+from frostline.client.cancellation import Cancellation
 from frostline.client.sharing import Link, Sockets, refusal, translated
 from frostline.client.transport import TransportStatistics
 from frostline.config import LoaderSettings
-from frostline.core import EXACT, FeatureBatch
+from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, OverBudget
 from frostline.profiles import Profile
 from frostline.wire.blocks import read_block
@@ -93,17 +94,10 @@ class IoTransport:
         """See ``Transport``."""
         self._exchange({"kind": "prefix", "digest": digest}, body=artifact)
 
-    def profile(
-        self,
-        request: FeatureRequest,
-        codecs: Sequence[str] = (),
-        accuracy: str | float = EXACT,
-        *,
-        only_here: bool = False,
-    ) -> Profile:
+    def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport``."""
-        wanted = ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy, only_here=only_here)
-        return self._value(Profile.from_json, {"kind": "profile", "request": wanted.to_json()}, silence_s=_TRIALS_S)
+        says = {"kind": "profile", "request": wanted.to_json()}
+        return self._value(Profile.from_json, says, silence_s=_TRIALS_S, cancellation=cancellation)
 
     def features(self, request: FeatureRequest) -> "IoAnswer":
         """See ``Transport``. Arrays of the batches lie in the service's memory, which is given back with the last."""
@@ -156,8 +150,8 @@ class IoTransport:
         finally:
             self.count(requests=requests, failures=failures, receive_s=time.perf_counter() - started)
 
-    def _value(self, from_json: Callable[[Any], T], says: dict[str, Any], silence_s: float | None = None) -> T:
-        answered = self._exchange(says, silence_s=silence_s)
+    def _value(self, from_json: Callable[[Any], T], says: dict[str, Any], **how: Any) -> T:
+        answered = self._exchange(says, **how)
         try:
             return from_json(answered.get("value"))
         except (KeyError, TypeError, ValueError) as error:
@@ -165,9 +159,16 @@ class IoTransport:
                 f"the I/O service at {self.url} is of another version: {type(error).__name__}"
             ) from error
 
-    def _exchange(self, says: dict[str, Any], *, body: bytes = b"", silence_s: float | None = None) -> dict[str, Any]:
-        exchange = _Exchange(self._sockets)
-        with self.counted(requests=1):
+    def _exchange(
+        self,
+        says: dict[str, Any],
+        *,
+        body: bytes = b"",
+        silence_s: float | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> dict[str, Any]:
+        exchange, cancellation = _Exchange(self._sockets), cancellation or Cancellation()
+        with self.counted(requests=1), cancellation.ends(exchange.break_off):
             try:
                 exchange.send(says, body, silence_s=silence_s)
                 frame = exchange.receive()

@@ -2,15 +2,18 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any, Self
 
+from frostline.client.cancellation import Cancellation
 from frostline.client.transport import TransportStatistics
-from frostline.core import EXACT, FeatureBatch
-from frostline.errors import FrostlineError
+from frostline.core import FeatureBatch
+from frostline.errors import FrostlineError, Unavailable
 from frostline.node import Node
 from frostline.node.answers import Answer
+from frostline.node.memory import Abandoned
 from frostline.profiles import Profile
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
@@ -43,19 +46,14 @@ class LocalTransport:
         with self._exchange():
             self._node.put_prefix(digest, artifact)
 
-    def profile(
-        self,
-        request: FeatureRequest,
-        codecs: Sequence[str] = (),
-        accuracy: str | float = EXACT,
-        *,
-        only_here: bool = False,
-    ) -> Profile:
+    def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport``."""
-        with self._exchange():
-            return self._node.profile(
-                ProfileRequest(features=request, codecs=tuple(codecs), accuracy=accuracy, only_here=only_here)
-            )
+        leash, cancellation = self._node.leash(), cancellation or Cancellation()
+        with self._exchange(), cancellation.ends(leash.cut):
+            try:
+                return self._node.profile(wanted, leash=leash)
+            except (Abandoned, CancelledError) as error:
+                raise Unavailable("the profile was given up, or the node is stopping") from error
 
     def features(self, request: FeatureRequest) -> "LocalAnswer":
         """See ``Transport``."""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
+from frostline.client.cancellation import Cancellation
 from frostline.client.transport import Transport, TransportStatistics
-from frostline.core import EXACT, REFERENCE, FeatureBatch
+from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import EngineNotReady, Overloaded, Unavailable
 from frostline.profiles import Profile
-from frostline.wire.messages import FeatureRequest, Health
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("SpreadAnswer", "SpreadTransport", "Turns")
 
@@ -104,22 +105,20 @@ class SpreadTransport:
         """See ``Transport``; to every node that answers, one at least."""
         self._every(lambda node: node.put_prefix(digest, artifact))
 
-    def profile(
-        self,
-        request: FeatureRequest,
-        codecs: Sequence[str] = (),
-        accuracy: str | float = EXACT,
-        *,
-        only_here: bool = False,
-    ) -> Profile:
+    def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport``; of the first node that answers. An engine is made ready at every one that does.
 
         Then the profile is that of the node where the engine is furthest from the reference.
         """
-        if request.engine != REFERENCE:
-            found = self._every(lambda node: node.profile(request, codecs, accuracy), request.engine)
-            return max(found, key=lambda one: max((trial.error for trial in one.trials), default=0.0))
-        return self._first(lambda node: node.profile(request, codecs, accuracy, only_here=only_here))
+        cancellation, engine = cancellation or Cancellation(), wanted.features.engine
+
+        def measured(node: Transport) -> Profile:
+            return node.profile(wanted, cancellation)
+
+        if engine == REFERENCE:
+            return self._first(measured, cancellation)
+        found = self._every(measured, engine, cancellation)
+        return max(found, key=lambda one: max((trial.error for trial in one.trials), default=0.0))
 
     def features(self, request: FeatureRequest) -> "SpreadAnswer":
         """See ``Transport``."""
@@ -194,7 +193,9 @@ class SpreadTransport:
         if is_new:
             self._left_out(number, engine, why)
 
-    def _every(self, call: Callable[[Transport], T], engine: str = REFERENCE) -> list[T]:
+    def _every(
+        self, call: Callable[[Transport], T], engine: str = REFERENCE, cancellation: Cancellation | None = None
+    ) -> list[T]:
         """What every node says that answers and can run the engine, one at least."""
         failure: Unavailable | None = None
         found: list[T] = []
@@ -206,6 +207,7 @@ class SpreadTransport:
             except EngineNotReady as error:
                 self._cannot(number, engine, error)
             except Unavailable as error:
+                _check(cancellation)
                 failure = _better_known(failure, error)
                 self.failed(number, error)
         if failure is not None and not found:
@@ -215,16 +217,23 @@ class SpreadTransport:
                 self._able(numbers, engine)
         return found
 
-    def _first(self, call: Callable[[Transport], T]) -> T:
+    def _first(self, call: Callable[[Transport], T], cancellation: Cancellation | None = None) -> T:
         failure: Unavailable | None = None
         for number in self._order():
             try:
                 return call(self._nodes[number])
             except Unavailable as error:
+                _check(cancellation)
                 failure = _better_known(failure, error)
                 self.failed(number, error)
         assert failure is not None
         raise failure
+
+
+def _check(cancellation: Cancellation | None) -> None:
+    """A node whose answer nobody wants any more has not failed, and no other is asked for it."""
+    if cancellation is not None:
+        cancellation.check()
 
 
 def _better_known(before: Unavailable | None, error: Unavailable) -> Unavailable:

@@ -1,13 +1,14 @@
 """What a trainer needs of a node: one protocol, spoken over HTTP and within the process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
-from frostline.core import EXACT, FeatureBatch
+from frostline.client.cancellation import Cancellation
+from frostline.core import FeatureBatch
 from frostline.profiles import Profile
-from frostline.wire.messages import FeatureRequest, Health
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("BesideTraining", "TrainsBeside", "Transport", "TransportStatistics")
 
@@ -49,23 +50,14 @@ class Transport(Protocol):
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """Upload a prefix unless the node holds it already."""
 
-    def profile(
-        self,
-        request: FeatureRequest,
-        codecs: Sequence[str] = (),
-        accuracy: str | float = EXACT,
-        *,
-        only_here: bool = False,
-    ) -> Profile:
+    def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """Have the node measure reading, decoding and every cut of the prefix on the request's samples.
 
         Args:
-            request: whose samples and prefix; its codec is of no account. An engine that it names is made ready up
-                to its cut.
-            codecs: names of the codecs to measure too, each at the cuts where it may be worth it.
-            accuracy: how far an engine's features may be from the reference's (``wire.messages.ProfileRequest``).
-                Trying engines may take minutes where this prefix was never tried on this hardware.
-            only_here: the job stops at the request's cut and at no other: engines are tried at that one alone.
+            wanted: what is measured; trying engines may take minutes where this prefix was never tried on this
+                hardware.
+            cancellation: gives it up from another thread: the node ends what it measures, and the call raises
+                ``Unavailable``.
         """
 
     def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:

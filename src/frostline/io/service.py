@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
+from frostline.client.cancellation import Cancellation
 from frostline.client.transport import Transport
 from frostline.config import IoSettings
 from frostline.errors import BadRequest, FrostlineError, NodeUnreachable, Unidentified
@@ -32,7 +33,7 @@ __all__ = ("IoService",)
 _HELLO_S = 10.0
 # Answers are small frames that wait for nobody: a peer that does not take them for so long hangs.
 _SEND_S = 60.0
-# What cannot be broken off, such as a profile that a node measures, is left to the end of the process.
+# What cannot be broken off, such as a kernel that runs, is left to the end of the process.
 _STOP_S = 10.0
 _NAME = re.compile(r"[0-9a-f]{1,64}")
 _NOTHING = JobBytes(expected_bytes=0, lent_bytes=0, waiting=0)
@@ -211,22 +212,26 @@ class IoService:
         elif kind == "prefix":
             self._upstream.put_prefix(str(says.get("digest")), bytes(frame.body))
             send(one, {"kind": "end", **self._transfers()})
+        elif kind == "profile":
+            self._profile(one, session, says)
         else:
-            send(one, {"kind": "end", "value": self._value(kind, says), **self._transfers()})
+            send(one, {"kind": "end", "value": self._value(kind), **self._transfers()})
 
-    def _value(self, kind: object, says: dict[str, Any]) -> Any:
+    def _value(self, kind: object) -> Any:
         """What is answered in plain values."""
         if kind == "health":
             return self._upstream.health().to_json()
-        if kind == "profile":
-            wanted = ProfileRequest.from_json(says.get("request"))
-            how = wanted.codecs, wanted.accuracy
-            return self._upstream.profile(wanted.features, *how, only_here=wanted.only_here).to_json()
         if kind == "node":
             return self._upstream.node_statistics()
         if kind == "statistics":
             return self.statistics()
         raise BadRequest("the I/O service does not know this kind of request")
+
+    def _profile(self, one: socket.socket, session: Session, says: dict[str, Any]) -> None:
+        wanted, cancellation = ProfileRequest.from_json(says.get("request")), Cancellation()
+        with self._watched(one, session, cancellation.cancel):
+            found = self._upstream.profile(wanted, cancellation)
+        send(one, {"kind": "end", "value": found.to_json(), **self._transfers()})
 
     def _features(self, one: socket.socket, session: Session, says: dict[str, Any]) -> None:
         request = FeatureRequest.from_json(says.get("request"))

@@ -12,7 +12,7 @@ from frostline.errors import EngineNotReady, UnknownPrefix
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.preprocess import Preprocess
 from frostline.wire.codecs import unpack
-from frostline.wire.messages import FeatureRequest
+from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 __all__ = ("FetchRows", "Fetcher", "Shipment", "joined")
 
@@ -84,7 +84,8 @@ class Fetcher:
         """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised."""
         few = request.samples.take(np.arange(min(_TRIED, len(request.samples))))
         tried = self.tried or replace(request, samples=few)
-        self.transport.profile(replace(tried, engine=request.engine, cut=request.cut), accuracy=self.accuracy)
+        features = replace(tried, engine=request.engine, cut=request.cut)
+        self.transport.profile(ProfileRequest(features=features, accuracy=self.accuracy))
 
 
 class Answer:

@@ -23,7 +23,7 @@ from frostline.planning import Situation
 from frostline.preprocess import Preprocess
 from frostline.profiles import Profile
 from frostline.wire.codecs import offered
-from frostline.wire.messages import FeatureRequest, Health
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("Scene", "agreed", "situate", "tried")
 
@@ -152,7 +152,8 @@ def agreed(scene: Scene, store: Profile, cut: int) -> Profile:
     if store.engine == REFERENCE or cut < 2:
         return store
     request = replace(tried(scene), engine=store.engine, cut=cut)
-    found = scene.asking(lambda: scene.transport.profile(request, (), scene.accuracy))
+    wanted = ProfileRequest(features=request, accuracy=scene.accuracy)
+    found = scene.asking(lambda: scene.transport.profile(wanted))
     worst = max((one.error for one in found.trials), default=0.0)
     trials = (replace(one, error=max(one.error, worst)) if one.engine == store.engine else one for one in store.trials)
     return replace(store, trials=tuple(trials))
@@ -176,9 +177,9 @@ def _profile_node(scene: Scene) -> tuple[Profile | None, str | None]:
     request, only_here = tried(scene), 1 < (scene.cut or 0) <= scene.cuts[-1].number
     if only_here and scene.cut is not None:  # engines are tried for some seconds at each cut that a plan may want
         request = replace(request, cut=scene.cut)
-    how = scene.codecs, scene.accuracy
+    wanted = ProfileRequest(features=request, codecs=scene.codecs, accuracy=scene.accuracy, only_here=only_here)
     try:
-        return scene.asking(lambda: scene.transport.profile(request, *how, only_here=only_here)), None
+        return scene.asking(lambda: scene.transport.profile(wanted)), None
     except OverBudget as error:
         return None, str(error)
 

@@ -1,19 +1,20 @@
 """A transport that follows a script: slow, broken, partial and refused answers, without a node or a clock."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from frostline.client.cancellation import Cancellation
 from frostline.client.transport import Transport, TransportStatistics
-from frostline.core import EXACT, FeatureBatch, Samples, Skipped
+from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import BadRequest, NodeUnreachable, Refused, StoreError, Unavailable
 from frostline.profiles import Profile
 from frostline.wire.codecs import pack
-from frostline.wire.messages import FeatureRequest, Health
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("Act", "ScriptedAnswer", "ScriptedTransport", "numbers")
 
@@ -118,19 +119,12 @@ class ScriptedTransport(Transport):
         self._node.check_up()
         self.prefixes.setdefault(digest, artifact)
 
-    def profile(
-        self,
-        request: FeatureRequest,
-        codecs: Sequence[str] = (),
-        accuracy: str | float = EXACT,  # noqa: ARG002
-        *,
-        only_here: bool = False,  # noqa: ARG002
-    ) -> Profile:
+    def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:  # noqa: ARG002
         """What was given, with those of its codecs that are asked for."""
         self._node.check_up()
         if self._profile is None:
-            raise BadRequest(f"this transport was given no profile to answer for cut {request.cut}")
-        return replace(self._profile, codecs=tuple(one for one in self._profile.codecs if one.codec in codecs))
+            raise BadRequest(f"this transport was given no profile to answer for cut {wanted.features.cut}")
+        return replace(self._profile, codecs=tuple(one for one in self._profile.codecs if one.codec in wanted.codecs))
 
     def features(self, request: FeatureRequest) -> "ScriptedAnswer":
         """Answer by the script. Closing the answer, from any thread, frees one that waits at a gate."""
