@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -27,12 +28,14 @@ from frostline.loaders.reaching import reach
 from frostline.loaders.reopening import Blueprint
 from frostline.loaders.situate import Scene, agreed, situate, tried
 from frostline.loaders.trainer_side import TrainerSide
-from frostline.models import CutNetwork, cut_network
 from frostline.models.artifact import digest_of, write_prefix
 from frostline.models.cuts import pixel_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES, Plan, Situation, fixed, make_plan
 from frostline.preprocess import Preprocess, imagenet
 from frostline.wire.codecs.names import offered_precisions
+
+if TYPE_CHECKING:
+    from frostline.models import CutNetwork
 
 __all__ = ("offload",)
 
@@ -114,6 +117,9 @@ def offload(
         network = None
         if model is not None:
             observe(PhaseStarted(name="tracing the network"))
+            # What traces takes half a second to import and 35 MB, of which a plain loader has no use.
+            from frostline.models import cut_network
+
             network = cut_network(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
         asking = Asking(retry_for_s=settings.retry_for_s, observe=observe)
         shipment = _ship(network, transport, asking, observe)
@@ -217,7 +223,7 @@ def _device(model: nn.Module | None) -> str:
     return "cpu" if parameter is None else str(parameter.device)
 
 
-def _ship(network: CutNetwork | None, transport: Transport, asking: Asking, observe: Observer) -> Shipment | None:
+def _ship(network: "CutNetwork | None", transport: Transport, asking: Asking, observe: Observer) -> Shipment | None:
     if network is None or network.prefix is None:
         return None
     observe(PhaseStarted(name="shipping the frozen layers"))
@@ -276,7 +282,7 @@ def _tolerance(accuracy: str | float, situation: Situation | None) -> float | No
 
 
 def _fetcher(
-    scene: Scene, network: CutNetwork | None, pilot: Pilot, ledger: Ledger, situation: Situation | None
+    scene: Scene, network: "CutNetwork | None", pilot: Pilot, ledger: Ledger, situation: Situation | None
 ) -> Fetcher:
     def arrived(route: Route, batch: FeatureBatch) -> None:
         pilot.arrived(route, batch)
