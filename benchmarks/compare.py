@@ -13,7 +13,8 @@ runs that FILE.json holds count too, so that a long comparison can be done in pi
 - samples/s: from three seconds on, or from the first batch of every worker on, to the end; and of the whole pass;
 - CPU: of all processes of the loader, while it is steady;
 - memory: the most that they had at once, each shared page divided by those that share it;
-- first batch: from the call on, with listing, connecting and starting workers.
+- first and second batch, and samples after so many seconds: from the call on, with listing, connecting and starting
+  workers.
 """
 
 import argparse
@@ -39,6 +40,7 @@ FRAMEWORKS = Path(os.environ.get("FRAMEWORKS", ROOT / "build" / "frameworks"))
 # The same each time: a store that is started again in its folder keeps its own addresses.
 PORTS = list(range(18080, 18088))
 STEADY_AFTER_S = 3.0
+BEGINNING_S = (2, 4)
 WATCHED_EVERY_S = 0.25
 # Processes of a loader that has some. PyTorch asks for no more than cores where they compute; where each waits for a
 # store, one read at a time, a longer round trip takes more of them.
@@ -247,12 +249,12 @@ def store_inside(wanted):
         if not (folder / "filled").exists():
             server.put_folder(folder / "forms", BUCKET)
             (folder / "filled").touch()
-        # The manifests are made once, beside the data.
+        # The manifests are made once, beside the data, as others' chunks are with their index.
         import frostline as fl
 
         for what in ("photographs", "objects"):
             for part in PARTS:
-                fl.Dataset(f"s3://{BUCKET}/{what}/{part}/files")
+                assert len(fl.Dataset(f"s3://{BUCKET}/{what}/{part}/files"))
         print(json.dumps(server.environment() | {"S3_ENDPOINT_URL": f"http://{server.s3}"}), flush=True)
         sys.stdin.read()
 
@@ -289,12 +291,12 @@ def measured(batches, task, seconds):
 
     least = BATCH * task["workers"]
     started, cpu_before = time.perf_counter(), cpu_s()
-    done, first_s, steady = 0, None, None
+    done, came, steady = 0, [], None
     for samples, labels in batches:
         now = time.perf_counter() - started
         assert len(samples) == len(labels)
         done += len(labels)
-        first_s = now if first_s is None else first_s
+        came.append((now, done))
         is_steady = now >= STEADY_AFTER_S and done >= least
         if steady is None and (is_steady or done >= task["samples"] / 2):
             steady = (now, done, cpu_s())
@@ -307,7 +309,9 @@ def measured(batches, task, seconds):
     return {
         "samples_per_s": rate,
         "whole_samples_per_s": done / now,
-        "first_batch_s": first_s,
+        "first_batch_s": came[0][0],
+        "second_batch_s": came[min(1, len(came) - 1)][0],
+        "samples_after": {f"{s}": max((count for at, count in came if at <= s), default=0) for s in BEGINNING_S},
         "cpu_s_per_sample": (cpu - steady[2]) / max(1, done - steady[1]),
         "whole_cpu_s_per_sample": (cpu - cpu_before) / done,
         "samples": done,

@@ -50,6 +50,8 @@ def _tables(what, groups):
         (f"{what}, ms of CPU a sample", lambda found, at: f"{1e3 * middle(found, 'cpu_s_per_sample'):.2f}"),
         (f"{what}, MB of memory", lambda found, at: f"{middle(found, 'memory_bytes') / 1e6:.0f}"),
         (f"{what}, seconds to the first batch", lambda found, at: f"{middle(found, 'first_batch_s'):.2f}"),
+        (f"{what}, seconds to the second batch", lambda found, at: _begun(found, "second_batch_s")),
+        (f"{what}, samples after 2 and 4 s", lambda found, at: _begun(found, "samples_after")),
     ]
     for title, cell in columns:
         lines = [
@@ -67,6 +69,16 @@ def _rate(found, ours):
     span = f" ({min(rates):.0f} to {max(rates):.0f})" if len(rates) > 1 else ""
     ratio = f", ours {middle(ours, 'samples_per_s') / middle(found, 'samples_per_s'):.2f}x" if ours else ""
     return f"{middle(found, 'samples_per_s'):.0f}{span}{ratio if ours is not found else ''}"
+
+
+def _begun(found, name):
+    """Of a beginning, which older runs do not have."""
+    known = [one[name] for one in found if name in one]
+    if not known:
+        return "-"
+    if name == "samples_after":
+        return ", ".join(f"{statistics.median(one[at] for one in known):.0f}" for at in known[0])
+    return f"{statistics.median(known):.2f}"
 
 
 def middle(found, name):
