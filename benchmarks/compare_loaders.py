@@ -102,12 +102,12 @@ def shuffled(task, items):
     return [items[place] for place in np.random.default_rng(task.seed).permutation(len(items))]
 
 
-def frostline(task, near=None, batch=BATCH):
+def frostline(task, near=None, batch=BATCH, relist=True):
     """The store's objects, decoded as they arrive; nothing is kept, since later epochs would then read nothing."""
     import frostline as fl
     from frostline.config import LoaderSettings
 
-    data = fl.Dataset(task.url("files"))
+    data = fl.Dataset(task.url("files"), relist=relist)
     settings = LoaderSettings(cache_bytes=0)
     if task.what == "objects":
         yield from _encoded(task, data, near, settings)
@@ -115,6 +115,11 @@ def frostline(task, near=None, batch=BATCH):
     with fl.offload(None, data, preprocess=task.preprocess(), near=near, settings=settings) as job:
         for found in job.loader(batch, shuffle=True, seed=task.seed):
             yield found.features, found.labels
+
+
+def frostline_unlisted(task):
+    """The same with the manifest that was built last, as others take their index, and not listed again."""
+    yield from frostline(task, relist=False)
 
 
 def frostline_node(task):
@@ -375,6 +380,7 @@ def tf_data(task, batch=BATCH, reads=READS):
 
 LOADERS = {
     "Frostline": frostline,
+    "Frostline, not listed again": frostline_unlisted,
     "Frostline, node beside the store": frostline_node,
     "DataLoader, s3torchconnector": torch_s3,
     "SPDL": spdl,
