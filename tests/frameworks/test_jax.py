@@ -113,6 +113,15 @@ def test_an_iteration_begins_where_the_loader_was_put(job):
     taken.close()
 
 
+@pytest.mark.parametrize("epochs", [None, [3]])
+def test_what_an_iterator_handed_out_is_replayed(job, epochs):
+    arrays = job.arrays(8, shuffle=True, epoch=3, record=True)
+    iterator = iter(JaxLoader(arrays if epochs is None else arrays.epochs(epochs), columns=("ids",)))
+    found = ids_of(iterator)
+    again = job.arrays(8, shuffle=True, epoch=3, replay=iterator.recorded())
+    assert ids_of(JaxLoader(again, columns=("ids",))) == found
+
+
 def test_a_state_that_does_not_fit_and_a_column_that_is_not_there_are_refused(job):
     iterator = iter(JaxLoader(job.arrays(8)))
     with pytest.raises(OrderMismatch, match="seed 1"):

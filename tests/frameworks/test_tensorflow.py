@@ -12,7 +12,9 @@ from frostline.config import NodeSettings
 from frostline.errors import DataError, SettingError
 from frostline.loaders.tensorflow import TensorFlowLoader
 from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
+from support.frameworks import start
 from support.images import image_folder, tiny_preprocess
+from support.servers import free_ports
 
 
 def ids_of(elements):
@@ -140,8 +142,40 @@ def test_what_does_not_fit_is_refused(job):
         TensorFlowLoader(job.arrays(8), columns="features")
     with pytest.raises(SettingError, match="0 batches or more"):
         TensorFlowLoader(job.arrays(8), prefetch=-1)
+    with pytest.raises(SettingError, match="0 batches or more, not -2"):
+        TensorFlowLoader(job.arrays(8), ahead=-2)
     with pytest.raises(SettingError, match="masks"):
         list(TensorFlowLoader(job.arrays(8), columns=("targets",)))
+
+
+def workers(folder, count):
+    """What each of so many workers of tf.distribute saw; one alone has two devices."""
+    ports = ",".join(map(str, free_ports(count))) if count > 1 else ""
+    started = [start("tensorflow", "-m", "support.tensorflow_ranks", rank, ports, folder) for rank in range(count)]
+    answers = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0] * count, answers
+    return [json.loads(answer.strip().splitlines()[-1]) for answer in answers]
+
+
+def test_workers_of_a_strategy_share_an_epoch_and_refuse_to_where_they_would_not(folder, job):
+    seen = workers(folder, 2)
+    arrays = list(job.arrays(8, shuffle=True, drop_last=True))
+    steps = [[id for (ids,) in step for id in ids] for step in zip(*(one["ids"] for one in seen), strict=True)]
+    assert [sorted(step) for step in steps] == [sorted(one.ids.tolist()) for one in arrays]
+    for one in seen:
+        assert one["labels"] == [int(step.labels.sum()) for step in arrays]
+        assert one["positions"] == [8, 16, 24, 32, 45]
+        assert "the seed differs: rank 0 has 0, rank 1 has 1" in one["said"]
+
+
+def test_devices_of_a_strategy_share_the_batches_and_keras_trains_on_them_as_on_one(folder, job):
+    (seen,) = workers(folder, 1)
+    batches = [arrays.ids.tolist() for arrays in job.arrays(4, shuffle=True, drop_last=True)]
+    assert [ids for step in seen["ids"] for ids in step] == batches[:10]  # one batch for two devices is no step
+    assert seen["positions"] == [8, 16, 24, 32, 40]
+    on_two, on_one = ([np.array(one) for one in weights] for weights in seen["weights"])
+    for one, other in zip(on_two, on_one, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 class TestTensorFlowLoaders(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):

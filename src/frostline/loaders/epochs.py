@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.ahead import Ahead
 from frostline.loaders.rows import EpochRows
-from frostline.ordering import OrderState
+from frostline.ordering import OrderState, RecordedOrder
 from frostline.prefetch.stretches import Delivery
 
 __all__ = ("Epochs", "OneEpoch")
@@ -30,6 +30,9 @@ class OneEpoch(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Let the next pass go on from there."""
+
+    def recorded(self) -> RecordedOrder:
+        """In which order its samples were handed out."""
 
 
 L = TypeVar("L", bound=OneEpoch)
@@ -87,6 +90,10 @@ class Epochs(Generic[L]):
     def state_dict(self) -> dict[str, Any]:
         """How far the epoch is that is under way; see ``ArrayLoader.state_dict``."""
         return self._now.state_dict() if self._loaded is None else self._loaded.to_json()
+
+    def recorded(self) -> RecordedOrder:
+        """In which order the samples of the epoch under way were handed out; see ``ArrayLoader.recorded``."""
+        return self._now.recorded()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on from there, with that epoch; with the one after it where it was over.

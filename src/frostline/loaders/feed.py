@@ -51,29 +51,32 @@ class Feed:
         self._ahead = ahead
         self._epochs: Iterator[ArrayLoader] = iter(())
         self._pass: Generator[Arrays] | None = None
+        self._left: Generator[Arrays] | None = None
+        self._has_taken = False
         self._held: deque[_State | None] = deque()
         self._had: _State | None = None
         self._counting = threading.Lock()
 
     def batches(self) -> Generator[Parts]:
-        """The batches of a pass, each as its columns. The pass before it cannot go on.
+        """The batches of a pass, each as its columns. The pass before it cannot go on; one that was left just ends.
 
         Raises:
             OrderMismatch: another pass has begun meanwhile.
             SettingError: a batch has no such column.
         """
-        self.close()
+        self._break_off()
         self.failure = None
         try:
             own = self._pass = iter(self._next())
             self._start()
             with closing(own):
                 for batch in own:
-                    self._require(own)
+                    if not self._goes_on(own):
+                        return
                     self._hold()
                     yield columns_of(batch, self._columns)
-            self._require(own)
-            self._end()
+            if self._goes_on(own):
+                self._end()
         except FrostlineError as error:
             self.failure = error
             raise
@@ -84,16 +87,22 @@ class Feed:
         Whoever leaves a pass calls it. A generator that a framework forgets is closed by Python's collector, in any
         thread and at any time, and what it would wait for then may be that thread.
         """
-        own, self._pass = self._pass, None
-        if own is not None:
-            with suppress(ValueError):  # it runs in the framework's thread, which sees next that it was left
-                own.close()
+        self._left = self._pass
+        self._break_off()
+
+    def begin_again(self) -> None:
+        """Begin the pass again of which batches were taken and the loop has none: somebody only looked at them."""
+        with self._counting:
+            state = None if self._has_taken else self._had
+        if state is not None:
+            self.close()
+            self.load_state_dict(state)
 
     def took(self, batches: int = 1) -> None:
         """The loop has so many more of the batches that the framework took, or all. With ``ahead=0`` that is known."""
         with self._counting:
             for _ in range(min(batches, len(self._held))):
-                self._had = self._held.popleft()
+                self._had, self._has_taken = self._held.popleft(), True
 
     def state_dict(self) -> _State:
         """How far the loop is; see ``ArrayLoader.state_dict``.
@@ -110,7 +119,7 @@ class Feed:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from there; see ``ArrayLoader.load_state_dict``."""
-        self.close()
+        self._break_off()
         self._loader.load_state_dict(state)
         self._epochs = iter(())
         self._held, self._had = deque(), None
@@ -123,13 +132,21 @@ class Feed:
             self._epochs = iter(self._loader)
         return found
 
-    def _require(self, own: Generator[Arrays]) -> None:
-        if self._pass is not own:
-            raise OrderMismatch("this pass was left, or another one over the loader has begun: it has one at a time")
+    def _break_off(self) -> None:
+        own, self._pass = self._pass, None
+        if own is not None:
+            with suppress(ValueError):  # it runs in the framework's thread, which sees next that it is over
+                own.close()
+
+    def _goes_on(self, own: Generator[Arrays]) -> bool:
+        """Whether the pass is still the one under way; not where it was left."""
+        if self._pass is not own and self._left is not own:
+            raise OrderMismatch("another pass over the loader has begun: it has one at a time")
+        return self._pass is own
 
     def _start(self) -> None:
         with self._counting:
-            self._held, self._had = deque(), self._state()
+            self._held, self._had, self._has_taken = deque(), self._state(), False
 
     def _state(self) -> _State | None:
         """After what was given; None where nothing is held."""

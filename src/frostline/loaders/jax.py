@@ -14,6 +14,7 @@ from frostline.loaders.arrays import Array, Arrays
 from frostline.loaders.epochs import Epochs
 from frostline.loaders.feed import checked_columns, columns_of
 from frostline.loaders.ranks import Ranks
+from frostline.ordering import RecordedOrder
 
 __all__ = ("JaxIterator", "JaxLoader", "ranks")
 
@@ -95,6 +96,10 @@ class JaxIterator:
         self.close()
         self._loader.load_state_dict(state)
         self._batches = None
+
+    def recorded(self) -> RecordedOrder:
+        """In which order the samples of the epoch under way were handed out; see ``ArrayLoader.recorded``."""
+        return self._loader.recorded()
 
     def close(self) -> None:
         """Cancel what was asked for: the pass ends here, unless ``set_state`` begins it again."""

@@ -1,16 +1,38 @@
 """Batches as a ``tf.data.Dataset`` with static shapes, for loops of TensorFlow and for Keras."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from frostline.errors import SettingError
 from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.epochs import Epochs
 from frostline.loaders.feed import Feed
+from frostline.loaders.ranks import Ranks
 
-__all__ = ("TensorFlowLoader",)
+__all__ = ("TensorFlowLoader", "ranks")
+
+
+def ranks(strategy: "tf.distribute.Strategy | None" = None) -> Ranks:
+    """The workers of a strategy, each a rank whatever devices it has; one where it has a single process.
+
+    They tell each other what they are about to read by a collective of the strategy, so all must begin their passes
+    together.
+
+    Args:
+        strategy: such as ``tf.distribute.MultiWorkerMirroredStrategy()``; the one of the scope by default.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
+    resolver = strategy.cluster_resolver
+    tasks = [] if resolver is None else _tasks(resolver.cluster_spec())
+    if len(tasks) < 2:
+        return Ranks()
+    own = (resolver.task_type, resolver.task_id)
+    return Ranks(rank=tasks.index(own), world_size=len(tasks), gather=partial(_gather, strategy))
 
 
 class TensorFlowLoader:
@@ -26,9 +48,11 @@ class TensorFlowLoader:
             the frost line, its features are a tuple.
         prefetch: batches that TensorFlow holds. Frostline prefetches already; 1 or 2 hide the copy into TensorFlow's
             own memory too.
+        ahead: batches that TensorFlow holds beside these before the loop has them: 2 for each device of a strategy of
+            ``tf.distribute``.
 
     Raises:
-        SettingError: there is no such column, or ``prefetch`` is negative.
+        SettingError: there is no such column, or ``prefetch`` or ``ahead`` is negative.
     """
 
     def __init__(
@@ -37,11 +61,14 @@ class TensorFlowLoader:
         *,
         columns: Sequence[str] = ("features", "labels"),
         prefetch: int = 0,
+        ahead: int = 0,
     ) -> None:
         self._columns = tuple(columns)
         self._one = loader if isinstance(loader, ArrayLoader) else loader.loader
         self._prefetch = prefetch
-        self._feed = Feed(loader, columns, prefetch)
+        if min(prefetch, ahead) < 0:
+            raise SettingError(f"TensorFlow can hold 0 batches or more, not {min(prefetch, ahead)}")
+        self._feed = Feed(loader, columns, prefetch + ahead)
 
     def dataset(self) -> "tf.data.Dataset":
         """The data set; it has one iteration at a time.
@@ -81,6 +108,10 @@ class TensorFlowLoader:
         """The loop has so many more batches, where it iterates over the data set itself."""
         self._feed.took(batches)
 
+    def begin_again(self) -> None:
+        """Begin the iteration again of which batches were taken and the loop has none, where it counts them."""
+        self._feed.begin_again()
+
     def state_dict(self) -> dict[str, Any]:
         """How far the loop is; see ``ArrayLoader.state_dict``.
 
@@ -116,6 +147,10 @@ class _Counting(keras.callbacks.Callback):  # type: ignore[misc]
         self._loader = loader
         self._seen = 0
 
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Under a strategy Keras has looked at a batch, to build the network."""
+        self._loader.begin_again()
+
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
         """Begin to count."""
         self._seen = 0
@@ -124,3 +159,17 @@ class _Counting(keras.callbacks.Callback):  # type: ignore[misc]
         """Count it, and those before it where Keras takes several steps at once."""
         self._loader.took(batch + 1 - self._seen)
         self._seen = batch + 1
+
+
+def _tasks(cluster: "tf.train.ClusterSpec") -> list[tuple[str, int]]:
+    """Those that train, in the order of their ranks: an evaluator reads on its own."""
+    return [(job, task) for job in ("chief", "worker") if job in cluster.jobs for task in cluster.task_indices(job)]
+
+
+def _gather(strategy: "tf.distribute.Strategy", record: bytes) -> list[bytes]:
+    # Collectives on processors take whole numbers of 32 bits and no bytes; each device of a worker brings its own.
+    own = np.frombuffer(record, np.uint8).astype(np.int32)[None]
+    values = strategy.experimental_distribute_values_from_function(lambda _: tf.constant(own))
+    devices = len(strategy.experimental_local_results(values))
+    gathered = strategy.gather(values, axis=0).numpy()
+    return [row.astype(np.uint8).tobytes() for row in gathered[::devices]]

@@ -13,7 +13,7 @@ The jobs under test read a few small images that lie in a temporary folder, with
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,8 @@ from PIL import Image
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
 from frostline.errors import FrostlineError, OrderMismatch
-from frostline.loaders import Job, Ranks, offload
+from frostline.loaders import Blend, Job, Ranks, offload
+from frostline.loaders.arrays import Arrays
 from frostline.ordering import Order
 from frostline.preprocess import imagenet
 
@@ -129,6 +130,11 @@ class OrderTests(LoaderTests):
         found = self.whole(self.make(job, BATCH, shuffle=True, drop_last=True))
         assert found == _reference(job)[:-1]
 
+    @pytest.mark.parametrize("order", ["drawn by weights", "a mixture", "a padded share of ranks", "replayed"])
+    def test_other_orders_come_as_they_do_without_a_framework(self, job: Job, order: str) -> None:
+        options = _options(job, order)
+        assert self.whole(self.make(job, BATCH, **options)) == _ids_of(job.arrays(BATCH, **options))
+
 
 class StateTests(LoaderTests):
     """States at every step, and who goes on from them."""
@@ -173,6 +179,12 @@ class StateTests(LoaderTests):
         second, saved = self.stop(self.restore(job, BATCH, saved, shuffle=True), 2, self.save)
         third = self.whole(self.restore(job, BATCH, saved, shuffle=True))
         assert first + second + third == _reference(job)
+
+    def test_with_slack_each_sample_comes_once_also_where_a_run_was_stopped(self, tmp_path: Path) -> None:
+        with small_job(tmp_path, slack=None) as job:
+            first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
+            rest = self.whole(self.restore(job, BATCH, saved, shuffle=True))
+            assert sorted(_flat(first + rest)) == sorted(job.data.samples.ids.tolist())
 
 
 class BreakTests(LoaderTests):
@@ -228,12 +240,13 @@ class FailureTests(LoaderTests):
             self.whole(self.make(job, BATCH, shuffle=True))
 
 
-def small_job(folder: Path, *, unreadable: int = 0) -> Job:
+def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Job:
     """A job without a model over ``SAMPLES`` small images of two classes.
 
     Args:
         folder: that is filled.
         unreadable: so many of them are none.
+        slack: places that a sample may come early; None for any number.
     """
     draw = np.random.default_rng(0)
     for number in range(SAMPLES):
@@ -247,7 +260,7 @@ def small_job(folder: Path, *, unreadable: int = 0) -> Job:
         None,
         Dataset(folder),
         preprocess=imagenet(_PIXELS),
-        settings=LoaderSettings(samples_per_request=3, requests_in_flight=2, cache_bytes=0),
+        settings=LoaderSettings(samples_per_request=3, requests_in_flight=2, cache_bytes=0, slack=slack),
         node=NodeSettings(memory_bytes=1 << 28, device_batch=8),
     )
 
@@ -256,6 +269,23 @@ def _reference(job: Job, *, seed: int = 0, epoch: int = 0) -> list[list[int]]:
     order = Order(size=SAMPLES, seed=seed, epoch=epoch).indices(0, SAMPLES)
     ids = job.data.samples.ids[order].tolist()
     return [ids[start : start + BATCH] for start in range(0, SAMPLES, BATCH)]
+
+
+def _options(job: Job, order: str) -> dict[str, Any]:
+    """What a loader with such an order is asked for."""
+    if order == "drawn by weights":
+        return {"weights": {"odd": 3, "even": 1}, "draws": 10, "seed": 2}
+    if order == "a mixture":
+        return {"data": Blend(parts=job.data.split(0.5), ratios=(2, 1)), "shuffle": True}
+    if order == "a padded share of ranks":
+        return {"shuffle": True, "last": "pad", "ranks": Ranks(rank=1, world_size=3)}
+    happened = job.arrays(BATCH, shuffle=True, epoch=2, record=True)
+    list(happened)
+    return {"shuffle": True, "epoch": 2, "replay": happened.recorded()}
+
+
+def _ids_of(batches: Iterable[Arrays]) -> list[list[int]]:
+    return [one.ids.tolist() for one in batches]
 
 
 def _flat(batches: list[list[int]]) -> list[int]:

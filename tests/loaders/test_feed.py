@@ -1,0 +1,55 @@
+"""Batches for a framework that takes them ahead of its loop: what is left, overtaken, and only looked at."""
+
+import pytest
+
+from frostline.errors import OrderMismatch
+from frostline.loaders.feed import Feed
+from frostline.testing.loaders import BATCH, small_job
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    with small_job(tmp_path_factory.mktemp("images")) as job:
+        yield job
+
+
+def ids(batches):
+    return [found.tolist() for (found,) in batches]
+
+
+def test_a_pass_that_was_left_just_ends_and_one_that_was_overtaken_says_so(job):
+    feed = Feed(job.arrays(BATCH, shuffle=True), ("ids",))
+    first = feed.batches()
+    next(first)
+    feed.close()
+    assert list(first) == []
+    second = feed.batches()
+    next(second)
+    third = feed.batches()
+    whole = ids(third)
+    assert sum(map(len, whole)) == len(job.data)
+    with pytest.raises(OrderMismatch, match="another pass"):
+        next(second)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_pass_that_somebody_only_looked_at_begins_again(job, taken):
+    epochs = job.arrays(BATCH, shuffle=True).epochs(range(2))
+    expected = [[found.ids.tolist() for found in one] for one in epochs]
+    feed = Feed(job.arrays(BATCH, shuffle=True).epochs(range(2)), ("ids",), ahead=2)
+    looking = feed.batches()
+    assert next(looking)[0].tolist() == expected[0][0]
+    feed.took(taken)
+    feed.begin_again()
+    assert ids(feed.batches()) == expected[taken]
+
+
+def test_what_begins_again_begins_where_it_was_put(job):
+    state = job.arrays(BATCH, shuffle=True).state_after(2)
+    whole = [found.ids.tolist() for found in job.arrays(BATCH, shuffle=True)]
+    feed = Feed(job.arrays(BATCH, shuffle=True), ("ids",), ahead=1)
+    feed.load_state_dict(state)
+    next(feed.batches())
+    feed.begin_again()
+    assert feed.state_dict() == state
+    assert ids(feed.batches()) == whole[2:]
