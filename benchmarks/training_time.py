@@ -142,11 +142,19 @@ def plain(task, framework):
 
 
 def frostline(task, framework):
-    """PyTorch's tensors, or what TensorFlow makes of the same arrays."""
+    """PyTorch's tensors, or a data set of TensorFlow."""
     import compare_loaders
 
-    for pixels, labels in compare_loaders.frostline(task, batch=BATCH):
-        yield (pixels, labels) if framework == "pytorch" else (pixels.numpy(), labels.numpy())
+    if framework == "pytorch":
+        yield from compare_loaders.frostline(task, batch=BATCH)
+        return
+    import frostline as fl
+    from frostline.config import LoaderSettings
+    from frostline.loaders.tensorflow import TensorFlowLoader
+
+    settings = LoaderSettings(cache_bytes=0)
+    with fl.offload(None, fl.Dataset(task.url("files")), preprocess=task.preprocess(), settings=settings) as job:
+        yield from TensorFlowLoader(job.arrays(BATCH, shuffle=True, seed=task.seed), prefetch=1)
 
 
 def torch_step(network):
