@@ -4,6 +4,7 @@ import json
 import multiprocessing
 
 import pytest
+from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -75,6 +76,18 @@ class TestWorkerLoader(OrderTests, StateTests, BreakTests, RefusalTests, Failure
         if state is not None:
             loader.load_state_dict(state)
         return loader
+
+
+class TestWorkerLoaderPreparedByAccelerate(OrderTests, StateTests, BreakTests):
+    """Left as it is: its batches would else be divided among ranks a second time, and its states be lost."""
+
+    stops = (0, 1, 5)
+
+    def make(self, job, batch_size, state=None, **options):
+        loader = WorkerLoader(job.loader(batch_size, **options), 1, start="fork")
+        if state is not None:
+            loader.load_state_dict(state)
+        return Accelerator(cpu=True).prepare(loader)
 
 
 class TestWorkersOfAForkServer(InDataLoader, StateTests):
