@@ -9,6 +9,10 @@ from PIL import Image, ImageDraw
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+# Before torch is loaded. Tests run beside one another and beside nodes of their own: a thread of OpenMP that has no
+# work would otherwise spin on a core that another process has work for (on two cores one test took 72 s in place of 9).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Sections whose code runs where that framework is, as tests/frameworks has it; all else runs everywhere.
 SECTIONS = {"PyTorch": "", "TensorFlow and Keras": "tensorflow", "JAX": "jax", "NVIDIA DALI": "dali"}
 CLASSES = {"circles": "ellipse", "squares": "rectangle", "lines": "line"}
