@@ -5,6 +5,8 @@ TORCH := 2.13.0
 VENV ?= .venv
 # Options for installing torch, where PyTorch's own instructions ask for some; see the README.
 TORCH_OPTIONS ?=
+# Processes that share the tests: as many as there are cores, up to four, since each has servers of its own.
+WORKERS ?= logical --maxprocesses 4
 # Options for `frostline demo`, such as --data DIR.
 DEMO ?=
 
@@ -12,6 +14,9 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_VERSION := 0.13.8
+
+# Tests start some hundred processes, which would each compile Frostline and TensorFlow anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check install install-test docs map lock clean
 .DELETE_ON_ERROR:
@@ -32,7 +37,7 @@ check:
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 install: $(STAMPS)/demo
 install-test: $(STAMPS)/test

@@ -7,7 +7,7 @@ from support.frameworks import FILES, ROOT, start, why_no_frameworks
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("framework", sorted(FILES))
-def test_the_loader_of_a_framework_passes_its_tests_beside_it(framework, capsys):
+def test_the_loader_of_a_framework_passes_its_tests_beside_it(framework, record_property):
     if (why := why_no_frameworks()) is not None:
         pytest.skip(why)
     tests = [ROOT / "tests" / "frameworks" / name for name in FILES[framework]]
@@ -17,7 +17,6 @@ def test_the_loader_of_a_framework_passes_its_tests_beside_it(framework, capsys)
         finally:
             process.kill()
     count = said.strip().splitlines()[-1].strip("= ")
-    with capsys.disabled():
-        print(f"\n  {framework}: {count}")
+    record_property("tests of a framework", f"{framework}: {count}")
     assert process.returncode == 0, said
     assert "passed" in count
