@@ -18,17 +18,22 @@ UV_VERSION := 0.13.8
 # Tests start some hundred processes, which would each compile Frostline and TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check install install-test docs map lock clean
+.PHONY: demo test check browser cassandra frameworks install install-test docs map lock clean
 .DELETE_ON_ERROR:
 
 demo: install
 	$(BIN)/frostline demo $(DEMO)
 
-test: install-test
-	@scripts/browser.sh
-	@scripts/cassandra.sh
-	@PYTHON=$(BIN)/python scripts/frameworks.sh
+# What is fetched comes at the same time: most of it is waiting and unpacking.
+test:
+	@$(MAKE) --no-print-directory --jobs install-test browser cassandra frameworks
 	@$(MAKE) --no-print-directory check
+
+browser cassandra:
+	@scripts/$@.sh
+
+frameworks: $(STAMPS)/venv
+	@PYTHON=$(BIN)/python scripts/frameworks.sh
 
 # What `make test` runs once everything is installed.
 check:
