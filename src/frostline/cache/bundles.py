@@ -2,12 +2,12 @@
 
 import hashlib
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from frostline.cache.rows import Bytes
+from frostline.core.checksums import crc32
 
 __all__ = ("KEY_BYTES", "MARK", "Bundle", "Row", "bundled", "keys_of", "mark_of", "stretches")
 
@@ -108,4 +108,4 @@ def stretches(places: Sequence[int]) -> list[range]:
 
 
 def _checksum(scope: bytes, keys: bytes) -> bytes:
-    return zlib.crc32(keys, zlib.crc32(scope)).to_bytes(_CHECKSUM_BYTES, "little")
+    return crc32(keys, crc32(scope)).to_bytes(_CHECKSUM_BYTES, "little")

@@ -1,13 +1,14 @@
 """Decides how a sample's features lie in one value with its checksum, and what is taken back out. Pure."""
 
 import math
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+
+from frostline.core.checksums import crc32
 
 __all__ = ("Bytes", "RowLayout", "Tensors", "fill", "opened", "sealed")
 
@@ -78,9 +79,9 @@ def fill(views: Sequence[npt.NDArray[np.uint8]], place: int, body: memoryview) -
 
 def sealed(key: bytes, pieces: Sequence[Bytes]) -> bytes:
     """A value that says whose it is and whether it is whole: the CRC-32 of key and pieces, and the pieces."""
-    checksum = zlib.crc32(key)
+    checksum = crc32(key)
     for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     return b"".join((checksum.to_bytes(_CHECKSUM_BYTES, "little"), *pieces))
 
 
@@ -90,7 +91,7 @@ def opened(key: bytes, value: Bytes, nbytes: int) -> memoryview | None:
     body = view[_CHECKSUM_BYTES:]
     if len(body) != nbytes:
         return None
-    return body if zlib.crc32(body, zlib.crc32(key)) == int.from_bytes(view[:_CHECKSUM_BYTES], "little") else None
+    return body if crc32(body, crc32(key)) == int.from_bytes(view[:_CHECKSUM_BYTES], "little") else None
 
 
 def _as_bytes(tensor: npt.NDArray[np.generic], size: int) -> Iterator[memoryview]:

@@ -1,10 +1,9 @@
 """Packs the pixels of one sample of a ready form as a record that checks itself, and unpacks it without a copy."""
 
-import zlib
-
 import numpy as np
 import numpy.typing as npt
 
+from frostline.core.checksums import crc32
 from frostline.errors import SampleError
 from frostline.preprocess.steps import CHANNELS, Stored
 
@@ -30,7 +29,7 @@ def pack_into(record: memoryview, pixels: npt.NDArray[np.uint8] | npt.NDArray[np
     """Write pixels and their check into a record of exactly ``record_bytes``."""
     data = np.ascontiguousarray(pixels).view(np.uint8).reshape(-1).data
     record[:-_CHECK_BYTES] = data
-    record[-_CHECK_BYTES:] = zlib.crc32(data).to_bytes(_CHECK_BYTES, "little")
+    record[-_CHECK_BYTES:] = crc32(data).to_bytes(_CHECK_BYTES, "little")
 
 
 def unpacked(stored: Stored, record: bytes | memoryview) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
@@ -43,7 +42,7 @@ def unpacked(stored: Stored, record: bytes | memoryview) -> npt.NDArray[np.uint8
         raise SampleError(f"no record of this ready form: it has {len(record)} bytes, not {record_bytes(stored)}")
     data = memoryview(record)
     pixels = data[:-_CHECK_BYTES]
-    if zlib.crc32(pixels).to_bytes(_CHECK_BYTES, "little") != data[-_CHECK_BYTES:]:
+    if crc32(pixels).to_bytes(_CHECK_BYTES, "little") != data[-_CHECK_BYTES:]:
         raise SampleError("damaged record: its checksum is wrong; make the ready form again")
     side, channels = stored.side, CHANNELS[stored.mode]
     if stored.dtype == "uint8":
