@@ -1,11 +1,10 @@
 """The command line: verbs; the only place that prints or exits."""
 
-import atexit
-import gc
 import os
 from collections.abc import Sequence
 
 from frostline.engines.allocator import ENVIRONMENT, keep_freed_memory
+from frostline.engines.ending import end_at_once
 
 __all__ = ("main",)
 
@@ -17,8 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_freed_memory()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Ending, the interpreter would look through all that torch made once more, for most of a second.
-    atexit.register(gc.freeze)
+    end_at_once()
     from frostline.cli.verbs import run
 
     run(arguments)

@@ -1,12 +1,12 @@
 """An I/O service as a process of its own, started by ``io.process``: it lives as long as its parent holds its stdin."""
 
-import gc
 import json
 import os
 import sys
 from typing import Any
 
 from frostline.config import IoSettings, NodeSettings
+from frostline.engines.ending import end_at_once
 from frostline.errors import UserError
 from frostline.io.places import listening_at
 from frostline.io.service import IoService
@@ -47,6 +47,5 @@ def _say(value: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1])
-    gc.freeze()  # or the interpreter looks through all that torch made once more, for most of a second
-    raise SystemExit(status)
+    end_at_once()
+    raise SystemExit(main(sys.argv[1]))

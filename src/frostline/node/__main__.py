@@ -1,6 +1,5 @@
 """A node as a process of its own, started by ``node.process``: it lives as long as its parent holds its stdin."""
 
-import gc
 import json
 import os
 import sys
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from frostline.config import NodeSettings, TenantSettings
+from frostline.engines.ending import end_at_once
 from frostline.errors import UserError
 from frostline.node.server import Server, listen
 from frostline.node.service import Node
@@ -60,6 +60,5 @@ def _stop_with_parent(server: Server) -> None:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1])
-    gc.freeze()  # or the interpreter looks through all that torch made once more, for most of a second
-    raise SystemExit(status)
+    end_at_once()
+    raise SystemExit(main(sys.argv[1]))

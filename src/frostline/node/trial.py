@@ -1,6 +1,5 @@
 """Tries one engine on one prefix, as a process of its own: data comes in as files, and trials go out as JSON."""
 
-import gc
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from frostline.core import REFERENCE, Levels
+from frostline.engines.ending import end_at_once
 from frostline.engines.identity import judging
 from frostline.engines.process_memory import limit_memory
 from frostline.engines.trials import Arrays, Subject, compare_engine, features, try_engine
@@ -95,6 +95,5 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1])
-    gc.freeze()  # or the interpreter looks through all that torch made once more, for most of a second
-    raise SystemExit(status)
+    end_at_once()
+    raise SystemExit(main(sys.argv[1]))

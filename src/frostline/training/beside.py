@@ -6,7 +6,6 @@ is gone. What it was given came from a stranger: it is read as data, checked, an
 node has set for this process.
 """
 
-import gc
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from safetensors.torch import save as save_tensors
 from frostline.batching import readable_bytes
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings
+from frostline.engines.ending import end_at_once
 from frostline.engines.footprint import BROKEN
 from frostline.errors import BadRequest, FrostlineError, OverBudget, UnsafeArtifact, UserError
 from frostline.events import Event, StepFinished, Waiting
@@ -160,6 +160,5 @@ def _listen(stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    status = main()
-    gc.freeze()  # or the interpreter looks through all that torch made once more, for most of a second
-    raise SystemExit(status)
+    end_at_once()
+    raise SystemExit(main())
