@@ -14,7 +14,10 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix
 from frostline.node import Node
-from support.nodes import artifact_of, joined, make_images, request, served, small_network
+from frostline.testing import ScriptedTransport
+from frostline.wire.messages import ProfileRequest
+from support.nodes import artifact_of, joined, make_images, request, samples_of, served, small_network
+from support.situations import profile
 
 
 class Scripted:
@@ -150,3 +153,14 @@ def test_two_real_nodes_share_the_work_and_one_that_stops_is_not_missed(tmp_path
     assert done == [48, 96]
     assert all(one[0] == answers[0][0] for one in answers)
     assert all(np.array_equal(one[1][0], answers[0][1][0]) for one in answers)
+
+
+@pytest.mark.parametrize("engine", [REFERENCE, "openvino"])
+def test_nodes_are_told_all_that_a_profile_is_wanted_for(tmp_path, engine):
+    images = make_images(tmp_path / "images", 2)
+    features = request(images, 2, "digest", samples_of(images), engine=engine)
+    wanted = ProfileRequest(features=features, codecs=("int8",), accuracy="fp16", only_here=True)
+    nodes = [ScriptedTransport(profile=profile((0.0, 1.0, 2.0))) for _ in range(2)]
+    SpreadTransport(nodes).profile(wanted)
+    # An engine that is named must be ready wherever requests may go; a choice is one node's.
+    assert [node.profiled for node in nodes] == ([[wanted], []] if engine == REFERENCE else [[wanted], [wanted]])

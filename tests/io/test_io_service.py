@@ -18,8 +18,10 @@ from frostline.io.places import listening_at
 from frostline.node import Node
 from frostline.testing import Act, ScriptedTransport
 from frostline.wire.frames import receive, send
+from frostline.wire.messages import ProfileRequest
 from support.nodes import joined, make_images, request, same, samples_of, until
 from support.services import SETTINGS, descriptors, is_quiet, serving
+from support.situations import profile
 
 COUNT = 40
 
@@ -87,6 +89,15 @@ def test_samples_whose_version_nobody_knows_are_read_each_time(node, images):
         for way in (one, other):
             list(way.features(request(images, 0)))
         assert node.statistics().totals.bytes_read == 2 * samples_of(images).encoded_bytes
+
+
+@pytest.mark.parametrize("only_here", [True, False])
+def test_a_node_is_told_all_that_a_profile_is_wanted_for(images, only_here):
+    upstream = ScriptedTransport(profile=profile((0.0, 1.0, 2.0)))
+    wanted = ProfileRequest(features=asked(images, cut=2), codecs=("int8",), accuracy="fp16", only_here=only_here)
+    with serving(upstream) as (_, url), jobs(url) as (one, _):
+        one.profile(wanted)
+    assert [told.to_json() for told in upstream.profiled] == [wanted.to_json()]
 
 
 def test_samples_that_are_on_their_way_are_not_asked_for_again(images):

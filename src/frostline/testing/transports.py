@@ -66,6 +66,7 @@ class ScriptedTransport(Transport):
 
     Attributes:
         requests: every request for features so far.
+        profiled: every request for a profile so far.
         prefixes: every prefix uploaded so far, by digest.
     """
 
@@ -80,6 +81,7 @@ class ScriptedTransport(Transport):
         profile: Profile | None = None,
     ) -> None:
         self.requests: list[FeatureRequest] = []
+        self.profiled: list[ProfileRequest] = []
         self.prefixes: dict[str, bytes] = {}
         self._acts = iter(tuple(script))
         self._otherwise = otherwise or Act()
@@ -122,6 +124,7 @@ class ScriptedTransport(Transport):
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:  # noqa: ARG002
         """What was given, with those of its codecs that are asked for."""
         self._node.check_up()
+        self.profiled.append(wanted)
         if self._profile is None:
             raise BadRequest(f"this transport was given no profile to answer for cut {wanted.features.cut}")
         return replace(self._profile, codecs=tuple(one for one in self._profile.codecs if one.codec in wanted.codecs))
