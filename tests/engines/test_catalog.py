@@ -290,6 +290,21 @@ def test_features_do_not_depend_on_how_openvino_divides_a_batch():
         assert (engine.run(batch[:24], cut)[0] == expected[:24]).all()
 
 
+@pytest.mark.skipif(absence("openvino", "cpu") is not None, reason="OpenVINO is not installed")
+def test_batches_that_openvino_runs_behind_each_other_give_what_each_gives_alone():
+    prefix = small_prefix()
+    cut = last(prefix)
+    engine = built("openvino", prefix, cut, most_rows=32, threads=2)
+    batches = [pixels(32, seed=seed) for seed in range(3)]
+    alone = [engine.run(batch, cut) for batch in batches]
+    begun = [engine.begin(batch, cut) for batch in batches]
+    for one in begun:
+        one.drain()
+    for one, (expected,) in zip(begun, alone, strict=True):
+        (features,) = one.outputs()
+        assert (features == expected).all()
+
+
 @pytest.mark.parametrize("rows", [2, 8, 31, 96])
 def test_no_engine_is_judged_on_samples_that_it_was_calibrated_on(rows):
     numbers = np.arange(rows, dtype=np.float32)[:, None]

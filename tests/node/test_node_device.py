@@ -1,6 +1,7 @@
 """The device by itself: rows of several requests in one run, those nobody wants any more, and those that fail."""
 
 import threading
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -34,11 +35,11 @@ def engine_of(network, kind=TorchEngine):
 class Bench:
     """A device, and work for it."""
 
-    def __init__(self, engine, cut, rule):
+    def __init__(self, engine, cut, rule, runs_at_once):
         self.work = Work(engine=engine, cut=cut, run_rows=RUN_ROWS)
         self.counters = Counters()
         self.account = Tenants((), self.counters).everybody
-        self.pool = Pool(1 << 30)
+        self.pool = Pool(int(runs_at_once * self.work.nbytes(RUN_ROWS)))
         self.device = Device(name="cpu", memory=self.pool, rule=rule, turns=Turns({}), counters=self.counters)
 
     def batch(self, rows, seed=0, is_abandoned=lambda: False):
@@ -69,8 +70,8 @@ class Bench:
 
 
 @contextmanager
-def bench(network, rule=None, kind=TorchEngine):
-    made = Bench(engine_of(network, kind), network.cuts[-1].number, rule or Merging())
+def bench(network, rule=None, kind=TorchEngine, runs_at_once=9):
+    made = Bench(engine_of(network, kind), network.cuts[-1].number, rule or Merging(), runs_at_once)
     try:
         yield made
     finally:
@@ -192,3 +193,102 @@ def test_tenants_take_turns_and_each_is_charged_for_its_own(network):
     spent = [one.counters.totals().compute_s for one in accounts]
     assert all(spent)
     assert sum(spent) <= made.counters.totals().compute_s
+
+
+class Queue(TorchEngine):
+    """Takes a batch behind another, and keeps a list of what it was asked for."""
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.asked = []
+
+    def begin(self, inputs, cut):
+        number = sum(what == "begin" for what, _ in self.asked)
+        self.asked.append(("begin", number))
+        return Pieces(self, number, inputs, cut)
+
+
+class Pieces:
+    def __init__(self, engine, number, inputs, cut):
+        self.engine, self.number, self.inputs, self.cut = engine, number, inputs, cut
+
+    def drain(self):
+        self.engine.asked.append(("drain", self.number))
+
+    def outputs(self):
+        self.engine.asked.append(("outputs", self.number))
+        if np.isnan(self.inputs).any():
+            raise UnsafeArtifact("the prefix does not run on these samples")
+        return self.engine.run(self.inputs, self.cut)
+
+
+IN_TURN = [("begin", 0), ("drain", 0), ("outputs", 0), ("begin", 1), ("drain", 1), ("outputs", 1)]
+BEHIND = [("begin", 0), ("drain", 0), ("begin", 1), ("outputs", 0), ("drain", 1), ("outputs", 1)]
+
+
+@pytest.mark.parametrize(("runs_at_once", "asked"), [(1, IN_TURN), (1.9, IN_TURN), (2, BEHIND)])
+def test_a_run_begins_in_the_last_pieces_of_the_one_before_where_there_is_memory_for_both(network, runs_at_once, asked):
+    with bench(network, kind=Queue, runs_at_once=runs_at_once) as made:
+        batches = [made.batch(rows, rows) for rows in (20, 30)]  # of the second, 12 rows run with the first
+        expected = [made.expected(batch) for batch in batches]
+        with made.busy():
+            for batch in batches:
+                made.device.enqueue(batch)
+        for batch, wanted in zip(batches, expected, strict=True):
+            same(batch.future.result(60), wanted)
+    # What has rows in the run under way is not begun again behind it.
+    assert made.work.engine.asked == IN_TURN
+    with bench(network, kind=Queue, runs_at_once=runs_at_once) as made:
+        batches = [made.batch(rows, rows) for rows in (32, 30)]
+        expected = [made.expected(batch) for batch in batches]
+        with made.busy():
+            for batch in batches:
+                made.device.enqueue(batch)
+        for batch, wanted in zip(batches, expected, strict=True):
+            same(batch.future.result(60), wanted)
+    assert made.work.engine.asked == asked
+    assert made.pool.statistics().peak_bytes <= made.pool.total_bytes
+
+
+def test_a_call_and_another_network_wait_until_the_run_before_has_ended(network):
+    with bench(network, kind=Queue) as made:
+        other = engine_of(network, Queue)
+        other.asked = asked = made.work.engine.asked
+        first, second = made.batch(RUN_ROWS), made.batch(RUN_ROWS)
+        second.work = Work(engine=other, cut=made.work.cut, run_rows=RUN_ROWS)
+        with made.busy():
+            made.device.enqueue(first)
+            made.device.enqueue(made.call(lambda: asked.append(("call", 0))))
+            made.device.enqueue(second)
+        second.future.result(60)
+    assert [what for what, _ in asked] == ["begin", "drain", "outputs", "call", "begin", "drain", "outputs"]
+
+
+def test_a_run_that_fails_takes_none_with_it_that_began_behind_it(network):
+    with bench(network, kind=Queue) as made:
+        bad, good = made.batch(RUN_ROWS, 1), made.batch(RUN_ROWS, 2)
+        wanted = made.expected(good)
+        bad.slab[3, 0, 0, 0] = np.nan
+        with made.busy():
+            made.device.enqueue(bad)
+            made.device.enqueue(good)
+        same(good.future.result(60), wanted)
+        with pytest.raises(UnsafeArtifact):
+            bad.future.result(60)
+    assert made.work.engine.asked == BEHIND
+
+
+def test_tenants_take_turns_behind_each_other_and_no_second_is_paid_for_twice(network):
+    began = time.perf_counter()
+    with bench(network, kind=Queue) as made:
+        settings = [TenantSettings(name=name, token_sha256=digit * 64) for name, digit in (("one", "1"), ("two", "2"))]
+        accounts = Tenants(settings, made.counters).accounts
+        order = []
+        with made.busy():
+            for number, account in enumerate([accounts[0]] * 4 + [accounts[1]] * 4):
+                batch = made.batch(RUN_ROWS, number)
+                batch.account = account
+                batch.future.add_done_callback(lambda _, name=account.name: order.append(name))
+                made.device.enqueue(batch)
+    assert order[:2] == ["one", "two"]
+    assert 0 < sum(one.counters.totals().compute_s for one in accounts) <= time.perf_counter() - began

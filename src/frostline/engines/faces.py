@@ -1,6 +1,6 @@
-"""What runs a prefix: one protocol for every engine."""
+"""What runs a prefix: one protocol for every engine, and one for those that take a batch while they run another."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from frostline.engines.footprint import Footprint
 from frostline.engines.runner import Arrays
 
-__all__ = ("Engine",)
+__all__ = ("Begun", "Engine", "Queueing")
 
 
 class Engine(Protocol):
@@ -37,3 +37,21 @@ class Engine(Protocol):
         Returns:
             One C-contiguous array ``[n, ...]`` for each tensor that crosses.
         """
+
+
+class Begun(Protocol):
+    """A run that was begun. ``outputs`` is to be called; until it has ended, the inputs must not change."""
+
+    def drain(self) -> None:
+        """Wait until its last pieces run, of which some will end before the others. What failed, ``outputs`` raises."""
+
+    def outputs(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """Wait for what ``Engine.run`` returns, or raise what it raises."""
+
+
+@runtime_checkable
+class Queueing(Protocol):
+    """An engine to which a batch may be given while it runs another: its threads go from one to the other."""
+
+    def begin(self, inputs: Arrays, cut: int) -> Begun | None:
+        """Begin what ``Engine.run`` does, with the same arguments; None where it takes one batch at a time."""

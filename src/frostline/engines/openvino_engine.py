@@ -1,7 +1,7 @@
 """OpenVINO on the CPU: a prefix converted once and run in fp32, with 16-bit floats, or narrowed to 8 bits."""
 
 import threading
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,9 @@ class OpenVinoEngine(Converted):
 
     def __init__(self, name: str, order: Order, form: str) -> None:
         super().__init__(name, order)
-        self._lock = threading.Lock()
         self._streams = max(1, min(order.threads, order.most_rows // _PIECE_ROWS))
-        self._requests: list[Any] = []  # one a piece, made when there are first so many
         with _narrowed(order) if form == "int8" else _converted(order) as place:
-            self._compiled = _compiled(order, place, _HINTS[form], self._streams)
+            self._requests = _Requests(_compiled(order, place, _HINTS[form], self._streams))
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """As ``engines.faces.Engine`` says.
@@ -56,27 +54,82 @@ class OpenVinoEngine(Converted):
             BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
             EngineUnfit: OpenVINO fails on them.
         """
-        batch = [np.ascontiguousarray(one) for one in self._order.batch(inputs, cut)]
-        try:
-            with self._lock:
-                # Within the lock: the outputs of the pieces are OpenVINO's own until they are copied.
-                return tuple(np.concatenate(columns) for columns in zip(*self._run_pieces(batch), strict=True))
-        except RuntimeError as error:
-            raise EngineUnfit(f"OpenVINO failed on these samples: {str(error)[:300]}") from error
+        return self.begin(inputs, cut).outputs()
 
-    def _run_pieces(self, batch: list[npt.NDArray[np.generic]]) -> list[list[npt.NDArray[np.generic]]]:
-        """The outputs of each piece, which belong to OpenVINO until the next run."""
-        rows = len(batch[0])
-        size = _piece_rows(rows, self._streams)
-        starts = range(0, rows, size)
-        self._requests += [self._compiled.create_infer_request() for _ in starts[len(self._requests) :]]
-        requests = self._requests[: len(starts)]
-        with ExitStack() as begun:  # which waits for all that began, also where one fails: they read the batch
-            for request, start in zip(requests, starts, strict=True):
-                request.start_async([one[start : start + size] for one in batch], share_inputs=True)
-                begun.callback(request.wait)
-        tensors = range(len(self._order.last.tensors))
-        return [[request.get_output_tensor(place).data for place in tensors] for request in requests]
+    def begin(self, inputs: Arrays, cut: int) -> "_Pieces":
+        """As ``engines.faces.Queueing`` says: the streams take pieces in the order in which they were begun.
+
+        Raises:
+            BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
+        """
+        batch = [np.ascontiguousarray(one) for one in self._order.batch(inputs, cut)]
+        rows = _piece_rows(len(batch[0]), self._streams)
+        return _Pieces(self._requests, batch, rows, self._streams, len(self._order.last.tensors))
+
+
+class _Requests:
+    """Requests for inference: lent for the pieces of a batch, and made when there are first so many at once."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+
+    def lend(self, count: int) -> list[Any]:
+        with self._lock:
+            new = [self._compiled.create_infer_request() for _ in range(count - len(self._idle))]
+            lent, self._idle = self._idle[:count] + new, self._idle[count:]
+        return lent
+
+    def give_back(self, requests: list[Any]) -> None:
+        """Their outputs are OpenVINO's own, and those of other samples from now on."""
+        with self._lock:
+            self._idle += requests
+
+
+class _Pieces:
+    """A batch that was begun in pieces, each of up to so many rows."""
+
+    def __init__(
+        self, pool: _Requests, batch: list[npt.NDArray[np.generic]], rows: int, streams: int, tensors: int
+    ) -> None:
+        starts = range(0, len(batch[0]), rows)
+        self._pool = pool
+        self._batch = batch  # which the pieces read
+        self._streams = streams
+        self._tensors = tensors
+        self._requests = pool.lend(len(starts))
+        self._begun = 0
+        self._failure: RuntimeError | None = None
+        try:
+            for request, start in zip(self._requests, starts, strict=True):
+                request.start_async([one[start : start + rows] for one in batch], share_inputs=True)
+                self._begun += 1
+        except RuntimeError as error:
+            self._failure = error
+
+    def drain(self) -> None:
+        """See ``engines.faces.Begun``."""
+        self._wait(max(0, self._begun - self._streams))
+
+    def outputs(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """See ``engines.faces.Begun``."""
+        self._wait(self._begun)  # for all that began, also where one failed: they read the batch
+        try:
+            if self._failure is not None:
+                raise EngineUnfit(f"OpenVINO failed on these samples: {str(self._failure)[:300]}") from self._failure
+            tensors = range(self._tensors)
+            columns = [[request.get_output_tensor(place).data for request in self._requests] for place in tensors]
+            return tuple(np.concatenate(column) for column in columns)
+        finally:
+            self._pool.give_back(self._requests)
+
+    def _wait(self, count: int) -> None:
+        for request in self._requests[:count]:
+            try:
+                request.wait()
+            except RuntimeError as error:
+                self._failure = error
 
 
 def _converted(order: Order) -> AbstractContextManager[Path]:

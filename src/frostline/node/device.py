@@ -1,17 +1,19 @@
-"""The device: runs what waits for it by the node's rule, one run at a time, rows of several requests together."""
+"""The device: runs what waits for it by the node's rule, one run after another, rows of several requests together."""
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
 from frostline.batching import Part, Rule, Turn
-from frostline.engines.faces import Engine
-from frostline.node.memory import Abandoned, Pool
+from frostline.engines.faces import Begun, Engine, Queueing
+from frostline.node.memory import Abandoned, Pool, Reservation
+from frostline.node.pipeline import Slab
 from frostline.node.queued import Batch, Call, Outputs, Work
 from frostline.node.statistics import Counters
 from frostline.node.turns import Turns
@@ -31,7 +33,7 @@ class Device:
 
     Args:
         name: in torch's words.
-        memory: for the activations of the one run.
+        memory: for the activations of the run, and of the one that begins in its last pieces.
         rule: decides what runs next.
         turns: where the tenants stand; told what each took.
         counters: told what was done.
@@ -47,6 +49,7 @@ class Device:
         self._lock = threading.Lock()
         self._queue: dict[int, Queued] = {}  # first come first
         self._count = 0
+        self._free_at = 0.0  # when the run before ended
         self._run_s: WeakKeyDictionary[Engine, dict[tuple[int, int], float]] = WeakKeyDictionary()
 
     @property
@@ -57,7 +60,10 @@ class Device:
     def expected_s(self, work: Work) -> float:
         """What a run will probably take."""
         with self._lock:
-            return self._run_s.get(work.engine, {}).get((work.cut, work.run_rows), _UNKNOWN_S)
+            return self._expected_s(work)
+
+    def _expected_s(self, work: Work) -> float:
+        return self._run_s.get(work.engine, {}).get((work.cut, work.run_rows), _UNKNOWN_S)
 
     def enqueue(self, one: Queued) -> None:
         """Have it done; its future tells when."""
@@ -65,7 +71,7 @@ class Device:
             self._count += 1
             self._queue[self._count] = one
             self._turns.arrive(one.account.name)
-        # There are always as many jobs as there are entries: each ends one, or finds nothing to do.
+        # One job may run all that waits; those after it find nothing to do.
         self._thread.submit(self._serve)
 
     def close(self) -> None:
@@ -73,26 +79,58 @@ class Device:
         self._thread.shutdown()
 
     def _serve(self) -> None:
+        """Run until nothing waits. A run that its engine takes behind another begins in the last pieces of that one."""
+        before: _Run | None = None
+        while True:
+            if before is not None:
+                before.drain()
+            run = self._next(before)
+            if before is not None and (run is None or not run.fits_behind(before, self.memory)):
+                self._end(before)
+                before = None
+                if run is None:
+                    continue  # some of what it ran may have to run on, or apart
+            if run is None:
+                return
+            with _Telling(self, run):
+                run.begin(self.memory)
+            if before is not None:
+                self._end(before)
+            before = run if run.is_queued else None
+            if before is None and not run.has_failed:
+                self._end(run)
+
+    def _next(self, before: "_Run | None") -> "_Run | None":
         dropped: list[Queued] = []
         with self._lock:
-            run = self._chosen(dropped)
+            run = self._chosen(before, dropped)
         for one in dropped:  # a future tells others, who may ask for this lock
             if one.has_begun:
                 one.future.set_exception(Abandoned())
-        if run is not None:
-            with _Telling(self, run):
-                self._do(run)
+        return run
 
-    def _chosen(self, dropped: list[Queued]) -> "_Run | None":
+    def _chosen(self, before: "_Run | None", dropped: list[Queued]) -> "_Run | None":
+        running = () if before is None else before.entries
         while True:
-            dropped += self._drop([number for number, one in self._queue.items() if _is_unwanted(one)])
-            if not self._queue:
+            free = {number: one for number, one in self._queue.items() if one not in running}
+            dropped += self._drop([number for number, one in free.items() if _is_unwanted(one)])
+            waiting = [one.waiting(number) for number, one in free.items() if number in self._queue]
+            if not waiting:
                 return None
-            turn = self._rule.next([one.waiting(number) for number, one in self._queue.items()], self._turns.tag)
+            turn = self._rule.next(waiting, self._tag(before))
             run = _Run(turn=turn, entries=[self._queue[part.number] for part in turn.parts])
             if all(map(_begins, run.entries)):
                 self._turns.begin(run.entries[0].account.name)
                 return run
+
+    def _tag(self, before: "_Run | None") -> Callable[[str], float]:
+        """Where tenants stand, with what they will be charged for the run under way."""
+        if before is None:
+            return self._turns.tag
+        owed_s: dict[str, float] = {}
+        for one, mine_s in before.shared(self._expected_s(before.work)):
+            owed_s[one.account.name] = owed_s.get(one.account.name, 0.0) + mine_s
+        return lambda name: self._turns.tag(name) + owed_s.get(name, 0.0) / self._turns.weight(name)
 
     def _drop(self, numbers: Sequence[int]) -> list[Queued]:
         gone = [self._queue.pop(number) for number in numbers]
@@ -100,15 +138,20 @@ class Device:
             self._turns.depart(one.account.name)
         return gone
 
-    def _do(self, run: "_Run") -> None:
-        started = time.perf_counter()
+    def _end(self, run: "_Run") -> None:
+        with _Telling(self, run):
+            self._finish(run)
+
+    def _finish(self, run: "_Run") -> None:
         outputs = None
         try:
-            outputs = run.compute(self.memory)
+            outputs = run.compute()
         finally:
+            # While two run, the device's time is that of the first.
+            began, self._free_at = max(run.began_at, self._free_at), time.perf_counter()
             # A run that fails is paid for too, but not by those whose rows only stood beside the broken ones.
             if outputs is not None or len(run.entries) == 1:
-                self._charge(run, time.perf_counter() - started)
+                self._charge(run, self._free_at - began)
         run.take(outputs)
         # The outputs lie in the memory of the one whose turn it was, so that it is told last.
         for part, one in reversed(run.pairs):
@@ -117,11 +160,10 @@ class Device:
             with self._lock:
                 self._drop([part.number])
             one.finish()
-        if run.entries[0].left:
-            self._thread.submit(self._serve)
 
     def failed(self, run: "_Run", error: BaseException) -> None:
         """Tell those whose rows ran; where there were several, each runs apart first, since only one may be broken."""
+        run.has_failed = True
         if len(run.entries) == 1:
             with self._lock:
                 self._drop([run.turn.parts[0].number])
@@ -130,15 +172,12 @@ class Device:
         for one in run.entries:
             assert isinstance(one, Batch), "a call has the device alone"
             one.is_apart = True
-        self._thread.submit(self._serve)
 
     def _charge(self, run: "_Run", took_s: float) -> None:
-        rows = run.live_rows
-        for part, one in run.pairs:
-            mine_s = took_s * part.rows / rows
+        for one, mine_s in run.shared(took_s):
             self._turns.charge(one.account.name, mine_s)
             one.account.used(mine_s)
-        self._counters.add(runs=1, rows_run=run.turn.rows, rows_merged=rows - run.turn.parts[0].rows)
+        self._counters.add(runs=1, rows_run=run.turn.rows, rows_merged=run.live_rows - run.turn.parts[0].rows)
         lead = run.entries[0]
         if isinstance(lead, Batch) and run.turn.rows == lead.work.run_rows:
             self._learn(lead.work, took_s)
@@ -150,12 +189,17 @@ class Device:
             known[key] = _LATEST * took_s + (1 - _LATEST) * known.get(key, took_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Run:
     """A turn, and whose it is."""
 
     turn: Turn
     entries: Sequence[Queued]
+    has_failed: bool = False
+    began_at: float = 0.0
+    _slab: Slab | None = None
+    _room: Reservation | None = None
+    _begun: Begun | None = None
 
     @property
     def pairs(self) -> "list[tuple[Part, Queued]]":
@@ -165,17 +209,60 @@ class _Run:
     def live_rows(self) -> int:
         return sum(part.rows for part in self.turn.parts)
 
-    def compute(self, memory: Pool) -> Outputs:
+    @property
+    def is_queued(self) -> bool:
+        """Its engine takes another behind it."""
+        return self._begun is not None
+
+    @property
+    def work(self) -> Work:
+        lead = self.entries[0]
+        assert isinstance(lead, Batch), "a call is not queued"
+        return lead.work
+
+    def shared(self, seconds: float) -> "list[tuple[Queued, float]]":
+        """What of some seconds each pays, by its rows."""
+        rows = self.live_rows
+        return [(one, seconds * part.rows / rows) for part, one in self.pairs]
+
+    def fits_behind(self, before: "_Run", memory: Pool) -> bool:
+        """Whether the same engine takes it, and there is memory for both, which is taken then."""
+        if isinstance(self.entries[0], Call) or self.work.engine is not before.work.engine:
+            return False
+        self._room = memory.take(self.work.nbytes(self.turn.rows))
+        return self._room is not None
+
+    def begin(self, memory: Pool) -> None:
+        self.began_at = time.perf_counter()
+        lead = self.entries[0]
+        if isinstance(lead, Call):
+            return
+        self._room = self._room or memory.take(self.work.nbytes(self.turn.rows))
+        assert self._room is not None, "one batch runs where there is no room for two, and it was made to fit"
+        with ExitStack() as failing:
+            failing.enter_context(self._room)
+            (first, _), *others = self.pairs
+            slab = lead.lead(first.rows, [(one, part.rows) for part, one in others if isinstance(one, Batch)])
+            self._slab = slab[: self.turn.rows]
+            engine = self.work.engine
+            self._begun = engine.begin(self._slab, self.work.cut) if isinstance(engine, Queueing) else None
+            failing.pop_all()
+
+    def drain(self) -> None:
+        """Wait until its last pieces run."""
+        assert self._begun is not None, "it is queued"
+        self._begun.drain()
+
+    def compute(self) -> Outputs:
         lead = self.entries[0]
         if isinstance(lead, Call):
             lead.run()
             return []
-        (first, _), *others = self.pairs
-        slab = lead.lead(first.rows, [(one, part.rows) for part, one in others if isinstance(one, Batch)])
-        activations = memory.take(lead.work.nbytes(self.turn.rows))
-        assert activations is not None, "one batch runs at a time, and it was made to fit"
-        with activations:
-            return list(lead.work.engine.run(slab[: self.turn.rows], lead.work.cut))
+        assert self._room is not None, "it has begun"
+        assert self._slab is not None, "it has begun"
+        with self._room:
+            made = self._begun.outputs() if self._begun else lead.work.engine.run(self._slab, lead.work.cut)
+            return list(made)
 
     def take(self, outputs: Outputs) -> None:
         at = 0

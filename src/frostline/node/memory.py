@@ -33,7 +33,8 @@ class Shares:
         work: batches from their first sample read until they are sent, and uploads while they are read.
         decode: encoded samples and what decoding them needs.
         ahead: what was read together with a sample that was asked for; nobody waits for it.
-        device: activations of the one batch that runs, in the accelerator's memory where there is one.
+        device: activations of the batch that runs, and of a second where they fit, in the accelerator's memory where
+            there is one.
     """
 
     messages: int

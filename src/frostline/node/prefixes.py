@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from frostline.batching import readable_bytes
 from frostline.core import REFERENCE, Cut, Levels
-from frostline.engines.faces import Engine
+from frostline.engines.faces import Begun, Engine, Queueing
 from frostline.engines.footprint import Footprint
 from frostline.engines.runner import Arrays
 from frostline.engines.torch_eager import TorchEngine
@@ -311,6 +311,9 @@ class _Measured:
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         return self.engine.run(inputs, cut)
+
+    def begin(self, inputs: Arrays, cut: int) -> Begun | None:
+        return self.engine.begin(inputs, cut) if isinstance(self.engine, Queueing) else None
 
 
 def _prefix_key(digest: str) -> _Key:
