@@ -41,7 +41,7 @@ from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.datasets import Dataset
 from frostline.engines.hardware import hardware_name
-from frostline.errors import FrostlineError, Overloaded, Unavailable
+from frostline.errors import FrostlineError, Overloaded, Unavailable, UnknownPrefix
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
 from frostline.node.process import start_node
@@ -211,6 +211,7 @@ def cell_of(rule, weights, jobs, rates, before, after, spent, settings):
         "rows_per_run": sum(rows) / runs,
         "merged_per_run": grown("rows_merged") / runs,
         "evicted": after["totals"]["evicted"],
+        "uploaded_again": sum(job.uploads for job in jobs),
     }
 
 
@@ -222,6 +223,7 @@ class Job:
         self.name = name
         self.failure = None
         self.waits = 0
+        self.uploads = 0  # beside the first
         self.warm = threading.Event()
         self._artifact = artifact
         self._digest = digest_of(artifact)
@@ -237,17 +239,25 @@ class Job:
             if stop.is_set() or self.failure:
                 break
             try:
-                with closing(self._transport.features(self._request(number))) as answer:
-                    for batch in answer:
-                        del batch
-                        if stop.is_set():
-                            break
+                try:
+                    self._take(number, stop)
+                except UnknownPrefix:  # dropped for others since: it is sent again, as a loader does
+                    self.uploads += 1
+                    self.upload()
+                    self._take(number, stop)
             except (Overloaded, Unavailable) as error:
                 self.waits += 1
                 stop.wait(getattr(error, "retry_after_s", 0.2))
             except FrostlineError as error:
                 self.failure = f"{type(error).__name__}: {error}"
             self.warm.set()
+
+    def _take(self, number, stop):
+        with closing(self._transport.features(self._request(number))) as answer:
+            for batch in answer:
+                del batch
+                if stop.is_set():
+                    break
 
     def _request(self, number):
         samples = self._data.samples
