@@ -4,11 +4,13 @@
 
 A node serves photographs at one end of a wide-area link (`wide_link.py`), each side on a core of its own; a plain
 loader (no model, nothing cached) reads and decodes them at the other end, at 64 pixels with JPEGs decoded at a reduced
-scale, so that the link is the limit; one epoch after the other until it has had --samples. Told of each cell: samples a
-second of the whole; megabits a second from the end of the third second on, and their share of those without delay and
-losses; the most bytes that the window held. Needs root. With --out FILE (without suffix) also JSON, a table, and a
-picture of the bytes a second at the longest round trip with the window's ramp and without it; links that the JSON has
-from an earlier run are kept beside the new ones.
+scale, so that the link is the limit; one epoch after the other until it has had --samples. Beside it, over the same
+link, as many bare connections that ask for as many bytes at a time: what the link carries. Told of each cell: samples a
+second of the whole; megabits a second from the end of the third second on (the slope of a line through what had arrived
+at each batch, since answers come in bursts), their share of those without delay and losses, and of what the bare
+connections had; the most bytes that the window held. Needs root. With --out FILE (without suffix) also JSON, a table,
+and a picture of the bytes a second at the longest round trip with the window's ramp and without it; links that the JSON
+has from an earlier run are kept beside the new ones.
 """
 
 import argparse
@@ -21,12 +23,15 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import bare_link
 from links import STORE, TRAINER, Inside, answer_questions
 from wide_link import STORE_ADDRESS, WideLink
 
 SLACKS = {"in order": 0, "slack of 128": 128, "no order": None}
 SIDE = 64
-STEADY_AFTER_S = 3.0
+BARE = "bare connections"
+REQUESTS, SAMPLES_PER_REQUEST = 32, 8
+STEADY_AFTER_S, BARE_S = 3.0, 15.0
 WINDOW_BYTES = 32 << 20
 
 
@@ -84,7 +89,9 @@ def over_one_link(wanted, round_trip_ms, loss):
             found = trainer.ask(do="epoch", slack=slack, ramp=ramp)
             cells.append({"round_trip_ms": round_trip_ms, "loss": loss, "order": name, **found})
             print(f"{round_trip_ms:4.0f} ms {loss:7.2%} {name:18} {found['samples_per_s']:6.1f}/s", flush=True)
-    return cells
+        bare = {"round_trip_ms": round_trip_ms, "loss": loss, "order": BARE, **trainer.ask(do="bare")}
+        print(f"{round_trip_ms:4.0f} ms {loss:7.2%} {BARE:18} {bare['steady_mbit']:6.1f} Mbit/s", flush=True)
+    return [*cells, bare]
 
 
 def node_inside(wanted):
@@ -92,13 +99,14 @@ def node_inside(wanted):
     from frostline.node.process import start_node
 
     with start_node((str(Path(wanted.data).resolve()),), NodeSettings(), host=STORE_ADDRESS) as node:
+        bare_link.serve(STORE_ADDRESS)
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()
 
 
 def trainer_inside(wanted):
     side = Trainer(wanted)
-    answer_questions({"start": side.start, "epoch": side.epoch})
+    answer_questions({"start": side.start, "epoch": side.epoch, "bare": side.bare})
 
 
 class Trainer:
@@ -117,14 +125,24 @@ class Trainer:
         self.epoch(slack=0, ramp=True, most=64)  # warm both sides
         return {}
 
+    def bare(self):
+        steady_mbit = bare_link.pull(
+            STORE_ADDRESS,
+            connections=REQUESTS,
+            message_bytes=SAMPLES_PER_REQUEST * int(self._data.samples.lengths.mean()),
+            seconds=BARE_S,
+            steady_after_s=STEADY_AFTER_S,
+        )
+        return {"steady_mbit": steady_mbit}
+
     def epoch(self, *, slack, ramp, most=None):
         from frostline.config import LoaderSettings
         from frostline.prefetch import Window
         from frostline.preprocess.steps import Decode
 
         settings = LoaderSettings(
-            requests_in_flight=32,
-            samples_per_request=8,
+            requests_in_flight=REQUESTS,
+            samples_per_request=SAMPLES_PER_REQUEST,
             window_bytes=WINDOW_BYTES,
             cache_bytes=0,
             slack=slack,
@@ -154,7 +172,7 @@ class Trainer:
         steady = [one for one in arrived if one[0] >= min(STEADY_AFTER_S, seconds / 2)]
         return {
             "samples_per_s": done / seconds,
-            "steady_mbit": 8e-6 * (steady[-1][1] - steady[0][1]) / max(1e-9, steady[-1][0] - steady[0][0]),
+            "steady_mbit": 8e-6 * statistics.linear_regression(*zip(*steady, strict=True)).slope,
             "first_batch_s": arrived[0][0],
             "window_bytes": held[0],
             "wire_bytes_at": arrived,
@@ -170,20 +188,26 @@ def keep(wanted, cells):
 
 def table(wanted, cells):
     lines = [
-        "| round trip | loss | order | samples/s | steady Mbit/s | of the best | first batch | most in the window |",
-        "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| round trip | loss | order | samples/s | steady Mbit/s | of no delay | of bare | first batch | most held |",
+        "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     groups = {}
     for cell in cells:
         groups.setdefault((cell["round_trip_ms"], cell["loss"], cell["order"]), []).append(cell)
+    steady = {key: statistics.median(cell["steady_mbit"] for cell in found) for key, found in groups.items()}
     for (round_trip_ms, loss, order), found in groups.items():
-        whole, steady, first = (middle(found, one) for one in ("samples_per_s", "steady_mbit", "first_batch_s"))
-        near = groups.get((0.0, 0.0, order))
-        share = f"{steady / middle(near, 'steady_mbit'):.0%}" if near else ""
-        lines.append(
-            f"| {round_trip_ms:.0f} ms | {loss:.2%} | {order} | {whole:.1f} | {steady:.1f} | {share} | {first:.2f} s | "
-            f"{max(one['window_bytes'] for one in found) / 1e6:.1f} MB |"
-        )
+        rate = steady[round_trip_ms, loss, order]
+        near, bare = steady.get((0.0, 0.0, order)), steady.get((round_trip_ms, loss, BARE))
+        shares = " | ".join(f"{rate / one:.0%}" if one else "" for one in (near, bare))
+        whole, first, most = "", "", ""
+        if order != BARE:
+            whole, first = (
+                f"{middle(found, one):.{digits}f}" for one, digits in (("samples_per_s", 1), ("first_batch_s", 2))
+            )
+            most = f"{max(one['window_bytes'] for one in found) / 1e6:.1f} MB"
+            first += " s"
+        link = f"| {round_trip_ms:.0f} ms | {loss:.2%} | {order} "
+        lines.append(f"{link}| {whole} | {rate:.1f} | {shares} | {first} | {most} |")
     return "\n".join(lines) + "\n"
 
 
