@@ -74,9 +74,9 @@ def main():
 
 
 def find_packages():
-    """For the programs that are started from here."""
-    path = [ROOT / "src", ROOT / "tests", ROOT / "benchmarks", OTHERS, FRAMEWORKS]
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    """For the programs that are started from here; what they were to find before comes last."""
+    path = [ROOT / "src", ROOT / "tests", ROOT / "benchmarks", OTHERS, FRAMEWORKS, os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, filter(None, path)))
 
 
 def arguments():
