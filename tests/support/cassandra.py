@@ -158,7 +158,7 @@ def _settings(place: Path, host: str, hosts: tuple[str, ...], storage: int, port
         "class_name": "org.apache.cassandra.locator.SimpleSeedProvider",
         "parameters": [{"seeds": ",".join(hosts)}],
     }
-    timeouts = ("read_request", "range_request", "write_request", "counter_write_request", "request")
+    timeouts = ("read_request", "write_request", "counter_write_request", "request")
     return {
         "cluster_name": "tests",
         "num_tokens": 16,
@@ -184,6 +184,8 @@ def _settings(place: Path, host: str, hosts: tuple[str, ...], storage: int, port
         "auto_snapshot": False,
         "permissions_validity_in_ms": 0,
         **{f"{name}_timeout_in_ms": 20_000 for name in timeouts},
+        # A server that asked a dead one gives up while its client, who waits for 20 s, can still ask another.
+        "range_request_timeout_in_ms": 8_000,
     }
 
 

@@ -223,7 +223,7 @@ class Shelf:
                 found = self._mapped(store, name, nbytes, digest)
             else:
                 found = _parsed(store.read(name, 0, nbytes))
-        except (ObjectNotFound, AccessDenied):
+        except (ObjectNotFound, AccessDenied, BadRequest):  # a table's rows, for one, have no such names
             return None
         return None if found is None or not _is_of(*found, digest) else Kept(*found, place)
 
