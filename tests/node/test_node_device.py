@@ -226,20 +226,20 @@ IN_TURN = [("begin", 0), ("drain", 0), ("outputs", 0), ("begin", 1), ("drain", 1
 BEHIND = [("begin", 0), ("drain", 0), ("begin", 1), ("outputs", 0), ("drain", 1), ("outputs", 1)]
 
 
-@pytest.mark.parametrize(("runs_at_once", "asked"), [(1, IN_TURN), (1.9, IN_TURN), (2, BEHIND)])
-def test_a_run_begins_in_the_last_pieces_of_the_one_before_where_there_is_memory_for_both(network, runs_at_once, asked):
+@pytest.mark.parametrize(
+    ("runs_at_once", "rows", "asked"),
+    [
+        (1, (32, 30), IN_TURN),
+        (1.9, (32, 30), IN_TURN),
+        (2, (32, 30), BEHIND),
+        (2, (20, 30), IN_TURN),  # 12 of the second run with the first: what runs is not begun again behind itself
+    ],
+)
+def test_a_run_begins_in_the_last_pieces_of_the_one_before_where_there_is_memory_for_both(
+    network, runs_at_once, rows, asked
+):
     with bench(network, kind=Queue, runs_at_once=runs_at_once) as made:
-        batches = [made.batch(rows, rows) for rows in (20, 30)]  # of the second, 12 rows run with the first
-        expected = [made.expected(batch) for batch in batches]
-        with made.busy():
-            for batch in batches:
-                made.device.enqueue(batch)
-        for batch, wanted in zip(batches, expected, strict=True):
-            same(batch.future.result(60), wanted)
-    # What has rows in the run under way is not begun again behind it.
-    assert made.work.engine.asked == IN_TURN
-    with bench(network, kind=Queue, runs_at_once=runs_at_once) as made:
-        batches = [made.batch(rows, rows) for rows in (32, 30)]
+        batches = [made.batch(count, count) for count in rows]
         expected = [made.expected(batch) for batch in batches]
         with made.busy():
             for batch in batches:
