@@ -85,16 +85,21 @@ def same(results, expected):
         assert np.array_equal(made[: len(wanted)], wanted)
 
 
+def run_together(made, batches):
+    """All of them wait before the first runs; each gets what it would alone."""
+    expected = [made.expected(batch) for batch in batches]
+    with made.busy():
+        for batch in batches:
+            made.device.enqueue(batch)
+    for batch, wanted in zip(batches, expected, strict=True):
+        same(batch.future.result(60), wanted)
+
+
 @pytest.mark.parametrize("sizes", [(20, 20, 20, 20), (32, 5, 32, 3), (1, 1, 1), (32,), (31, 31)])
 def test_rows_of_several_requests_fill_runs_up_and_come_out_as_they_would_alone(network, sizes):
     with bench(network) as made:
         batches = [made.batch(rows, seed) for seed, rows in enumerate(sizes)]
-        expected = [made.expected(batch) for batch in batches]
-        with made.busy():
-            for batch in batches:
-                made.device.enqueue(batch)
-        for batch, wanted in zip(batches, expected, strict=True):
-            same(batch.future.result(60), wanted)
+        run_together(made, batches)
         totals = made.counters.totals()
         assert totals.runs == 1 + -(-sum(sizes) // RUN_ROWS)
         assert totals.rows_run == 1 + RUN_ROWS * (totals.runs - 1)
@@ -240,12 +245,7 @@ def test_a_run_begins_in_the_last_pieces_of_the_one_before_where_there_is_memory
 ):
     with bench(network, kind=Queue, runs_at_once=runs_at_once) as made:
         batches = [made.batch(count, count) for count in rows]
-        expected = [made.expected(batch) for batch in batches]
-        with made.busy():
-            for batch in batches:
-                made.device.enqueue(batch)
-        for batch, wanted in zip(batches, expected, strict=True):
-            same(batch.future.result(60), wanted)
+        run_together(made, batches)
     assert made.work.engine.asked == asked
     assert made.pool.statistics().peak_bytes <= made.pool.total_bytes
 
