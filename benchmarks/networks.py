@@ -2,7 +2,7 @@
 
 import torch
 
-from frostline.models.freeze import classifier_of, used_parameters
+from frostline.models.freezing import classifier_of, used_parameters
 
 CLASSES = 10
 NETWORKS = {

@@ -19,7 +19,7 @@ import torch
 from frostline.datasets import Dataset
 from frostline.engines.hardware import hardware_name
 from frostline.models import freeze
-from frostline.models.freeze import frozen_modules
+from frostline.models.freezing import frozen_modules
 from frostline.ordering import Order
 from frostline.preprocess.apply import decode_into
 from frostline.stores.objects import open_store

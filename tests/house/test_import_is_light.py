@@ -1,24 +1,129 @@
-"""Importing Frostline costs little."""
+"""Importing Frostline costs little, and loading data costs no framework that does not ask for it."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from frostline.config import IoSettings, NodeSettings
+from frostline.io.process import start_io
+from frostline.io.upstream import Upstream
 from support.images import image_folder
+from support.nodes import artifact_of, make_images, small_network
+
+HEAVY = ("cassandra", "frostline.models.trace", "matplotlib", "pandas", "scipy", "sympy", "torch")
+"""What a loop of another framework, or of none, has no use of."""
 
 
-def test_torch_is_not_imported_until_it_is_needed():
-    code = "import sys, frostline; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def ran(code, *arguments, **environment):
+    """What a new process imported of the heavy ones while it ran some code, which must succeed."""
+    end = f"\nprint(*(name for name in {HEAVY} if name in sys.modules))"
+    process = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}{end}", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.split()
 
 
-def test_a_plain_loader_imports_nothing_that_traces_networks(tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "frostline",
+        "frostline.loaders",
+        "frostline.loaders.array_loader",
+        "frostline.cli.io",
+        "frostline.cli.verbs",
+        "frostline.io.service",
+        "frostline.node.service",
+        "frostline.client.http",
+    ],
+)
+def test_torch_is_not_imported_until_it_is_needed(name):
+    assert ran(f"import {name}") == []
+
+
+def test_what_pytorch_needs_is_there_when_it_is_named():
     code = """
-import sys
+import frostline, frostline.loaders
+from frostline.loaders import Batch, Loader, WorkerLoader, offload
+assert frostline.loaders.FeatureNoise is frostline.FeatureNoise
+assert frostline.freeze is frostline.models.freeze is frostline.models.freeze
+"""
+    assert "torch" in ran(code)
+
+
+PLAIN = """
+import frostline as fl
+data = fl.Dataset(sys.argv[1])
+with fl.offload(None, data, near=sys.argv[2] or None) as job:
+    for loader in job.arrays(4, shuffle=True), job.arrays(5), *fl.Epochs(job.arrays(4), range(1, 3)):
+        batches = list(loader)
+        assert sum(len(batch.ids) for batch in batches) == len(data) > 0
+        assert {batch.features.shape[1:] for batch in batches} == {(3, 224, 224)}
+    job.explain(), job.statistics(), job.stages()
+"""
+
+
+def test_a_loop_without_pytorch_goes_through_its_epochs_without_torch(tmp_path):
+    assert ran(PLAIN, image_folder(tmp_path, per_class=3), "") == []
+
+
+def test_a_loop_without_pytorch_needs_none_to_be_installed(tmp_path):
+    ran("sys.modules['torch'] = None" + PLAIN, image_folder(tmp_path, per_class=3), "")
+
+
+def test_a_loop_over_s3_goes_through_its_epochs_without_torch(s3, tmp_path):
+    s3.put_folder(image_folder(tmp_path, per_class=3), "light")
+    assert ran(PLAIN, "s3://light", "", **s3.environment()) == []
+
+
+def test_a_kept_epoch_comes_from_the_disk_without_torch(tmp_path):
+    folder, kept = image_folder(tmp_path / "images", per_class=3), tmp_path / "kept"
+    code = """
+import frostline as fl
+data, settings = fl.Dataset(sys.argv[1]), fl.LoaderSettings(cache_folder=sys.argv[2])
+for known in 0, len(data):
+    with fl.offload(None, data, settings=settings) as job:
+        assert sum(len(batch.ids) for batch in job.arrays(4)) == len(data)
+        assert job.statistics().from_cache == known
+"""
+    assert ran(code, folder, kept) == []
+
+
+def test_an_io_service_reads_and_decodes_for_its_jobs_without_torch(tmp_path):
+    folder = image_folder(tmp_path, per_class=3)
+    upstream = Upstream(roots=(folder.as_uri(),), node=NodeSettings(memory_bytes=256 << 20))
+    with start_io(upstream, IoSettings(memory_bytes=64 << 20)) as service:
+        assert ran(PLAIN, folder, service.url) == []
+        assert not _has_torch(service.pid)
+
+
+def test_an_io_service_runs_a_network_once_a_job_brings_one(tmp_path):
+    images = make_images(tmp_path / "images", 8)
+    digest, artifact = artifact_of(small_network())
+    upstream = Upstream(roots=(images.as_uri(),), node=NodeSettings(memory_bytes=256 << 20))
+    with start_io(upstream, IoSettings(memory_bytes=64 << 20)) as service:
+        transport = service.transport()
+        transport.put_prefix(digest, artifact)
+        transport.close()
+        assert _has_torch(service.pid)
+
+
+def _has_torch(pid):
+    """Whether a process has torch's libraries mapped."""
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_plain_loader_of_pytorch_imports_nothing_that_traces_networks(tmp_path):
+    code = """
 import frostline as fl
 data = fl.Dataset(sys.argv[1])
 with fl.offload(None, data) as job:
     assert sum(len(batch.ids) for batch in job.loader(4)) == len(data) > 0
-sys.exit(any(name in sys.modules for name in ("frostline.models.trace", "sympy")))
 """
-    folder = image_folder(tmp_path, per_class=2)
-    assert subprocess.run([sys.executable, "-c", code, folder]).returncode == 0
+    assert ran(code, image_folder(tmp_path, per_class=2)) == ["torch"]

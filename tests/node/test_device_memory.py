@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from frostline.batching import Limit, batch_size
 from frostline.config import NodeSettings
-from frostline.engines.device_memory import free_device_bytes
+from frostline.engines.hardware import free_device_bytes
 from frostline.errors import OverBudget
 from frostline.node import Node, sharing
 from frostline.node.memory import Shares

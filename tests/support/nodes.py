@@ -13,10 +13,10 @@ from PIL import Image
 from torch import nn
 
 from frostline.core import Samples
+from frostline.engines.torch_eager import TorchEngine
 from frostline.errors import Overloaded
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
-from frostline.node import runs
 from frostline.node.server import Server, listen
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize
 from frostline.stores.folder import FolderStore
@@ -125,7 +125,7 @@ def busy_device(node, images, digest, begun, go):
             node.profile(wanted)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "cut_seconds", waits)
+        patch.setattr(TorchEngine, "cut_seconds", waits)
         thread = threading.Thread(target=profile)
         thread.start()
         assert begun.wait(60)

@@ -1,6 +1,6 @@
 """What engines that are made from an order have alike: a name, the one cut, and the reference's memory."""
 
-from frostline.engines.footprint import Footprint
+from frostline.engines.faces import Footprint
 from frostline.engines.orders import Order
 
 __all__ = ("Converted",)

@@ -1,14 +1,28 @@
 """What runs a prefix: one protocol for every engine, and one for those that take a batch while they run another."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.engines.footprint import Footprint
-from frostline.engines.runner import Arrays
+__all__ = ("Arrays", "Begun", "Engine", "Footprint", "Queueing")
 
-__all__ = ("Begun", "Engine", "Queueing")
+Arrays = npt.NDArray[np.generic] | Sequence[npt.NDArray[np.generic]]
+"""What comes in: one array for each input, or the one array of a network with one input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Memory of one run at its peak: ``fixed_bytes + batch * bytes_per_sample``, weights not counted."""
+
+    fixed_bytes: int
+    bytes_per_sample: int
+
+    def at(self, batch: int) -> int:
+        """Bytes for one batch of this many samples."""
+        return self.fixed_bytes + batch * self.bytes_per_sample
 
 
 class Engine(Protocol):

@@ -11,23 +11,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from frostline.core import Cut, Graph, Node
 from frostline.core.graph import references
+from frostline.engines.faces import Footprint
 from frostline.engines.operators import resolve_allowed
 from frostline.engines.runner import Runner
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("BROKEN", "CutMemory", "Footprint", "dry_run", "storage_key", "tensors_in", "version_of")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """Memory of one run at its peak: ``fixed_bytes + batch * bytes_per_sample``, weights not counted."""
-
-    fixed_bytes: int
-    bytes_per_sample: int
-
-    def at(self, batch: int) -> int:
-        """Bytes for one batch of this many samples."""
-        return self.fixed_bytes + batch * self.bytes_per_sample
+__all__ = ("BROKEN", "CutMemory", "dry_run", "storage_key", "tensors_in", "version_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

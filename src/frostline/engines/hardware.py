@@ -6,9 +6,7 @@ import platform
 import uuid
 from pathlib import Path
 
-import torch
-
-__all__ = ("hardware_name", "host_digest", "usable_cores")
+__all__ = ("free_device_bytes", "hardware_name", "host_digest", "is_accelerator", "usable_cores")
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CPU = Path("/proc/cpuinfo")
@@ -20,9 +18,29 @@ def hardware_name(device: str) -> str:
     Args:
         device: in torch's words.
     """
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if is_accelerator(device):
+        from frostline.engines.accelerator import accelerator_name
+
+        return accelerator_name(device)
     return f"{_processor()}, {len(usable_cores())} threads"
+
+
+def is_accelerator(device: str) -> bool:
+    """Whether a device, in torch's words, is an accelerator and not the processor."""
+    return device.partition(":")[0] == "cuda"
+
+
+def free_device_bytes(device: str) -> int | None:
+    """What nobody has taken of an accelerator's memory now; None where engines run in the processor's own.
+
+    Args:
+        device: in torch's words.
+    """
+    if not is_accelerator(device):
+        return None
+    from frostline.engines.accelerator import free_bytes
+
+    return free_bytes(device)
 
 
 def usable_cores() -> tuple[int, ...]:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from frostline.engines.apart import tracing
 from frostline.engines.converted import Converted
+from frostline.engines.faces import Arrays
 from frostline.engines.module import UNCONVERTED, converting, exported
 from frostline.engines.orders import Order
-from frostline.engines.runner import Arrays
 from frostline.engines.shelf import kept
 from frostline.engines.vendors import imported, versions
 from frostline.errors import EngineUnfit

@@ -9,9 +9,10 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph, Levels
-from frostline.engines.footprint import Footprint, dry_run
+from frostline.engines.faces import Arrays, Footprint
+from frostline.engines.footprint import dry_run
 from frostline.engines.identity import Pixels
-from frostline.engines.runner import Arrays, leaf_values
+from frostline.engines.runner import leaf_values
 from frostline.errors import BadRequest, EngineUnfit
 
 __all__ = ("Order",)

@@ -8,7 +8,8 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph
-from frostline.engines.runner import Arrays, Runner, input_tensors
+from frostline.engines.faces import Arrays
+from frostline.engines.runner import Runner, input_tensors
 
 __all__ = ("cut_seconds", "cut_values")
 

@@ -4,20 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph, Node, Ref, Token
 from frostline.core.graph import Argument, references
 from frostline.engines.apart import computing
+from frostline.engines.faces import Arrays
 from frostline.engines.operators import FACTORIES, resolve, token_value
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("Arrays", "Runner", "input_tensors", "leaf_values")
-
-Arrays = npt.NDArray[np.generic] | Sequence[npt.NDArray[np.generic]]
-"""What comes in: one array for each input, or the one array of a network with one input."""
-
+__all__ = ("Runner", "input_tensors", "leaf_values")
 
 _Build = Callable[[list[Any]], Any]
 _Observe = Callable[[int, Sequence[Any]], None]

@@ -10,10 +10,11 @@ import torch
 
 from frostline.engines.apart import tracing
 from frostline.engines.converted import Converted
+from frostline.engines.faces import Arrays
 from frostline.engines.identity import offer_name
 from frostline.engines.module import UNCONVERTED, converting, exported
 from frostline.engines.orders import Order
-from frostline.engines.runner import Arrays, input_tensors
+from frostline.engines.runner import input_tensors
 from frostline.engines.shelf import kept
 from frostline.engines.vendors import versions
 from frostline.errors import EngineUnfit

@@ -1,15 +1,17 @@
 """The reference engine: a prefix in eager torch, fp32, bit for bit what the user's own network computes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph
-from frostline.engines.footprint import Footprint, dry_run
+from frostline.engines.faces import Arrays, Footprint
+from frostline.engines.footprint import dry_run
 from frostline.engines.operators import resolve_allowed
-from frostline.engines.runner import Arrays, Runner, input_tensors, leaf_values
+from frostline.engines.profile import cut_seconds, cut_values
+from frostline.engines.runner import Runner, input_tensors, leaf_values
 from frostline.errors import BadRequest, UnsafeArtifact
 
 __all__ = ("TorchEngine",)
@@ -41,6 +43,7 @@ class TorchEngine:
         most_rows: int = 32,
     ) -> None:
         self._device = torch.device(device)
+        self._graph = graph
         self._leaves = [leaf.to(self._device) for leaf in leaf_values(graph, tensors)]
         self._cuts = {cut.number: cut for cut in cuts}
         self._inputs = (cuts[0].shapes, cuts[0].dtypes)
@@ -85,6 +88,14 @@ class TorchEngine:
             why = str(error).partition("\n")[0]
             raise UnsafeArtifact(f"the prefix does not run on these samples: {why}") from error
         return tuple(tensor.contiguous().cpu().numpy() for tensor in tensors)
+
+    def cut_seconds(self, inputs: Arrays, *, repeats: int, clock: Callable[[], float]) -> npt.NDArray[np.float64]:
+        """Seconds a sample up to each cut; see ``engines.profile.cut_seconds``."""
+        return cut_seconds(self._graph, self._leaves, tuple(self._cuts.values()), inputs, repeats=repeats, clock=clock)
+
+    def cut_values(self, cuts: Sequence[Cut], inputs: Arrays) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
+        """What crosses some cuts; see ``engines.profile.cut_values``."""
+        return cut_values(self._graph, self._leaves, cuts, inputs)
 
     def _check(self, batch: Sequence[torch.Tensor]) -> None:
         wanted = [(shape, f"torch.{dtype}") for shape, dtype in zip(*self._inputs, strict=True)]

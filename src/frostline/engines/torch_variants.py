@@ -10,9 +10,10 @@ import torch
 
 from frostline.core.graph import references
 from frostline.engines.converted import Converted
+from frostline.engines.faces import Arrays
 from frostline.engines.operators import resolve_allowed
 from frostline.engines.orders import Order
-from frostline.engines.runner import Arrays, Runner, input_tensors
+from frostline.engines.runner import Runner, input_tensors
 from frostline.errors import EngineUnfit
 
 __all__ = ("TorchVariant",)

@@ -13,7 +13,6 @@ from frostline.client.transport import Transport
 from frostline.core import Cut, FeatureBatch, Samples, View
 from frostline.engines.codec_costs import codec_costs, worth_packing
 from frostline.engines.hardware import hardware_name, host_digest
-from frostline.engines.profile import cut_seconds, cut_values
 from frostline.engines.torch_eager import TorchEngine
 from frostline.loaders.fetch import joined
 from frostline.loaders.kept_profiles import KeptProfiles, Measured, ProfileKey
@@ -144,17 +143,16 @@ class TrainerProfiler:
         return found
 
     def _measure(self, prefix: Prefix, pixels: npt.NDArray[np.float32], packed: Sequence[Cut]) -> Measured:
-        graph, cuts, device = prefix.graph, prefix.cuts, self.device
-        engine = TorchEngine(graph, cuts, prefix.tensors, device=device, most_rows=self.device_batch)
-        leaves = [prefix.tensors[path].to(device) for _, path in graph.leaves]
-        seconds = cut_seconds(graph, leaves, cuts, pixels, repeats=_REPEATS, clock=time.perf_counter)
+        cuts, device = prefix.cuts, self.device
+        engine = TorchEngine(prefix.graph, cuts, prefix.tensors, device=device, most_rows=self.device_batch)
+        seconds = engine.cut_seconds(pixels, repeats=_REPEATS, clock=time.perf_counter)
         middle = np.median(seconds, axis=0)
         spread = np.subtract(*np.percentile(seconds, (75, 25), axis=0))
         measured = zip(cuts, middle.tolist(), spread.tolist(), strict=True)
         cores = len(os.sched_getaffinity(0))
         return Measured(
             cuts=tuple(_cost(cut, engine, to_here_s, spread_s) for cut, to_here_s, spread_s in measured),
-            codecs=codec_costs(cut_values(graph, leaves, packed, pixels), packed, self.codecs, cores=cores),
+            codecs=codec_costs(engine.cut_values(packed, pixels), packed, self.codecs, cores=cores),
         )
 
 

@@ -4,38 +4,34 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
 from frostline.cache import FeatureStore, Scope
-from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, read_as
 from frostline.datasets import Dataset
 from frostline.errors import EngineNotReady, SettingError
 from frostline.events import Event, NodeLeftOut, Observer, PhaseStarted
 from frostline.loaders.asking import Asking
-from frostline.loaders.fetch import Fetcher, Shipment
+from frostline.loaders.fetch import Fetcher
 from frostline.loaders.job import Job
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
 from frostline.loaders.pilot import Clocks, Pilot
 from frostline.loaders.reaching import reach
 from frostline.loaders.reopening import Blueprint
-from frostline.loaders.situate import Scene, agreed, situate, tried
+from frostline.loaders.scene import Scene, tried
 from frostline.loaders.trainer_side import TrainerSide
-from frostline.models.artifact import digest_of, write_prefix
 from frostline.models.cuts import pixel_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES, Plan, Situation, fixed, make_plan
 from frostline.preprocess import Preprocess, imagenet
 from frostline.wire.codecs.names import offered_precisions
 
-if TYPE_CHECKING:
-    from frostline.models import CutNetwork
+if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
+    from torch import nn
+
+    from frostline.loaders.network import Network
 
 __all__ = ("offload",)
 
@@ -46,7 +42,7 @@ _TRYING = "measuring the cuts, and trying engines where the node has not (some m
 
 
 def offload(
-    model: nn.Module | None,
+    model: "nn.Module | None",
     data: Dataset,
     *,
     preprocess: Preprocess | None = None,
@@ -117,22 +113,22 @@ def offload(
         network = None
         if model is not None:
             observe(PhaseStarted(name="tracing the network"))
-            # What traces takes half a second to import and 35 MB, of which a plain loader has no use.
-            from frostline.models import cut_network
+            # PyTorch takes a second to import and 220 MB, of which a plain loader has no use.
+            from frostline.loaders.network import Network
 
-            network = cut_network(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
+            network = Network.of(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
         asking = Asking(retry_for_s=settings.retry_for_s, observe=observe)
-        shipment = _ship(network, transport, asking, observe)
-        cuts = pixel_cuts(preprocess.shape) if network is None else network.cuts
+        shipment = None if network is None else network.ship(transport, asking, observe)
+        cuts = pixel_cuts(preprocess.shape) if network is None else network.parts.cuts
         scene = Scene(
             data=data,
             preprocess=preprocess,
             transport=transport,
             asking=asking,
             cuts=cuts,
-            prefix=None if network is None else network.prefix,
+            prefix=None if network is None else network.parts.prefix,
             shipment=shipment,
-            device=_device(model),
+            device="cpu" if network is None else network.device,
             settings=settings,
             accuracy=accuracy,
             epochs=epochs,
@@ -141,18 +137,14 @@ def offload(
         situation, plan = None, None
         if network is not None:
             observe(PhaseStarted(name=_MEASURING if accuracy == EXACT else _TRYING))
-            situation = situate(scene)
-            if len(nodes) > 1 or (cut or 0) > 1:
-                line = scene.cuts[-1].number
-                store = agreed(scene, situation.store, min(cut or line, line))
-                situation = replace(situation, store=store, nodes=max(1, len(nodes) - len(lacking)))
+            situation = network.situate(scene, nodes, lacking)
             plan = make_plan(situation, policy) if cut is None else fixed(situation, cut, codec)
         ledger = Ledger(
             observe, most_skipped=settings.most_skipped(len(data)), refuses_changes=data.changed == "refuse"
         )
         follows = settings.follow and policy == "best" and cut is None
         pilot = _pilot(scene, situation, plan, follows=follows, cut=_plain_cut(nodes) if cut is None else cut)
-        fetcher, scope = _fetcher(scene, network, pilot, ledger, situation), _scope(scene, situation)
+        fetcher, scope = _fetcher(scene, network, pilot, ledger, situation), _scope(scene, network, situation)
         return Job(
             data=data,
             fetcher=fetcher,
@@ -175,8 +167,8 @@ def offload(
             pilot=pilot,
             ledger=ledger,
             cuts=cuts,
-            head=None if network is None else network.head,
-            fallback=None if network is None else network.fallback,
+            head=None if network is None else network.parts.head,
+            fallback=None if network is None else network.parts.fallback,
             settings=settings,
             near=", ".join(nodes) or None,
             trains_in_store=policy == ALL_IN_STORE,
@@ -218,21 +210,6 @@ def _left_to_do(declared: Preprocess, data: Dataset, accuracy: str | float) -> P
     return rest
 
 
-def _device(model: nn.Module | None) -> str:
-    parameter = None if model is None else next(model.parameters(), None)
-    return "cpu" if parameter is None else str(parameter.device)
-
-
-def _ship(network: "CutNetwork | None", transport: Transport, asking: Asking, observe: Observer) -> Shipment | None:
-    if network is None or network.prefix is None:
-        return None
-    observe(PhaseStarted(name="shipping the frozen layers"))
-    artifact = write_prefix(network.prefix)
-    shipment = Shipment(digest=digest_of(artifact), artifact=artifact)
-    asking(lambda: transport.put_prefix(shipment.digest, shipment.artifact))
-    return shipment
-
-
 def _keeper(scene: Scene, scope: Scope, stack: ExitStack) -> Keeper:
     """What is kept of the job's features; ``stack`` closes the cache on disk."""
     settings, store = scene.settings, None
@@ -241,17 +218,18 @@ def _keeper(scene: Scene, scope: Scope, stack: ExitStack) -> Keeper:
     return Keeper(scope, scene.data.samples, settings, store)
 
 
-def _scope(scene: Scene, situation: Situation | None) -> Scope:
+def _scope(scene: Scene, network: "Network | None", situation: Situation | None) -> Scope:
     """What the job's features depend on beside preprocessing and view."""
     frost_line = scene.cuts[-1]
     engine = REFERENCE if situation is None else situation.store.engine
+    computed_by = "" if network is None else f"{engine}, {network.computed_by}, "
     return Scope(
         data=read_as(scene.data.url, scene.data.reading),
         prefix="" if scene.shipment is None else scene.shipment.digest,
         cut=frost_line.number,
         preprocess="",
         # Ways with lossy codecs give other features: what is kept is what came, and the loop gets it again.
-        engine=f"{engine}, accuracy {scene.accuracy}, {torch.device(scene.device).type}, torch {torch.__version__}",
+        engine=f"{computed_by}accuracy {scene.accuracy}",
         batch_rows=scene.settings.device_batch,
         shapes=frost_line.shapes,
         dtypes=frost_line.dtypes,
@@ -282,13 +260,12 @@ def _tolerance(accuracy: str | float, situation: Situation | None) -> float | No
 
 
 def _fetcher(
-    scene: Scene, network: "CutNetwork | None", pilot: Pilot, ledger: Ledger, situation: Situation | None
+    scene: Scene, network: "Network | None", pilot: Pilot, ledger: Ledger, situation: Situation | None
 ) -> Fetcher:
     def arrived(route: Route, batch: FeatureBatch) -> None:
         pilot.arrived(route, batch)
         ledger.arrived(route, batch)
 
-    prefix = None if network is None else network.prefix
     return Fetcher(
         transport=scene.transport,
         url=scene.data.url,
@@ -297,8 +274,7 @@ def _fetcher(
         shipment=scene.shipment,
         trainer_side=TrainerSide(
             cuts=scene.cuts,
-            rest=None if network is None or prefix is None else network.rest_of_prefix,
-            tensors=None if prefix is None else prefix.tensors,
+            rest=None if network is None else network.rest,
             device=scene.device,
             device_batch=scene.settings.device_batch,
         ),

@@ -12,7 +12,7 @@ from typing import Any
 
 from frostline.cache import FeatureStore, Scope
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.core import Cut, FeatureBatch, Graph, Route, TensorSpec
+from frostline.core import Cut, FeatureBatch, Route, TensorSpec
 from frostline.datasets import Dataset
 from frostline.events import Event
 from frostline.loaders.array_loader import ArrayLoader
@@ -24,8 +24,6 @@ from frostline.loaders.pilot import Clocks, Pilot
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.reaching import reach
 from frostline.loaders.trainer_side import TrainerSide
-from frostline.models.artifact import Prefix, read_prefix
-from frostline.models.split import after
 from frostline.prefetch import Tuner
 from frostline.preprocess import Preprocess
 from frostline.tuning import rule_of
@@ -128,14 +126,12 @@ class Blueprint:
         )
 
     def _trainer_side(self) -> TrainerSide:
-        prefix = None if self.shipment is None else read_prefix(self.shipment.artifact)
-        return TrainerSide(
-            cuts=self.cuts,
-            rest=None if prefix is None else partial(_rest, prefix),
-            tensors=None if prefix is None else prefix.tensors,
-            device=self.device,
-            device_batch=self.settings.device_batch,
-        )
+        rest = None
+        if self.shipment is not None:
+            from frostline.loaders.network import rest_of
+
+            rest = rest_of(self.shipment.artifact, self.device)
+        return TrainerSide(cuts=self.cuts, rest=rest, device=self.device, device_batch=self.settings.device_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -178,10 +174,6 @@ def _share(settings: LoaderSettings, workers: int) -> LoaderSettings:
 def _ledger(data: Dataset, settings: LoaderSettings) -> Ledger:
     refuses = data.changed == "refuse"
     return Ledger(_ignore, most_skipped=settings.most_skipped(len(data)), refuses_changes=refuses)
-
-
-def _rest(prefix: Prefix, cut: Cut) -> Graph:
-    return after(prefix.graph, cut)
 
 
 def _ignore(_: Event) -> None:

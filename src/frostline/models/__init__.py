@@ -3,19 +3,19 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from frostline.models.freeze import freeze
-
 if TYPE_CHECKING:
     from frostline.models.cutting import CutNetwork, cut_network
+    from frostline.models.freezing import freeze
     from frostline.models.head import Head
 
 __all__ = ("CutNetwork", "Head", "cut_network", "freeze")
 
-# Who reads a prefix needs nothing of what traces networks, which takes half a second to import.
+# Who counts cuts needs no torch, and who reads a prefix nothing of what traces networks.
 _MODULES = {
     "CutNetwork": "frostline.models.cutting",
     "Head": "frostline.models.head",
     "cut_network": "frostline.models.cutting",
+    "freeze": "frostline.models.freezing",
 }
 
 

@@ -12,7 +12,7 @@ from frostline.errors import FrozenInTrainMode, NothingFrozen
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import enumerate_cuts
 from frostline.models.flow import Flow, frozen_reach, prune, reads, sources_of_change
-from frostline.models.freeze import frozen_modules
+from frostline.models.freezing import frozen_modules
 from frostline.models.layout import straightened, transposed
 from frostline.models.split import before, guard_inputs
 from frostline.models.trace import Trace

@@ -14,7 +14,7 @@ from frostline.engines.apart import computing
 from frostline.engines.runner import Runner
 from frostline.errors import ModelError, NotTraceable
 from frostline.models.flow import prune
-from frostline.models.freeze import frozen_modules
+from frostline.models.freezing import frozen_modules
 from frostline.models.frozen import FrozenPart
 from frostline.models.inputs import random
 from frostline.models.layout import straightened

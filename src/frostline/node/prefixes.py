@@ -5,23 +5,24 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.batching import readable_bytes
 from frostline.core import REFERENCE, Cut, Levels
-from frostline.engines.faces import Begun, Engine, Queueing
-from frostline.engines.footprint import Footprint
-from frostline.engines.runner import Arrays
-from frostline.engines.torch_eager import TorchEngine
+from frostline.engines.faces import Arrays, Begun, Engine, Footprint, Queueing
 from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix
-from frostline.models.artifact import Prefix, digest_of, read_prefix
 from frostline.node.memory import Pool, Reservation
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Account
-from frostline.node.trials import Trials
+from frostline.node.torch_door import TorchDoor
 from frostline.profiles import Trial
+
+if TYPE_CHECKING:  # of PyTorch, which the first of them brings
+    from frostline.engines.torch_eager import TorchEngine
+    from frostline.models.artifact import Prefix
 
 __all__ = ("Prefixes", "Resident")
 
@@ -43,8 +44,8 @@ class Resident:
         rows: of a run, at most: those at which the engine is fastest.
     """
 
-    prefix: Prefix
-    reference: TorchEngine
+    prefix: "Prefix"
+    reference: "TorchEngine"
     engine: Engine
     rows: int
 
@@ -65,17 +66,15 @@ class Prefixes:
 
     Args:
         memory: for their weights.
-        device: where they run, in torch's words.
         most_rows: of a run.
-        trials: know the other engines, and make them.
+        door: to what reads prefixes and makes engines.
         counters: told what happens.
     """
 
-    def __init__(self, memory: Pool, device: str, most_rows: int, trials: Trials, counters: Counters) -> None:
+    def __init__(self, memory: Pool, most_rows: int, door: TorchDoor, counters: Counters) -> None:
         self._memory = memory
-        self._device = device
         self._most_rows = most_rows
-        self._trials = trials
+        self._door = door
         self._counters = counters
         self._lock = threading.Lock()
         self._making = threading.Lock()
@@ -118,7 +117,7 @@ class Prefixes:
         """
         if digest in self:
             return
-        if digest_of(body) != digest:
+        if self._door.digest_of(body) != digest:
             raise BadRequest("the prefix is not the one that its digest names: it changed on its way")
         with self._charged(len(body), asker), ExitStack() as memory:
             resident = self._resident(body, memory)
@@ -174,7 +173,7 @@ class Prefixes:
 
     def _make(self, reference: Resident, key: _Key, asker: Account, levels: Levels | None) -> None:
         digest, engine, cut = key
-        trial = self._trials.ready(digest, engine, cut)
+        trial = self._door.trials.ready(digest, engine, cut)
         if trial is None:
             raise EngineNotReady(
                 f"{engine} is not ready for cut {cut} of the prefix {digest[:12]}: ask for a profile that names both, "
@@ -182,7 +181,7 @@ class Prefixes:
             )
         with self._charged(trial.weight_bytes, asker), ExitStack() as memory:
             room = memory.enter_context(self._room(trial.load_bytes))
-            made = _Measured(engine=self._trials.made(digest, reference.prefix, trial, levels), trial=trial)
+            made = _Measured(engine=self._door.trials.made(digest, reference.prefix, trial, levels), trial=trial)
             room.shrink(trial.weight_bytes)
             rows = min(trial.rows, self._most_rows)
             resident = Resident(prefix=reference.prefix, reference=reference.reference, engine=made, rows=rows)
@@ -214,9 +213,9 @@ class Prefixes:
 
     def _resident(self, body: bytes, memory: ExitStack) -> Resident:
         memory.enter_context(self._room(len(body)))
-        prefix = read_prefix(body)
+        prefix = self._door.read(body)
         memory.enter_context(self._room(len(prefix.graph.nodes) * _NODE_BYTES))
-        engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, device=self._device, most_rows=self._most_rows)
+        engine = self._door.reference(prefix)
         return Resident(prefix=prefix, reference=engine, engine=engine, rows=self._most_rows)
 
     def _room(self, nbytes: int) -> Reservation:

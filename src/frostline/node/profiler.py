@@ -24,7 +24,7 @@ from frostline.node.runs import PrefixRun
 from frostline.node.sharing import Sharing
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Account
-from frostline.node.trials import Trials
+from frostline.node.torch_door import TorchDoor
 from frostline.preprocess import Preprocess
 from frostline.profiles import CodecCost, CutCost, Profile
 from frostline.wire.messages import FeatureRequest, ProfileRequest
@@ -43,14 +43,14 @@ class Profiler:
         settings: of the node.
         opening: opens what requests need.
         sharing: the node's memory and threads.
-        trials: know the engines.
+        door: to the trials of engines.
     """
 
-    def __init__(self, settings: NodeSettings, opening: Opening, sharing: Sharing, trials: Trials) -> None:
+    def __init__(self, settings: NodeSettings, opening: Opening, sharing: Sharing, door: TorchDoor) -> None:
         self._settings = settings
         self._opening = opening
         self._sharing = sharing
-        self._trials = trials
+        self._door = door
         self._networks = Networks()
 
     def profile(self, wanted: ProfileRequest, account: Account, leash: Leash, held: ExitStack) -> Profile:
@@ -68,7 +68,8 @@ class Profiler:
         bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         nbytes += 0 if bench is None else bench.nbytes
         most_bytes = max(nbytes, lane.total_bytes // _PART)
-        tried = _shape_of_tried(wanted, preprocess, most_bytes) if bench and self._trials.are_wanted(wanted) else ()
+        tries = bench is not None and self._door.trials.are_wanted(wanted)
+        tried = _shape_of_tried(wanted, preprocess, most_bytes) if tries else ()
         kind = np.dtype(np.float32 if preprocess.levels is None else np.uint8)
         tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
         # What engines are tried on is read when the rest has gone.
@@ -88,7 +89,7 @@ class Profiler:
         pixels: Slab = np.zeros(tried, kind)
         kept = load(reader, pixels, len(pixels), readers, leash, counters)
         patron = self._patron(request, account, leash)
-        choice = self._trials.wanted(wanted, resident.prefix, pixels, patron, preprocess.levels)
+        choice = self._door.trials.wanted(wanted, resident.prefix, pixels, patron, preprocess.levels)
         if choice.engine != REFERENCE:
             decode_s = (kept if levels_of(choice.engine) else loaded).decode_s
             costs = under_engine(costs, network, resident.prefix.cuts, decode_s, choice)

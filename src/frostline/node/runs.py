@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ import numpy.typing as npt
 from frostline.batching import ROWS, Limit, readable_bytes
 from frostline.core import Cut
 from frostline.engines.identity import levels_of
-from frostline.engines.profile import cut_seconds, cut_values
 from frostline.errors import OverBudget
 from frostline.node.device import Device
 from frostline.node.leash import Leash
@@ -107,11 +106,11 @@ class PrefixRun:
         return self._leash.follow(batch.future, partial(self._device.enqueue, batch)).result()
 
     def seconds(self, slab: Slab, *, repeats: int) -> npt.NDArray[np.float64]:
-        """Seconds a sample up to each cut, as ``engines.profile.cut_seconds`` gives them."""
+        """Seconds a sample up to each cut, as ``TorchEngine.cut_seconds`` gives them."""
         return self._alone(partial(self._measure, slab, repeats))
 
     def values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
-        """What crosses some cuts for up to eight samples, as ``engines.profile.cut_values`` gives it."""
+        """What crosses some cuts for up to eight samples, as ``TorchEngine.cut_values`` gives it."""
         return self._alone(partial(self._values, slab, cuts))
 
     def _work(self, run_rows: int) -> Work:
@@ -124,17 +123,12 @@ class PrefixRun:
         return made
 
     def _measure(self, slab: Slab, repeats: int) -> npt.NDArray[np.float64]:
-        graph, cuts = self._resident.prefix.graph, self._resident.prefix.cuts
         with self._activations(len(slab)):
-            return cut_seconds(graph, self._leaves(), cuts, slab, repeats=repeats, clock=time.perf_counter)
+            return self._resident.reference.cut_seconds(slab, repeats=repeats, clock=time.perf_counter)
 
     def _values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
         with self._activations(ROWS):
-            return cut_values(self._resident.prefix.graph, self._leaves(), cuts, slab)
-
-    def _leaves(self) -> list[Any]:
-        prefix = self._resident.prefix
-        return [prefix.tensors[tensor].to(self._device.name) for _, tensor in prefix.graph.leaves]
+            return self._resident.reference.cut_values(cuts, slab)
 
     def _activations(self, rows: int) -> Reservation:
         memory = self._device.memory.take(self._bytes(rows))

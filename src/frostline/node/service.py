@@ -29,8 +29,8 @@ from frostline.node.sharing import Sharing
 from frostline.node.statistics import Counters, NodeStatistics
 from frostline.node.tenants import Account
 from frostline.node.terms import Room
+from frostline.node.torch_door import TorchDoor
 from frostline.node.trainings import Trainings
-from frostline.node.trials import trials_of
 from frostline.node.uploads import Upload
 from frostline.profiles import Profile
 from frostline.version import __version__
@@ -65,13 +65,11 @@ class Node:
         self._sharing = Sharing(settings)
         self._pools = self._sharing.pools
         run_bytes = int(self._pools["device"].total_bytes / HEADROOM)
-        self._trials = trials_of(settings, Room(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes))
-        self._prefixes = Prefixes(
-            self._pools["weights"], settings.device, settings.device_batch, self._trials, self._sharing.counters
-        )
+        self._door = TorchDoor(settings, Room(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes))
+        self._prefixes = Prefixes(self._pools["weights"], settings.device_batch, self._door, self._sharing.counters)
         self._cache = NodeCache(settings, roots)
         self._opening = Opening(settings, self._stores, self._prefixes, self._sharing)
-        self._profiler = Profiler(settings, self._opening, self._sharing, self._trials)
+        self._profiler = Profiler(settings, self._opening, self._sharing, self._door)
         self.trainings = Trainings(settings, self._prefixes.used, self._sharing.trained)
         self._answers: set[Answer] = set()
         self._lock = threading.Lock()
@@ -169,7 +167,7 @@ class Node:
 
     def leash(self) -> Leash:
         """What ties a request's work together, so that all of it can be given up."""
-        return Leash((*self._pools.values(), self._trials))
+        return Leash((*self._pools.values(), self._door))
 
     def profile(
         self, wanted: ProfileRequest, admission: Admission | None = None, leash: Leash | None = None
@@ -193,7 +191,7 @@ class Node:
         """End every answer and stop the threads. Calling it again does nothing."""
         self._sharing.gate.shut()
         self.trainings.close()
-        self._trials.close()
+        self._door.close()
         with self._lock:
             answers = list(self._answers)
         for answer in answers:

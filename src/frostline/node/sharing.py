@@ -6,7 +6,7 @@ from contextlib import closing
 from frostline.batching import FirstCome, Hapi, Merging, Rule
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
-from frostline.engines.device_memory import free_device_bytes
+from frostline.engines.hardware import free_device_bytes
 from frostline.node.admission import Gate
 from frostline.node.cached import shared_bytes
 from frostline.node.device import Device

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from frostline.errors import ModelError, UnknownModel, WeightsMismatch, nearest
-from frostline.models.freeze import classifier_of, used_parameters
+from frostline.models.freezing import classifier_of, used_parameters
 from frostline.preprocess import (
     CenterCrop,
     Decode,
