@@ -252,9 +252,9 @@ def store_inside(wanted):
         # The manifests are made once, beside the data, as others' chunks are with their index.
         import frostline as fl
 
-        for what in ("photographs", "objects"):
+        for what, form in (("photographs", "files"), ("photographs", "shards"), ("objects", "files")):
             for part in PARTS:
-                assert len(fl.Dataset(f"s3://{BUCKET}/{what}/{part}/files"))
+                assert len(fl.Dataset(f"s3://{BUCKET}/{what}/{part}/{form}"))
         print(json.dumps(server.environment() | {"S3_ENDPOINT_URL": f"http://{server.s3}"}), flush=True)
         sys.stdin.read()
 

@@ -102,24 +102,31 @@ def shuffled(task, items):
     return [items[place] for place in np.random.default_rng(task.seed).permutation(len(items))]
 
 
-def frostline(task, near=None, batch=BATCH, relist=True):
+def frostline(task, near=None, batch=BATCH, relist=True, form="files", shuffle=True):
     """The store's objects, decoded as they arrive; nothing is kept, since later epochs would then read nothing."""
     import frostline as fl
     from frostline.config import LoaderSettings
 
-    data = fl.Dataset(task.url("files"), relist=relist)
+    data = fl.Dataset(task.url(form), relist=relist)
     settings = LoaderSettings(cache_bytes=0)
     if task.what == "objects":
         yield from _encoded(task, data, near, settings)
         return
     with fl.offload(None, data, preprocess=task.preprocess(), near=near, settings=settings) as job:
-        for found in job.loader(batch, shuffle=True, seed=task.seed):
+        for found in job.loader(batch, shuffle=shuffle, seed=task.seed):
             yield found.features, found.labels
 
 
 def frostline_unlisted(task):
     """The same with the manifest that was built last, as others take their index, and not listed again."""
     yield from frostline(task, relist=False)
+
+
+def frostline_blocks(task):
+    """The same of the shards that others read whole: blocks of neighbours by one request each, mixed as theirs are."""
+    import frostline as fl
+
+    yield from frostline(task, relist=False, form="shards", shuffle=fl.Blocks())
 
 
 def frostline_node(task):
@@ -272,6 +279,7 @@ def webdataset(task):
 
     store = S3Store(BUCKET)
     names = [one["path"] for some in obstore.list(store, task.key("shards") + "/") for one in some]
+    names = [name for name in names if name.endswith(".tar")]  # Frostline's manifest lies beside them
     signed = obstore.sign(store, "GET", names, datetime.timedelta(hours=1))
     data = (
         wds.WebDataset([f"pipe:curl -s -f '{url}'" for url in signed], shardshuffle=len(names), empty_check=False)
@@ -381,6 +389,7 @@ def tf_data(task, batch=BATCH, reads=READS):
 LOADERS = {
     "Frostline": frostline,
     "Frostline, not listed again": frostline_unlisted,
+    "Frostline, shards in blocks": frostline_blocks,
     "Frostline, node beside the store": frostline_node,
     "DataLoader, s3torchconnector": torch_s3,
     "SPDL": spdl,

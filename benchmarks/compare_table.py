@@ -9,6 +9,8 @@ SETTINGS = """\
 | Frostline | single objects | defaults, but nothing kept between epochs: the node in its process decodes |
 | Frostline, not listed again | single objects | the same with `relist=False`: the manifest that was built last, as \
 others read an index that was made once |
+| Frostline, shards in blocks | tars of 8 MiB | the same of WebDataset's shards: `shuffle=Blocks()`, blocks of 16 \
+samples, 64 of them mixed |
 | Frostline, node beside the store | single objects | defaults, but `near=` and nothing kept: samples come encoded |
 | DataLoader, s3torchconnector | single objects | `S3MapDataset`; 16 workers, 4 at 0 ms; `prefetch_factor` 2, the \
 default. PyTorch suggests no more workers than cores, which is for computing: here each waits for one read at a time |

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from frostline.datasets import Dataset
     from frostline.loaders import Batch, Blend, Epochs, FeatureMixup, FeatureNoise, Job, Loader, Ranks, offload
     from frostline.models import Head, freeze
+    from frostline.ordering import Blocks
     from frostline.wire.recipes import Recipe
 
 __all__ = (
     "Batch",
     "Blend",
+    "Blocks",
     "Dataset",
     "Epochs",
     "FeatureMixup",
@@ -38,6 +40,7 @@ __all__ = (
 _ROOMS = {
     "Batch": "frostline.loaders",
     "Blend": "frostline.loaders",
+    "Blocks": "frostline.ordering",
     "Dataset": "frostline.datasets",
     "Epochs": "frostline.loaders",
     "FeatureMixup": "frostline.loaders",

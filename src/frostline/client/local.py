@@ -15,6 +15,7 @@ from frostline.node import Node
 from frostline.node.answers import Answer
 from frostline.node.memory import Abandoned
 from frostline.profiles import Profile
+from frostline.stores.blocks import BlockReads
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("LocalAnswer", "LocalTransport")
@@ -59,6 +60,10 @@ class LocalTransport:
         """See ``Transport``."""
         self.count(requests=1)
         return LocalAnswer(lambda: self._node.features(request), self)
+
+    def blocks(self, data: str, reading: str, most_bytes: int) -> BlockReads | None:
+        """See ``ReadsBlocks``."""
+        return self._node.blocks(data, reading, most_bytes)
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``."""

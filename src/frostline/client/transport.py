@@ -8,9 +8,10 @@ from typing import Any, Protocol, Self, runtime_checkable
 from frostline.client.cancellation import Cancellation
 from frostline.core import FeatureBatch
 from frostline.profiles import Profile
+from frostline.stores.blocks import BlockReads
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("BesideTraining", "TrainsBeside", "Transport", "TransportStatistics")
+__all__ = ("BesideTraining", "ReadsBlocks", "TrainsBeside", "Transport", "TransportStatistics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,3 +116,11 @@ class TrainsBeside(Protocol):
             Refused: The node does not take it.
             Unavailable: It is busy with another one, or cannot be reached.
         """
+
+
+@runtime_checkable
+class ReadsBlocks(Protocol):
+    """A way to a node that can be told long before which samples will be asked for."""
+
+    def blocks(self, data: str, reading: str, most_bytes: int) -> BlockReads | None:
+        """What is told; None where neighbours are no faster together. See ``Node.blocks``."""

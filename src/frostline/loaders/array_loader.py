@@ -16,7 +16,7 @@ from frostline.loaders.epochs import Epochs
 from frostline.loaders.passport import Begin, Maker, Passport, begin_of, open_passport, worker_state
 from frostline.loaders.ranks import ALONE, Ranks
 from frostline.loaders.rows import EpochRows, Source
-from frostline.ordering import EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
+from frostline.ordering import BlockOrder, EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Columns
 from frostline.prefetch.stretches import Delivery
 
@@ -111,7 +111,7 @@ class ArrayLoader:
 
     def __len__(self) -> int:
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
-        if self._ranks.are_several or not isinstance(self._order, Order):
+        if self._ranks.are_several or not isinstance(self._order, Order | BlockOrder):
             return self._shard(self._resumed(Begin()), Begin()).steps
         lost, samples = self._source.unreadable(), self._data.samples
         readable = len(samples) - (int(np.isin(samples.ids, lost).sum()) if len(lost) else 0)

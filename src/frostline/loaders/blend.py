@@ -9,6 +9,8 @@ import numpy.typing as npt
 from frostline.datasets import Dataset
 from frostline.errors import OrderMismatch, SettingError
 from frostline.ordering import (
+    BlockOrder,
+    Blocks,
     EpochOrder,
     Mixture,
     Order,
@@ -29,7 +31,7 @@ def order_of(
     data: Dataset,
     blend: "Blend | None" = None,
     *,
-    shuffle: bool,
+    shuffle: bool | Blocks,
     seed: int,
     epoch: int,
     weights: GivenWeights | None = None,
@@ -40,7 +42,7 @@ def order_of(
     Args:
         data: the samples; those of all parts where they are blended.
         blend: of the parts; None where they are not.
-        shuffle: draw the order from the seed.
+        shuffle: draw the order from the seed, in blocks where those are given.
         seed: of the order.
         epoch: its number.
         weights: draw by these instead.
@@ -51,10 +53,17 @@ def order_of(
     """
     if weights is None and draws is not None:
         raise SettingError("draws is how many samples are drawn by weights: give weights too")
+    if isinstance(shuffle, Blocks) and (blend is not None or weights is not None):
+        raise SettingError(
+            "Blocks are neighbours of one data set, each of which comes once: take shuffle=True for a blend, and "
+            "neither for weights"
+        )
     if blend is not None:
         if weights is not None:
             raise SettingError("a blend has ratios: draw by weights from one data set, or blend parts of it")
-        return blend.order(shuffle=shuffle, seed=seed, epoch=epoch)
+        return blend.order(shuffle=bool(shuffle), seed=seed, epoch=epoch)
+    if isinstance(shuffle, Blocks):
+        return BlockOrder(size=len(data), seed=seed, epoch=epoch, blocks=shuffle)
     if weights is None:
         return Order(size=len(data), seed=seed, epoch=epoch, shuffle=shuffle)
     size = len(data) if draws is None else draws

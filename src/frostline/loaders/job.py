@@ -26,7 +26,7 @@ from frostline.loaders.making import Maker
 from frostline.loaders.pilot import Pilot
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.reopening import Blueprint, Origin
-from frostline.ordering import RecordedOrder
+from frostline.ordering import Blocks, RecordedOrder
 from frostline.planning import Plan, Situation
 from frostline.prefetch import Tuner
 from frostline.preprocess import Preprocess
@@ -154,7 +154,7 @@ class Job:
         self,
         batch_size: int,
         *,
-        shuffle: bool = False,
+        shuffle: bool | Blocks = False,
         seed: int = 0,
         epoch: int = 0,
         data: Dataset | Blend | None = None,
@@ -173,7 +173,8 @@ class Job:
 
         Args:
             batch_size: rows of every batch but perhaps the last, at each rank.
-            shuffle: draw the order from the seed; else it is the manifest's.
+            shuffle: draw the order from the seed; else it is the manifest's. ``Blocks`` draws blocks of neighbours,
+                which are read by one request, and mixes some of them at a time.
             seed: of the order and of random preprocessing.
             epoch: each epoch has its own order.
             data: a part of the job's data set, such as one side of ``Dataset.split``, or a blend of parts; all of it

@@ -10,6 +10,7 @@ from frostline.errors import SettingError
 from frostline.events import Event
 from frostline.loaders.array_loader import ArrayLoader, Change
 from frostline.loaders.blend import Blend, GivenWeights, order_of, replayed
+from frostline.loaders.blocks import blocks_of
 from frostline.loaders.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
@@ -19,7 +20,7 @@ from frostline.loaders.pinned import memory_for
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.rows import Source
 from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
-from frostline.ordering import RecordedOrder
+from frostline.ordering import BlockOrder, Blocks, RecordedOrder
 from frostline.prefetch import Tuner
 from frostline.preprocess import Preprocess
 
@@ -56,7 +57,7 @@ class Maker:
         self,
         batch_size: int,
         *,
-        shuffle: bool = False,
+        shuffle: bool | Blocks = False,
         seed: int = 0,
         epoch: int = 0,
         data: Dataset | Blend | None = None,
@@ -89,8 +90,16 @@ class Maker:
         # With slack each rank would be somewhere else in a step, and a replay would be another order.
         is_strict = ranks.are_several or replay is not None
         settings = replace(self.settings, slack=0) if is_strict else self.settings
+        blocks = None
+        if isinstance(order, BlockOrder) and replay is None:
+            sharing = ranks.world_size * ranks.workers
+            blocks = blocks_of(fetcher.transport, data, order, settings, sharing)
+        if blocks is not None:
+            settings = replace(settings, window_bytes=max(1, settings.window_bytes // 2))
         return ArrayLoader(
-            lambda number: replace(make(fetcher, seed, number, has_targets=has_targets), settings=settings),
+            lambda number: replace(
+                make(fetcher, seed, number, has_targets=has_targets), settings=settings, blocks=blocks
+            ),
             data,
             order=order if replay is None else replayed(data, order, replay),
             batch_size=batch_size,

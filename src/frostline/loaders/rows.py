@@ -14,9 +14,10 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, SampleTable, TensorSpec
 from frostline.errors import DataError
 from frostline.events import Observer
+from frostline.loaders.blocks import BlocksAhead, BlockSource
 from frostline.loaders.fetch import FetchRows
 from frostline.loaders.repeats import fetch_each
-from frostline.ordering import EpochOrder, Shard
+from frostline.ordering import EpochOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.lengthening import Lengthening, Lengths
@@ -24,6 +25,7 @@ from frostline.prefetch.slabs import Memory
 from frostline.prefetch.stretches import Ask, Dealer, Delivery, Stretch, stretches
 from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window
+from frostline.stores.blocks import BlockReads
 
 __all__ = ("EpochRows", "Source")
 
@@ -53,6 +55,7 @@ class Source:
         tuner: of the windows' bounds; None leaves them as they are set.
         memory: where batches lie; None for memory of this process.
         tensors: what every row has, its mask apart, where that is known beforehand.
+        blocks: reads samples in blocks before they are asked for; None where nobody does.
         begins_short: the first requests of a window are shorter; not where a network runs, which rows fill up.
     """
 
@@ -66,6 +69,7 @@ class Source:
     tuner: Tuner | None = None
     memory: Memory | None = None
     tensors: tuple[TensorSpec, ...] = ()
+    blocks: BlockSource | None = None
     begins_short: bool = False
 
 
@@ -139,6 +143,7 @@ class EpochRows:
         self._given = 0
         self._passed = 0  # all below this place was put into a batch, or cannot be read
         self._segments: deque[_Segment] = deque()
+        self._reads: BlockReads | None = None
         row_bytes = 0 if source.cache is None else source.cache.row_bytes
         self._read_rows = max(1, min(_READ_ROWS, _READ_BYTES // max(1, row_bytes)))
 
@@ -155,10 +160,14 @@ class EpochRows:
             assembler: of the batches; empty.
             arrivals: what was asked for by ``stretches``, in order: ``arrivals``, or from a window that asks for more.
         """
-        for ids, labels, column, *tensors in self._filled(assembler, arrivals):
-            self._given += 1
-            places = column.astype(np.int64, copy=False)
-            yield (ids, labels, *tensors), places, self._position(places, assembler)
+        try:
+            for ids, labels, column, *tensors in self._filled(assembler, arrivals):
+                self._given += 1
+                places = column.astype(np.int64, copy=False)
+                yield (ids, labels, *tensors), places, self._position(places, assembler)
+        finally:
+            if self._reads is not None:
+                self._reads.close()
 
     def waits_for(self, before: "EpochRows") -> bool:
         """Its features are found where those of the epoch before are kept, if it is asked for after that."""
@@ -182,6 +191,7 @@ class EpochRows:
         dealer = self.source.dealer
         if begins and self.source.begins_short:
             dealer = Lengthening(dealer, Lengths.of(self.source.settings))
+        ahead = self._blocks_ahead()
         for start in range(0, len(self._shard), _SEGMENT):
             stop = min(start + _SEGMENT, len(self._shard))
             rows = self._order.at(self._shard.positions(start, stop))
@@ -192,7 +202,25 @@ class EpochRows:
             self._segments.append(segment)
             for stretch in self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk), dealer):
                 self.asked = int(stretch.positions[-1]) + 1
+                if ahead is not None:
+                    ahead.upto(self.asked)
                 yield stretch
+
+    def _blocks_ahead(self) -> BlocksAhead | None:
+        blocks, order = self.source.blocks, self._order
+        if blocks is None or not isinstance(order, Resumed) or (reads := blocks.open()) is None:
+            return None
+        self._reads = reads
+        return BlocksAhead(reads, blocks.order, self._samples, order, self._shard, self._is_wanted)
+
+    def _is_wanted(self, ids: _Ints) -> npt.NDArray[np.bool_]:
+        """Which samples will be asked for."""
+        cache = self.source.cache
+        wanted = ~np.isin(ids, self.source.unreadable())
+        if cache is not None:
+            held = cache.find(ids)
+            wanted &= (held.rows < 0) & ~held.is_on_disk
+        return wanted
 
     def _position(self, places: _Ints, assembler: BatchAssembler) -> int:
         if self._shard.is_shared:

@@ -6,6 +6,7 @@ from threading import Semaphore
 from frostline.config import NodeSettings
 from frostline.core import REFERENCE
 from frostline.errors import BadRequest
+from frostline.node.blocks import BlockShelf
 from frostline.node.leash import Leash
 from frostline.node.memory import Pool
 from frostline.node.prefixes import Prefixes, Resident
@@ -15,7 +16,8 @@ from frostline.node.sharing import Sharing
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Account
 from frostline.preprocess import Preprocess
-from frostline.stores.faces import Versioned
+from frostline.stores.blocks import BlockReads
+from frostline.stores.faces import Place, Versioned
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Opening",)
@@ -42,6 +44,16 @@ class Opening:
         self._ahead: Pool = sharing.pools["ahead"]
         self._memory: Pool = sharing.pools["decode"]
         self._decoders = Semaphore(settings.decode_threads)
+        self._blocks = BlockShelf()
+
+    def blocks(self, data: str, reading: str, account: Account, most_bytes: int) -> BlockReads | None:
+        """What reads a data set's samples in blocks before they are asked for; see ``BlockShelf.open``.
+
+        Raises:
+            BadRequest: It does not lie under a root of this node that the account may read.
+        """
+        store = self.stores.store(data, account.settings.roots, reading=reading)
+        return self._blocks.open(store, reading, self._waiters.lane(account.name), most_bytes)
 
     def reader(
         self,
@@ -60,7 +72,9 @@ class Opening:
         store = self._store(request, preprocess, account)
         threads = self._waiters.lane(account.name)
         decoding = Decoding(memory=self._memory, turns=self._decoders, counters=counters)
-        ahead = read_ahead(store, request, self._ahead, threads, held)
+        samples = request.samples
+        places = list(map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
+        ahead = self._blocks.over(store, places) or read_ahead(store, request, places, self._ahead, threads, held)
         return SampleReader(ahead, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def resident(

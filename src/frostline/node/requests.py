@@ -86,6 +86,7 @@ class Stores:
         if "://" not in data or not self._is_open(url, roots):
             raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
         within = tuple(one for one in (*roots, *self._roots) if self._is_open(one, roots)) if reading == URLS else ()
+        mapped = mapped and url.startswith("file:")
         key = (url, reading, mapped, within)
         with self._lock:
             if key not in self._open:
@@ -121,7 +122,14 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     return preprocess
 
 
-def read_ahead(store: Versioned, request: FeatureRequest, ahead: Pool, threads: Executor, held: ExitStack) -> Versioned:
+def read_ahead(
+    store: Versioned,
+    request: FeatureRequest,
+    places: Sequence[Place],
+    ahead: Pool,
+    threads: Executor,
+    held: ExitStack,
+) -> Versioned:
     """The store, or one that reads samples of the request before they are asked for.
 
     Those that are neighbours in an object are read by one request, where there are any.
@@ -129,6 +137,7 @@ def read_ahead(store: Versioned, request: FeatureRequest, ahead: Pool, threads: 
     Args:
         store: that holds its samples.
         request: whose samples will be read.
+        places: of these samples.
         ahead: memory for what was read and is not asked for yet.
         threads: that wait for the store.
         held: closed when the request ends.
@@ -141,10 +150,8 @@ def read_ahead(store: Versioned, request: FeatureRequest, ahead: Pool, threads: 
         return ahead.take(nbytes) if nbytes <= ahead.total_bytes else None
 
     # Objects of their own, and a table's, have no neighbours.
-    samples = request.samples if request.reading == OBJECTS and not isinstance(store, CqlStore) else None
-    if samples is not None:
-        places = map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist())
-        together = Together(store, list(places), room)
+    if request.reading == OBJECTS and not isinstance(store, CqlStore):
+        together = Together(store, places, room)
         held.callback(together.close)
         if together.joins:
             return together

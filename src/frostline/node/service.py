@@ -33,6 +33,7 @@ from frostline.node.torch_door import TorchDoor
 from frostline.node.trainings import Trainings
 from frostline.node.uploads import Upload
 from frostline.profiles import Profile
+from frostline.stores.blocks import BlockReads
 from frostline.version import __version__
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
@@ -164,6 +165,19 @@ class Node:
         with self._lock:
             self._answers.add(answer)
         return answer
+
+    def blocks(self, data: str, reading: str, most_bytes: int) -> BlockReads | None:
+        """What reads samples in blocks before requests of this process ask for them; None where that is no faster.
+
+        Args:
+            data: URL of the data set's root.
+            reading: how the bytes at its samples' addresses are found.
+            most_bytes: that were read and not asked for yet, beside the node's budget.
+
+        Raises:
+            BadRequest: It does not lie under a root of this node.
+        """
+        return self._opening.blocks(data, reading, self._sharing.tenants.everybody, most_bytes)
 
     def leash(self) -> Leash:
         """What ties a request's work together, so that all of it can be given up."""

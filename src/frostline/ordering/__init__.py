@@ -1,5 +1,6 @@
 """Decides which sample stands where: orders of epochs, shares of ranks, states to go on from, splits, chosen rows."""
 
+from frostline.ordering.blocks import BlockOrder, Blocks
 from frostline.ordering.chosen import Chosen, Places
 from frostline.ordering.handshake import Gather, Terms, check_terms
 from frostline.ordering.interleaving import Interleaving
@@ -21,6 +22,8 @@ from frostline.ordering.weighted import Weighted, Weights, weights_by_class
 
 __all__ = (
     "LAST",
+    "BlockOrder",
+    "Blocks",
     "Chosen",
     "EpochOrder",
     "Gather",

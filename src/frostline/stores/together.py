@@ -1,14 +1,14 @@
 """Reads neighbours of an object by one request for threads that ask for them one by one."""
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 from frostline.errors import ObjectNotFound
 from frostline.stores.faces import Buffer, Place, Versioned
-from frostline.stores.ranges import Range, plan_ranges
+from frostline.stores.neighbours import neighbours
+from frostline.stores.ranges import Range
 
 __all__ = ("Room", "Together")
 
@@ -153,20 +153,5 @@ class _Read:
 
 def _joined_reads(places: Sequence[Place], most_gap_bytes: int, most_bytes: int) -> list[_Read]:
     """The joined reads of several places each, in the order in which their first places stand."""
-    asked: defaultdict[str, dict[Range, int]] = defaultdict(dict)
-    for row, place in enumerate(places):
-        if place.length:
-            asked[place.object].setdefault(Range(place.offset, place.length), row)
-    found: list[tuple[int, _Read]] = []
-    for object, rows in asked.items():
-        if len(rows) < 2:
-            continue
-        plan = plan_ranges(list(rows), most_gap_bytes=most_gap_bytes, most_bytes=most_bytes)
-        of: defaultdict[int, list[Range]] = defaultdict(list)
-        for one, piece in zip(rows, plan.pieces, strict=True):
-            of[piece.read].append(one)
-        for number, some in of.items():
-            if len(some) > 1:
-                waiting = {Place(object, *one) for one in some}
-                found.append((min(rows[one] for one in some), _Read(object, plan.reads[number], waiting)))
-    return [read for _, read in sorted(found, key=lambda one: one[0])]
+    found = neighbours(places, most_gap_bytes=most_gap_bytes, most_bytes=most_bytes)
+    return [_Read(one.object, one.whole, set(one.places)) for one in found if len(one.places) > 1]

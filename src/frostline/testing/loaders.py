@@ -26,7 +26,7 @@ from frostline.datasets import Dataset
 from frostline.errors import FrostlineError, OrderMismatch
 from frostline.loaders import Blend, Job, Ranks, offload
 from frostline.loaders.arrays import Arrays
-from frostline.ordering import Order
+from frostline.ordering import Blocks, Order
 from frostline.preprocess import imagenet
 
 __all__ = (
@@ -130,7 +130,9 @@ class OrderTests(LoaderTests):
         found = self.whole(self.make(job, BATCH, shuffle=True, drop_last=True))
         assert found == _reference(job)[:-1]
 
-    @pytest.mark.parametrize("order", ["drawn by weights", "a mixture", "a padded share of ranks", "replayed"])
+    @pytest.mark.parametrize(
+        "order", ["in blocks", "drawn by weights", "a mixture", "a padded share of ranks", "replayed"]
+    )
     def test_other_orders_come_as_they_do_without_a_framework(self, job: Job, order: str) -> None:
         options = _options(job, order)
         assert self.whole(self.make(job, BATCH, **options)) == _ids_of(job.arrays(BATCH, **options))
@@ -273,6 +275,8 @@ def _reference(job: Job, *, seed: int = 0, epoch: int = 0) -> list[list[int]]:
 
 def _options(job: Job, order: str) -> dict[str, Any]:
     """What a loader with such an order is asked for."""
+    if order == "in blocks":
+        return {"shuffle": Blocks(samples=3, mixed=4), "seed": 2, "epoch": 1}
     if order == "drawn by weights":
         return {"weights": {"odd": 3, "even": 1}, "draws": 10, "seed": 2}
     if order == "a mixture":
