@@ -41,7 +41,7 @@ from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.datasets import Dataset
 from frostline.engines.hardware import hardware_name
-from frostline.errors import FrostlineError, Overloaded, Unavailable, UnknownPrefix
+from frostline.errors import FrostlineError, Unavailable, UnknownPrefix
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
 from frostline.node.process import start_node
@@ -245,7 +245,7 @@ class Job:
                     self.uploads += 1
                     self.upload()
                     self._take(number, stop)
-            except (Overloaded, Unavailable) as error:
+            except (UnknownPrefix, Unavailable) as error:  # too late, or the node has no room: it asks again later
                 self.waits += 1
                 stop.wait(getattr(error, "retry_after_s", 0.2))
             except FrostlineError as error:

@@ -1,9 +1,13 @@
 """A node that is full while a job begins: the job waits for as long as the node asks, says so, and gives up in time."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
 import pytest
 import torch
 
 import frostline as fl
+from frostline.batching import stays
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import NodeUnreachable, Overloaded
 from frostline.events import NodeFull, PhaseStarted
@@ -11,9 +15,11 @@ from frostline.loaders.asking import Asking
 from frostline.loaders.measure import measure_link
 from frostline.node import Node
 from frostline.testing.transports import Act, ScriptedTransport
+from support import nodes
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import make_images, request, served
+from support.tenants import tenant, token_of
 
 
 class Time:
@@ -88,3 +94,35 @@ def test_a_job_begins_at_a_real_node_that_is_full_as_soon_as_it_has_room(tmp_pat
     waits = [one for one in events if isinstance(one, NodeFull)]
     assert len(waits) == 2  # for the prefix, and for the samples that cross to measure the link
     assert all(one.delay_s >= 1 for one in waits)
+
+
+def test_jobs_whose_networks_do_not_fit_together_take_turns_and_have_all_their_features(tmp_path, monkeypatch):
+    monkeypatch.setattr(stays, "_TURN_S", 0.02)
+    folder = image_folder(tmp_path / "images", per_class=20)
+    data, names, last = fl.Dataset(folder), ("ann", "bob", "cat", "dan"), nodes.small_network(side=8).cuts[-1].number
+    # Eighteen megabytes for weights, and each network takes seven.
+    settings = NodeSettings(memory_bytes=96 << 20, device_batch=8, tenants=tuple(map(tenant, names)), max_requests=32)
+
+    def job_of(number, **options):
+        torch.manual_seed(number)
+        model = fl.freeze(nodes.Small(width=440).eval(), "features")
+        steps = tiny_preprocess(flip=True, side=8)  # so that nothing is kept from one epoch to the next
+        return fl.offload(model, data, preprocess=steps, cut=last, **options)
+
+    def features(job):
+        batches = [batch for epoch in range(4) for batch in job.loader(8, shuffle=True, seed=0, epoch=epoch)]
+        return torch.cat([batch.features for batch in batches]), torch.cat([batch.ids for batch in batches])
+
+    with Node(settings, (folder.as_uri(),)) as node, served(node) as url, ExitStack() as stack:
+        asking = [LoaderSettings(token=token_of(name), samples_per_request=8, requests_in_flight=2) for name in names]
+        jobs = [stack.enter_context(job_of(number, near=url, settings=one)) for number, one in enumerate(asking)]
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            got = list(threads.map(features, jobs))
+        totals = node.statistics().totals
+    assert totals.evicted > len(names), "they had to wait for the places of others"
+    for number, (rows, ids) in enumerate(got):
+        assert sorted(ids.tolist()) == sorted(data.samples.ids.tolist() * 4)
+        with job_of(number, node=NodeSettings(memory_bytes=1 << 28, device_batch=8)) as job:
+            alone, their_ids = features(job)
+        assert torch.equal(ids, their_ids)
+        assert torch.equal(rows, alone)

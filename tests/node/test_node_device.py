@@ -45,7 +45,14 @@ class Bench:
     def batch(self, rows, seed=0, is_abandoned=lambda: False):
         slab = np.zeros((RUN_ROWS, 3, SIDE, SIDE), np.float32)
         slab[:rows] = np.random.default_rng(seed).normal(size=(rows, 3, SIDE, SIDE))
-        return Batch(account=self.account, is_abandoned=is_abandoned, work=self.work, slab=slab, rows=rows)
+        return Batch(
+            account=self.account,
+            is_abandoned=is_abandoned,
+            work=self.work,
+            slab=slab,
+            rows=rows,
+            served=lambda _: None,
+        )
 
     def call(self, call):
         return Call(account=self.account, is_abandoned=lambda: False, call=call)

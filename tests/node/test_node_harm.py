@@ -110,9 +110,9 @@ def test_an_upload_for_which_there_is_no_memory_is_refused_and_gives_its_place_b
     with node_for(images, tenant("ann"), tenant("bob")) as node:
         ann = node.identify(token_of("ann"))
         length = MEMORY // 24  # the memory that a tenant has for work holds one such, and not two
-        with node.upload(length, ann) as first:
+        with node.upload("1" * 64, length, ann) as first:
             first.begin()
-            with node.upload(length, ann) as second, pytest.raises(Overloaded, match="memory") as refused:
+            with node.upload("2" * 64, length, ann) as second, pytest.raises(Overloaded, match="memory") as refused:
                 second.begin(longest_s=0.01)
             assert refused.value.retry_after_s > 0
             assert node.statistics().memory["work"].waiting == 0
@@ -134,12 +134,12 @@ def test_a_body_that_comes_byte_by_byte_is_given_up_and_names_the_knob(silence_s
         anyio.run(read)
 
 
-def upload(node, artifact, account):
+def upload(node, artifact, account, longest_s=60):
     digest, body = artifact
-    with node.upload(len(body), account) as upload:
-        upload.begin()
+    with node.upload(digest, len(body), account) as upload:
+        upload.begin(longest_s)
         upload.write(body)
-        upload.finish(digest)
+        upload.finish()
 
 
 def test_a_tenant_that_streams_with_all_that_it_may_have_leaves_memory_for_the_weights_of_others(images):
@@ -150,7 +150,7 @@ def test_a_tenant_that_streams_with_all_that_it_may_have_leaves_memory_for_the_w
         upload(node, first, ann)
         answer = node.features(request(images, 2, first[0], side=16), node.admit(0, ann))
         with pytest.raises(Overloaded, match="ann"):
-            upload(node, second, ann)
+            upload(node, second, ann, 0.2)
         upload(node, second, bob)
         theirs = node.features(request(images, 2, second[0], side=16), node.admit(0, bob))
         assert len(joined(theirs)[0]) == 6

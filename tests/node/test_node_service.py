@@ -166,8 +166,9 @@ def test_an_upload_that_finds_only_prefixes_in_use_is_asked_to_wait(images):
         node.put_prefix(*first)
         node.put_prefix(*second)
         answers = [node.features(request(images, 2, digest, side=16)) for digest, _ in (first, second)]
-        with pytest.raises(Overloaded, match="in use"):
-            node.put_prefix(*third)
+        digest, body = third
+        with node.upload(digest, len(body)) as upload, pytest.raises(Overloaded, match="in use"):
+            upload.begin(longest_s=0.2)
         for answer in answers:
             answer.close()
         node.put_prefix(*third)

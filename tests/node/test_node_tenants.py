@@ -170,12 +170,12 @@ def test_a_tenants_prefixes_make_room_for_its_own_and_for_nobody_elses(images):
     with node_for(images, tenant("ann", weight_bytes=quota), tenant("bob", weight_bytes=1000)) as node:
         ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
 
-        def upload(artifact, account):
+        def upload(artifact, account, longest_s=60):
             digest, body = artifact
-            with node.upload(len(body), account) as upload:
-                upload.begin()
+            with node.upload(digest, len(body), account) as upload:
+                upload.begin(longest_s)
                 upload.write(body)
-                upload.finish(digest)
+                upload.finish()
 
         with pytest.raises(OverBudget, match="bob"):
             upload(foreign, bob)
@@ -187,7 +187,7 @@ def test_a_tenants_prefixes_make_room_for_its_own_and_for_nobody_elses(images):
         assert [node.holds_prefix(digest) for digest, _ in (foreign, first, second, third)] == [True, False, True, True]
         using = [node.features(request(images, 2, digest), node.admit(0, ann)) for digest, _ in (second, third)]
         with pytest.raises(Overloaded, match="ann"):
-            upload(first, ann)
+            upload(first, ann, 0.2)
         for answer in using:
             answer.close()
 

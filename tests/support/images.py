@@ -30,9 +30,9 @@ def image_folder(root: Path, *, per_class: int = 12, size: tuple[int, int] = (60
     return root
 
 
-def tiny_preprocess(*, flip: bool = False) -> Preprocess:
-    """To 3 x 32 x 32, with a random flip if asked."""
+def tiny_preprocess(*, flip: bool = False, side: int = 32) -> Preprocess:
+    """To 3 x side x side, with a random flip if asked."""
     random = (RandomHorizontalFlip(0.5),) if flip else ()
     return Preprocess(
-        steps=(Decode(), Resize(36), CenterCrop(32), *random, Normalize(mean=(127.0,) * 3, std=(64.0,) * 3))
+        steps=(Decode(), Resize(side + 4), CenterCrop(side), *random, Normalize(mean=(127.0,) * 3, std=(64.0,) * 3))
     )

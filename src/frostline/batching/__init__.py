@@ -15,9 +15,11 @@ from frostline.batching.sizes import (
     stretches_of_bytes,
     stretches_of_work,
 )
+from frostline.batching.stays import DRAINED_WITHIN_S, Stay, Wish, leaving
 
 __all__ = (
     "ANYBODY",
+    "DRAINED_WITHIN_S",
     "ROWS",
     "Allowance",
     "Budget",
@@ -29,9 +31,12 @@ __all__ = (
     "Merging",
     "Part",
     "Rule",
+    "Stay",
     "Turn",
     "Waiting",
+    "Wish",
     "batch_size",
+    "leaving",
     "padded",
     "readable_bytes",
     "stretches_of_bytes",

@@ -8,7 +8,7 @@ import numpy as np
 
 from frostline.client.transport import Transport
 from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, Samples, View
-from frostline.errors import EngineNotReady, UnknownPrefix
+from frostline.errors import EngineNotReady, Overloaded, UnknownPrefix
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.preprocess import Preprocess
 from frostline.wire.codecs import unpack
@@ -21,6 +21,8 @@ FetchRows = Callable[[Samples, Route], Iterator[FeatureBatch]]
 
 # Samples on which an engine is tried that the node has not ready.
 _TRIED = 96
+# After which a node that dropped a prefix as soon as it had it is asked again.
+_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,6 +147,8 @@ class Answer:
             return next(self._batches)
         except EngineNotReady:
             return self._prepared()
+        except UnknownPrefix as error:  # others had its place before this request came
+            raise Overloaded("the node has no room for the prefix for long", retry_after_s=_AGAIN_S) from error
 
     def _prepared(self) -> FeatureBatch:
         """The node has not made the engine ready, as for a cut that no plan wanted before: have it do so, ask again."""

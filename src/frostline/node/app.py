@@ -107,9 +107,9 @@ class _Service:
             return Response(status_code=200 if is_held else 404)
         if is_held:
             return json_reply({"digest": digest})
-        with self._node.upload(body_length(request), account) as upload:
+        with self._node.upload(digest, body_length(request), account) as upload:
             await self._receive(request, upload)
-            await self._run(upload.finish, digest)
+            await self._run(upload.finish)
         return json_reply({"digest": digest}, status=201)
 
     async def features(self, request: Request) -> ASGIApp:

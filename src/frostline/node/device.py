@@ -176,7 +176,7 @@ class Device:
     def _charge(self, run: "_Run", took_s: float) -> None:
         for one, mine_s in run.shared(took_s):
             self._turns.charge(one.account.name, mine_s)
-            one.account.used(mine_s)
+            one.pay(mine_s)
         self._counters.add(runs=1, rows_run=run.turn.rows, rows_merged=run.live_rows - run.turn.parts[0].rows)
         lead = run.entries[0]
         if isinstance(lead, Batch) and run.turn.rows == lead.work.run_rows:

@@ -55,6 +55,7 @@ class Batch:
             that still have to run.
         rows: of the request.
         future: what crosses the cut: tensors with at least these rows, which come first.
+        served: told of the device seconds that it took, divided by its tenant's weight.
         is_apart: it runs with no rows of others, as after a run with others that failed.
         has_begun: some of it runs or has run, so that its future cannot be cancelled any more.
         ran: rows that have run.
@@ -65,6 +66,7 @@ class Batch:
     work: Work
     slab: Slab
     rows: int
+    served: Callable[[float], None]
     future: "Future[Outputs]" = field(default_factory=Future)
     is_apart: bool = False
     has_begun: bool = False
@@ -123,6 +125,11 @@ class Batch:
         self.ran += rows
         self._next += rows
 
+    def pay(self, device_s: float) -> None:
+        """Some of its rows took so much of the device."""
+        self.account.used(device_s)
+        self.served(device_s / self.account.settings.weight)
+
     def finish(self) -> None:
         """Tell who waits that all has run."""
         self.future.set_result(self._made)
@@ -157,6 +164,10 @@ class Call:
         """Do it."""
         self._made = self.call()
         self.left = 0
+
+    def pay(self, device_s: float) -> None:
+        """It took so much of the device."""
+        self.account.used(device_s)
 
     def finish(self) -> None:
         """Tell who waits that it was done."""

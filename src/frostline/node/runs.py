@@ -102,6 +102,7 @@ class PrefixRun:
             work=self._work(len(slab)),
             slab=slab,
             rows=rows,
+            served=self._resident.served,
         )
         return self._leash.follow(batch.future, partial(self._device.enqueue, batch)).result()
 

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -17,11 +18,12 @@ from frostline.node.answers import Answer, Ending
 from frostline.node.cached import NodeCache
 from frostline.node.kinds import Decoded, Encoded
 from frostline.node.leash import Leash
-from frostline.node.memory import cells_bytes
+from frostline.node.memory import PoolStatistics, cells_bytes
 from frostline.node.opening import Opening
 from frostline.node.packing import Packing
 from frostline.node.pipeline import Kind, batches
-from frostline.node.prefixes import Prefixes
+from frostline.node.places import Places
+from frostline.node.prefixes import Prefixes, Resident
 from frostline.node.profiler import Profiler
 from frostline.node.requests import Stores, checked_preprocess
 from frostline.node.runs import HEADROOM, PrefixRun
@@ -67,7 +69,8 @@ class Node:
         self._pools = self._sharing.pools
         run_bytes = int(self._pools["device"].total_bytes / HEADROOM)
         self._door = TorchDoor(settings, Room(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes))
-        self._prefixes = Prefixes(self._pools["weights"], settings.device_batch, self._door, self._sharing.counters)
+        self._places: Places[Resident] = self._sharing.places()
+        self._prefixes = Prefixes(self._places, settings.device_batch, self._door, self._sharing.counters)
         self._cache = NodeCache(settings, roots)
         self._opening = Opening(settings, self._stores, self._prefixes, self._sharing)
         self._profiler = Profiler(settings, self._opening, self._sharing, self._door)
@@ -103,7 +106,7 @@ class Node:
             requests_in_work=self._sharing.gate.inside,
             prefixes=len(self._prefixes),
             waiting_for_device=self._sharing.device.waiting,
-            memory={name: pool.statistics() for name, pool in self._pools.items()},
+            memory=self._memory(),
             totals=self._sharing.counters.totals(),
             tenants=self._sharing.statistics(asker, self._prefixes.owned_bytes),
             cache=self._cache.statistics(),
@@ -125,15 +128,15 @@ class Node:
         """
         if self.holds_prefix(digest):
             return
-        with self.upload(len(artifact)) as upload:
+        with self.upload(digest, len(artifact)) as upload:
             upload.begin()
             upload.write(artifact)
-            upload.finish(digest)
+            upload.finish()
 
-    def upload(self, length: int, account: Account | None = None) -> Upload:
+    def upload(self, digest: str, length: int, account: Account | None = None) -> Upload:
         """Receive a prefix of that many bytes piece by piece; see ``Gate.enter`` for what may be raised."""
         admission = self.admit(0, account)
-        return Upload(self._prefixes, self._sharing.lane(admission.account), length, admission)
+        return Upload(self._prefixes, digest, self._sharing.lane(admission.account), length, admission)
 
     def admit(self, body_bytes: int = 0, account: Account | None = None) -> Admission:
         """Let a request in before its body is read; see ``Gate.enter`` for what may be raised."""
@@ -204,6 +207,7 @@ class Node:
     def close(self) -> None:
         """End every answer and stop the threads. Calling it again does nothing."""
         self._sharing.gate.shut()
+        self._places.close()
         self.trainings.close()
         self._door.close()
         with self._lock:
@@ -222,6 +226,11 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _memory(self) -> dict[str, PoolStatistics]:
+        """Each share of the memory; for weights is waited in a line of their own."""
+        shares = {name: pool.statistics() for name, pool in self._pools.items()}
+        return {**shares, "weights": replace(shares["weights"], waiting=self._places.waiting)}
 
     def _kind(
         self, request: FeatureRequest, account: Account, counters: Counters, leash: Leash, held: ExitStack

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import closing
+from typing import TypeVar
 
 from frostline.batching import FirstCome, Hapi, Merging, Rule
 from frostline.config import NodeSettings
@@ -11,12 +12,15 @@ from frostline.node.admission import Gate
 from frostline.node.cached import shared_bytes
 from frostline.node.device import Device
 from frostline.node.memory import Lane, Pool, Shares
+from frostline.node.places import Places
 from frostline.node.readers import Readers
 from frostline.node.statistics import Counters, TenantStatistics
 from frostline.node.tenants import Account, Tenants
 from frostline.node.turns import Turns
 
 __all__ = ("Sharing",)
+
+T = TypeVar("T")
 
 # Samples in work at once: enough to decode some while others wait for what is being read.
 _READERS = 16
@@ -45,7 +49,7 @@ class Sharing:
         self.tenants = Tenants(settings.tenants, self.counters)
         self._turns = Turns(self.tenants.weights)
         # The rules to compare with know no tenants: there, memory too goes to who came first.
-        turns = self._turns if settings.batching == "fair" else None
+        self._memory_turns = turns = self._turns if settings.batching == "fair" else None
         device_bytes = free_device_bytes(settings.device)
         self.pools = Shares.of(settings.memory_bytes - shared_bytes(settings), device_bytes).pools(turns)
         self._work = self.pools["work"]
@@ -69,6 +73,10 @@ class Sharing:
         """
         total_bytes = self._work.total_bytes
         return Lane(self._work, lambda: account.claim(device_s(), total_bytes), account.settings.work_bytes)
+
+    def places(self) -> "Places[T]":
+        """The memory for weights, by whose turn it is; one is enough for a node."""
+        return Places(self.pools["weights"], self._memory_turns, self.counters)
 
     def charged(
         self, made: Generator[FeatureBatch, None, None], account: Account, counters: Counters

@@ -23,8 +23,8 @@ _RETRY_AFTER_S = 1.0
 # Where there are several tenants, none holds more than this part of the memory for work, so that one whose answers
 # nobody reads leaves room for the others.
 _MOST_WORK = 0.5
-# Nor more than this part of the memory for weights: what is in use is never dropped, so that one whose network fills
-# it would shut the others out for as long as it streams.
+# Nor more than this part of the memory for weights: what is in use leaves after a turn only, and one whose network
+# fills it would shut all others out until then.
 _MOST_WEIGHTS = 0.5
 # Nor are engines tried for one for more than this part of the time. What it did not use is saved for half an hour:
 # worth the ten minutes that trials of one prefix take at most, and half of those of another.

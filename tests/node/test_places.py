@@ -1,0 +1,298 @@
+"""The memory for weights: who waits in line, what leaves for whom, and what is given back whatever happens."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from frostline.batching import FairShares
+from frostline.config import TenantSettings
+from frostline.errors import OverBudget, Overloaded
+from frostline.node.memory import Abandoned, Pool
+from frostline.node.places import Places, prefix_key
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Account
+from frostline.node.turns import Turns
+from support.nodes import until
+
+
+class Bench:
+    """A memory of 100 bytes for weights, which by default any tenant may have all of, and a clock that is set."""
+
+    def __init__(self, turns=None, **quotas):
+        self.now = 0.0
+        self.pool = Pool(100)
+        self.counters = Counters()
+        self.places = Places(self.pool, turns, self.counters, clock=lambda: self.now)
+        self.quotas = quotas
+
+    def account(self, name):
+        settings = TenantSettings(name=name, token_sha256="0" * 64, weight_bytes=self.quotas.get(name, 1000))
+        return Account(settings, Counters(), is_alone=False, clock=lambda: self.now)
+
+    def room(self, name, nbytes, tenant="ann", longest_s=0.0, is_abandoned=lambda: False):
+        asked = {"counted_bytes": nbytes, "longest_s": longest_s, "is_abandoned": is_abandoned}
+        return self.places.room(key_of(name), nbytes, self.account(tenant), **asked)
+
+    def bring(self, name, nbytes, tenant="ann", **fields):
+        room = self.room(name, nbytes, tenant, **fields)
+        if room is not None:
+            with room:
+                room.keep(name.upper())
+        return room is not None
+
+    def has(self, name):
+        return key_of(name) in self.places
+
+    @contextmanager
+    def using(self, name, tenant="ann"):
+        with self.places.using(key_of(name), tenant) as value:
+            assert value == name.upper()
+            yield
+
+    @property
+    def free_bytes(self):
+        return 100 - self.pool.statistics().reserved_bytes
+
+
+def key_of(name):
+    digest, _, engine = name.partition("/")
+    return (digest, engine, 3) if engine else prefix_key(digest)
+
+
+def test_what_nobody_used_for_a_second_makes_room_and_longest_unused_first():
+    bench = Bench()
+    for name in ("a", "b", "c"):
+        bench.bring(name, 30)
+        bench.now += 1
+    with bench.using("a"):
+        pass
+    bench.now += 1
+    assert bench.bring("d", 40)
+    assert [bench.has(name) for name in "abcd"] == [True, False, True, True]
+    assert bench.counters.totals().evicted == 1
+
+
+def test_what_is_in_use_stays_until_it_had_its_turn_and_is_asked_to_leave_then():
+    bench = Bench()
+    bench.bring("a", 80)
+    with ThreadPoolExecutor(1) as thread, bench.using("a"):
+        with pytest.raises(Overloaded, match="in use leave no room"):
+            bench.room("b", 80)
+        bench.places.served("a", 1.0)
+        brought = thread.submit(bench.bring, "b", 80, "ann", longest_s=60)
+        until(lambda: is_refused(bench, "a"))
+        assert bench.has("a"), "its request goes on"
+        assert not brought.done()
+    assert brought.result() is True
+    assert (bench.has("a"), bench.has("b"), bench.free_bytes) == (False, True, 20)
+
+
+def is_refused(bench, name):
+    try:
+        with bench.places.using(key_of(name), "ann"):
+            return False
+    except Overloaded:
+        return True
+
+
+def test_what_was_asked_to_leave_may_stay_when_nobody_waits_any_more():
+    bench = Bench()
+    bench.bring("a", 80)
+    bench.places.served("a", 5.0)
+    with bench.using("a"):
+        with pytest.raises(Overloaded):
+            bench.room("b", 80)
+        assert not is_refused(bench, "a")
+    assert bench.has("a")
+
+
+def test_a_use_that_does_not_end_has_another_asked_instead():
+    bench = Bench()
+    for name, served_s in (("slow", 9.0), ("quick", 2.0)):
+        bench.bring(name, 50)
+        bench.places.served(name, served_s)
+    with ThreadPoolExecutor(1) as thread, bench.using("slow"):
+        with bench.using("quick"):
+            brought = thread.submit(bench.bring, "b", 50, "ann", longest_s=600)
+            until(lambda: is_refused(bench, "slow"))
+            assert not is_refused(bench, "quick")
+            bench.now += 6
+            until(lambda: is_refused(bench, "quick"))
+            assert not is_refused(bench, "slow")
+        assert brought.result() is True
+        assert (bench.has("slow"), bench.has("quick")) == (True, False)
+
+
+def test_a_long_use_such_as_a_training_is_not_asked_to_end_nor_waited_for():
+    bench = Bench()
+    bench.bring("a", 80)
+    bench.places.served("a", 99.0)
+    bench.now += 99
+    with bench.places.using(key_of("a"), None):
+        with pytest.raises(Overloaded):
+            bench.room("b", 80)
+        assert bench.bring("c", 20), "it does not wait behind what cannot come"
+    bench.now += 2
+    assert bench.bring("b", 80)
+
+
+def test_the_line_is_in_the_order_of_what_tenants_have_had_and_nobody_overtakes():
+    turns = Turns({})
+    turns.charge("rich", 5.0)
+    bench = Bench(turns)
+    bench.bring("a", 80, "ann")
+    got = []
+
+    def bring(name, nbytes, tenant):
+        with bench.room(name, nbytes, tenant, longest_s=600) as room:
+            got.append(name)
+            room.keep(name.upper())
+
+    with ThreadPoolExecutor(2) as threads:
+        with bench.using("a"):
+            rich = threads.submit(bring, "rich", 80, "rich")
+            until(lambda: bench.places.waiting == 1)
+            poor = threads.submit(bring, "poor", 90, "poor")
+            until(lambda: bench.places.waiting == 2)
+            with pytest.raises(Overloaded):
+                bench.room("small", 20, "rich")  # there is room, but it is promised
+            turns.charge("ann", 9.0)
+            bench.places.served("a", 9.0)
+        poor.result()
+        assert got == ["poor"]
+        bench.now += 2
+        rich.result()
+    assert got == ["poor", "rich"]
+
+
+def test_who_waited_is_owed_what_others_had_meanwhile_until_it_has_used_what_it_got():
+    turns = FairShares()
+    bench = Bench(turns)
+    bench.bring("a", 80, "ann")
+    with bench.using("a", "ann"):
+        turns.arrive("ann")
+        with pytest.raises(Overloaded):
+            bench.room("b", 80, "bob")
+        turns.charge("ann", 3.0)
+        turns.begin("ann")
+        bench.now += 5
+        assert turns.tag("bob") == 0.0, "its place is kept while it is away"
+        bench.places.served("a", 3.0)
+    bench.now += 2
+    assert bench.bring("b", 80, "bob")
+    assert turns.tag("bob") == 0.0
+    with bench.using("b", "bob"):
+        turns.arrive("bob")
+    assert turns.tag("bob") == 0.0, "its own work keeps it from now on"
+    turns.depart("bob")
+    assert turns.tag("bob") == 3.0, "and what it did not ask for is not owed"
+
+
+def test_who_does_not_come_again_loses_its_place():
+    turns = FairShares()
+    bench = Bench(turns)
+    bench.bring("a", 80, "ann")
+    with bench.using("a", "ann"):
+        with pytest.raises(Overloaded):
+            bench.room("b", 80, "bob")
+        turns.charge("ann", 3.0)
+        turns.begin("ann")
+        bench.now += 11
+        with pytest.raises(Overloaded):
+            bench.room("c", 80, "cat")
+    assert turns.tag("bob") == 3.0
+
+
+def test_one_of_many_makes_it_and_the_others_find_it_there():
+    bench = Bench()
+    made = []
+
+    def bring():
+        room = bench.room("a", 60, longest_s=600)
+        if room is not None:
+            with room:
+                made.append(1)
+                room.keep("A")
+
+    with ThreadPoolExecutor(8) as threads:
+        for future in [threads.submit(bring) for _ in range(40)]:
+            future.result()
+    assert len(made) == 1
+    assert bench.free_bytes == 40
+    assert bench.places.owned_bytes("ann") == 60
+
+
+def test_room_for_what_was_not_made_is_given_back_and_others_go_on():
+    bench = Bench()
+    with pytest.raises(ValueError, match="broken"), bench.room("a", 60):
+        raise ValueError("broken")
+    assert bench.free_bytes == 100
+    assert bench.places.owned_bytes("ann") == 0
+    assert bench.bring("a", 60)
+
+
+def test_room_is_cut_to_what_is_needed_or_grows_at_the_cost_of_what_nobody_uses():
+    bench = Bench()
+    with bench.room("a", 60) as room:
+        room.resize(40)
+        room.keep("A")
+    assert bench.free_bytes == 60
+    with bench.room("b", 50) as room:
+        room.resize(70)
+        room.keep("B")
+    assert (bench.has("a"), bench.free_bytes) == (False, 30)
+    with bench.using("b"), bench.room("c", 30) as room, pytest.raises(Overloaded):
+        room.resize(31)
+    assert bench.free_bytes == 30
+
+
+def test_engines_leave_with_their_prefix_and_alone_where_only_they_are_unused():
+    bench = Bench()
+    for name in ("a", "a/fast", "a/faster"):
+        bench.bring(name, 30)
+    bench.now += 2
+    with bench.using("a"), bench.using("a/fast"):
+        assert bench.bring("b", 30)
+    assert [bench.has(name) for name in ("a", "a/fast", "a/faster", "b")] == [True, True, False, True]
+    bench.now += 2
+    assert bench.bring("c", 70)
+    assert [bench.has(name) for name in ("a", "a/fast", "b", "c")] == [False, False, True, True]
+
+
+def test_a_tenants_quota_is_kept_by_its_own_and_told():
+    bench = Bench(ann=50)
+    bench.bring("theirs", 40, "bob")
+    bench.bring("a", 30, "ann")
+    with pytest.raises(OverBudget, match="ann"):
+        bench.room("huge", 51, "ann")
+    with pytest.raises(OverBudget, match="--memory"):
+        bench.room("huge", 101, "bob")
+    with bench.using("a"), pytest.raises(Overloaded, match="ann"):
+        bench.room("b", 30, "ann")
+    bench.now += 2
+    assert bench.bring("b", 30, "ann")
+    assert (bench.has("a"), bench.has("theirs")) == (False, True)
+    assert bench.places.owned_bytes("ann") == 30
+    assert bench.places.left_bytes(key_of("b"), bench.account("ann")) == 20
+
+
+def test_who_waits_is_freed_by_giving_up_and_by_the_end():
+    bench = Bench()
+    bench.bring("a", 80)
+    cut = threading.Event()
+    with ThreadPoolExecutor(2) as threads, bench.using("a"), ExitStack() as ending:
+        ending.callback(bench.places.close)
+        one = threads.submit(bench.room, "b", 80, "ann", 600, cut.is_set)
+        other = threads.submit(bench.room, "c", 80, "ann", 600)
+        until(lambda: bench.places.waiting == 2)
+        cut.set()
+        bench.places.wake()
+        with pytest.raises(Abandoned):
+            one.result()
+        assert not other.done()
+        bench.places.close()
+        with pytest.raises(Overloaded):
+            other.result()
+    assert bench.free_bytes == 20
