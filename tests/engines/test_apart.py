@@ -1,6 +1,7 @@
 """torch.export changes what other threads compute; tracing through Frostline does not."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -36,3 +37,12 @@ def test_features_computed_while_another_thread_traces_are_the_same_bits():
     thread.join()
     assert runs > 0
     assert wrong == 0
+
+
+def test_networks_that_are_cut_at_the_same_time_are_cut_as_if_alone():
+    models = [freeze(Small().train(), "stem", input_shape=SHAPE) for _ in range(8)]
+    alone = cut_network(models[0], SHAPE)
+    with ThreadPoolExecutor(4) as threads:
+        networks = list(threads.map(lambda model: cut_network(model, SHAPE), models))
+    assert [one.fallback for one in networks] == [None] * 8
+    assert all([cut.name for cut in one.cuts] == [cut.name for cut in alone.cuts] for one in networks)

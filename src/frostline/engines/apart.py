@@ -1,7 +1,8 @@
 """Keeps tracing and computing apart: torch.export switches oneDNN off for the whole process while it works.
 
 A network that runs in another thread meanwhile takes other kernels, and its features differ in the last bits.
-So runs share the process among themselves, and a trace waits for them and has it alone.
+So runs share the process among themselves, and a trace waits for them and has it alone. Two traces at a time fail, each
+by what the other has changed.
 """
 
 import threading
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 __all__ = ("computing", "tracing")
 
 _CHANGED = threading.Condition()
+_ONE_TRACES = threading.RLock()
 _running = 0
 _traces = 0
 
@@ -32,7 +34,7 @@ def computing() -> Iterator[None]:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Trace a network; waits for what runs, and holds back what would begin."""
+    """Trace a network; waits for what runs and for other traces, and holds back runs that would begin."""
     global _traces  # noqa: PLW0603 (as above)
     with _CHANGED:
         _traces += 1
@@ -42,7 +44,8 @@ def tracing() -> Iterator[None]:
             _traces -= 1
             raise
     try:
-        yield
+        with _ONE_TRACES:
+            yield
     finally:
         with _CHANGED:
             _traces -= 1
