@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Self
 
 from frostline.core import FeatureBatch
+from frostline.loaders.filling import Arrivals
 from frostline.loaders.rows import EpochRows
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.stretches import Ask, Delivery, Stretch
@@ -41,7 +43,7 @@ class Ahead:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def rows(self, place: int) -> tuple[EpochRows, Iterator[Delivery]]:
+    def rows(self, place: int) -> tuple[EpochRows, AbstractContextManager[Arrivals]]:
         """The rows of the epoch there, and what arrives of it.
 
         What was asked for of it is used where the epoch before was handed out whole, and abandoned where it was left.
@@ -51,7 +53,10 @@ class Ahead:
         self._now, self._is_handed_out = place, False
         self._begun.pop(place - 2, None)  # the one before may still have late answers
         found = self._begun[place]
-        return found, self._arrivals(place, found)
+        deliveries = self._deliveries(place, found)
+        if self._prefetcher is None:
+            return found, nullcontext(Arrivals(deliveries=deliveries))
+        return found, nullcontext(Arrivals.of(self._prefetcher, deliveries))
 
     def close(self) -> None:
         """Abandon what is under way. Calling it again does nothing."""
@@ -113,13 +118,16 @@ class Ahead:
     def _fetch(self, ask: Ask) -> Iterator[FeatureBatch]:
         return self._begun[ask.epoch].fetch(ask)
 
-    def _arrivals(self, place: int, rows: EpochRows) -> Iterator[Delivery]:
+    def _deliveries(self, place: int, rows: EpochRows) -> Iterator[Delivery | None]:
         """What the window hands out of one epoch, by the places in it."""
         done, offset = 0, self._offsets[place]
         # Its stretches end before the last of them is asked for, so that what is missing is known when that arrives.
         while place not in self._asked or done < rows.asked:
             assert self._prefetcher is not None
-            delivery = next(self._prefetcher)
+            delivery = self._prefetcher.take()
+            if delivery is None:
+                yield None
+                continue
             done = delivery.stop - offset
             yield replace(
                 delivery,

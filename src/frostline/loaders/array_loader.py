@@ -1,7 +1,8 @@
 """The batches of one epoch as NumPy arrays: order, ranks, states and records, for every framework alike."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
@@ -13,12 +14,12 @@ from frostline.errors import OrderMismatch, SettingError
 from frostline.events import BatchTaken, EpochFinished, EpochStarted
 from frostline.loaders.arrays import Arrays
 from frostline.loaders.epochs import Epochs
+from frostline.loaders.filling import Arrivals, Filled, Filling
 from frostline.loaders.passport import Begin, Maker, Passport, begin_of, open_passport, worker_state
 from frostline.loaders.ranks import ALONE, Ranks
-from frostline.loaders.rows import EpochRows, Source
+from frostline.loaders.rows import EpochRows, Following, Source
 from frostline.ordering import BlockOrder, EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Columns
-from frostline.prefetch.stretches import Delivery
 
 __all__ = ("ArrayLoader", "Change", "Listed")
 
@@ -86,7 +87,7 @@ class ArrayLoader:
         self._progress = Progress()
         self._given = 0
         self._made_by: Maker | None = None
-        self._followed: Callable[[], tuple[EpochRows, Iterator[Delivery]]] | None = None
+        self._followed: Following | None = None
         self._shard(self._resumed(), Begin())
 
     @property
@@ -128,13 +129,9 @@ class ArrayLoader:
         self._progress = Progress(order.state.position, order.state.ahead)
         self._ranks.agree(order.state)
         followed, self._followed = self._followed, None
-        if followed is None:
-            rows = self.rows()
-            arrivals = rows.arrivals()
-        else:
-            rows, arrivals = followed()
+        rows, asking = self._own_rows() if followed is None else followed()
         self._begin = Begin()
-        return self._pass(rows, arrivals, order)
+        return self._pass(rows, asking, order)
 
     def in_epoch(self, epoch: int) -> "ArrayLoader":
         """The same kind of loader of another epoch."""
@@ -200,7 +197,11 @@ class ArrayLoader:
         order = self._resumed()
         return EpochRows(self._source, self._data.samples, order, self._shard(order, self._begin))
 
-    def follow(self, rows: Callable[[], tuple[EpochRows, Iterator[Delivery]]]) -> None:
+    def _own_rows(self) -> tuple[EpochRows, AbstractContextManager[Arrivals]]:
+        rows = self.rows()
+        return rows, rows.arrivals()
+
+    def follow(self, rows: Following) -> None:
         """Let somebody else ask for the rows of the next pass."""
         self._followed = rows
 
@@ -290,25 +291,22 @@ class ArrayLoader:
             last=self._last,
         )
 
-    def _pass(self, epoch: EpochRows, arrivals: Iterator[Delivery], order: Resumed) -> Generator[Arrays]:
+    def _pass(self, epoch: EpochRows, asking: AbstractContextManager[Arrivals], order: Resumed) -> Generator[Arrays]:
         observe, number = self._source.observe, self._order.epoch
         observe(EpochStarted(epoch=number, samples=len(epoch)))
         self._happened = []
         started = waiting = time.perf_counter()
         taken, from_cache, stall_s = 0, 0, 0.0
         try:
-            drop_last = self._last == "drop" and not self._ranks.are_several
-            memory = self._source.memory
-            assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
-            for columns, places, position in epoch.batches(assembler, arrivals):
+            for found in self._filled(epoch, asking):
                 waited = time.perf_counter() - waiting
-                rows, cached = len(columns[0]), assembler.kept
+                rows, cached = len(found.columns[0]), found.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
-                batch = _arrays(columns, has_targets=self._source.has_targets)
-                given = order.original(order.start + places)
+                batch = _arrays(found.columns, has_targets=self._source.has_targets)
+                given = order.original(order.start + found.places)
                 self._given += 1
-                self._progress.give(given, int(order.original(np.array([position]))[0]))
+                self._progress.give(given, int(order.original(np.array([found.position]))[0]))
                 if self._record:
                     self._happened.append(given)
                 yield batch if self._change is None else self._change(batch, self.view)
@@ -318,6 +316,15 @@ class ArrayLoader:
         finally:
             seconds = time.perf_counter() - started
             observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
+
+    def _filled(self, epoch: EpochRows, asking: AbstractContextManager[Arrivals]) -> Generator[Filled]:
+        drop_last = self._last == "drop" and not self._ranks.are_several
+        memory = self._source.memory
+        assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
+        with asking as arrivals:
+            steps = epoch.batches(assembler, arrivals)
+            with Filling(steps, arrivals, self._source.observe, epoch.interrupt) as filling:
+                yield from filling
 
 
 def _arrays(columns: Columns, *, has_targets: bool) -> Arrays:

@@ -1,14 +1,13 @@
 """Several epochs one after the other, each asked for while the one before it ends."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.ahead import Ahead
-from frostline.loaders.rows import EpochRows
+from frostline.loaders.rows import EpochRows, Following
 from frostline.ordering import OrderState, RecordedOrder
-from frostline.prefetch.stretches import Delivery
 
 __all__ = ("Epochs", "OneEpoch")
 
@@ -22,7 +21,7 @@ class OneEpoch(Protocol):
     def rows(self) -> EpochRows:
         """The rows of the next pass."""
 
-    def follow(self, rows: Callable[[], tuple[EpochRows, Iterator[Delivery]]]) -> None:
+    def follow(self, rows: Following) -> None:
         """Let somebody else ask for the rows of the next pass."""
 
     def state_dict(self) -> dict[str, Any]:

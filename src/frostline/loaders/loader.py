@@ -1,7 +1,7 @@
 """Batches for a PyTorch training loop: an iterable as it stands, and a data set for its ``DataLoader``."""
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -13,9 +13,8 @@ from frostline.loaders.arrays import Arrays
 from frostline.loaders.augment import Augment
 from frostline.loaders.batch import Batch, arrays_of, batch_of
 from frostline.loaders.passport import Passport
-from frostline.loaders.rows import EpochRows
+from frostline.loaders.rows import EpochRows, Following
 from frostline.ordering import RecordedOrder
-from frostline.prefetch.stretches import Delivery
 
 __all__ = ("Loader", "in_arrays")
 
@@ -78,7 +77,7 @@ class Loader(IterableDataset[Batch]):
         """See ``ArrayLoader``."""
         return self.arrays.rows()
 
-    def follow(self, rows: Callable[[], tuple[EpochRows, Iterator[Delivery]]]) -> None:
+    def follow(self, rows: Following) -> None:
         """See ``ArrayLoader``."""
         self.arrays.follow(rows)
 

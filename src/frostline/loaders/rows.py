@@ -3,7 +3,8 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from frostline.errors import DataError
 from frostline.events import Observer
 from frostline.loaders.blocks import BlocksAhead, BlockSource
 from frostline.loaders.fetch import FetchRows
+from frostline.loaders.filling import Arrivals, Filled
 from frostline.loaders.repeats import fetch_each
 from frostline.ordering import EpochOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
@@ -27,7 +29,7 @@ from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window
 from frostline.stores.blocks import BlockReads
 
-__all__ = ("EpochRows", "Source")
+__all__ = ("EpochRows", "Following", "Source")
 
 # Rows are read from the disk so many at a time, in bytes and in rows, before they are copied into their batches.
 _READ_BYTES = 16 << 20
@@ -71,6 +73,10 @@ class Source:
     tensors: tuple[TensorSpec, ...] = ()
     blocks: BlockSource | None = None
     begins_short: bool = False
+
+
+Following = Callable[[], tuple["EpochRows", AbstractContextManager[Arrivals]]]
+"""Gives the rows of a pass, and what arrives of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,30 +150,49 @@ class EpochRows:
         self._passed = 0  # all below this place was put into a batch, or cannot be read
         self._segments: deque[_Segment] = deque()
         self._reads: BlockReads | None = None
+        self._tell: Observer = source.observe
+        self._reading: Prefetcher | None = None
+        self._is_interrupted = False
         row_bytes = 0 if source.cache is None else source.cache.row_bytes
         self._read_rows = max(1, min(_READ_ROWS, _READ_BYTES // max(1, row_bytes)))
 
     def __len__(self) -> int:
         return len(self._shard)
 
-    def batches(self, assembler: BatchAssembler, arrivals: Iterator[Delivery]) -> Iterator[tuple[Columns, _Ints, int]]:
-        """Ids, labels and tensors of each batch, its places, and how far the epoch is when it was handed out.
+    def batches(self, assembler: BatchAssembler, arrivals: Arrivals) -> Generator[Filled | None]:
+        """The batches as their rows arrive; None where the next one lacks rows. For any thread, one at a time.
 
-        That is the position of the first sample that is not in a batch yet, though later ones may be where there is
-        slack.
+        Each says how far the epoch is when it is handed out: the position of the first sample that is not in a batch
+        yet, though later ones may be where there is slack.
 
         Args:
             assembler: of the batches; empty.
             arrivals: what was asked for by ``stretches``, in order: ``arrivals``, or from a window that asks for more.
         """
+        self._tell = arrivals.happened.put
         try:
-            for ids, labels, column, *tensors in self._filled(assembler, arrivals):
+            for found in self._filled(assembler, arrivals.deliveries):
+                if found is None:
+                    yield None
+                    continue
+                ids, labels, column, *tensors = found
                 self._given += 1
                 places = column.astype(np.int64, copy=False)
-                yield (ids, labels, *tensors), places, self._position(places, assembler)
+                yield Filled(
+                    columns=(ids, labels, *tensors),
+                    places=places,
+                    position=self._position(places, assembler),
+                    kept=assembler.kept,
+                )
         finally:
             if self._reads is not None:
                 self._reads.close()
+
+    def interrupt(self) -> None:
+        """Free a thread that waits in ``batches`` for rows that were gone from the disk. Safe from any thread."""
+        self._is_interrupted = True
+        if self._reading is not None:
+            self._reading.close()
 
     def waits_for(self, before: "EpochRows") -> bool:
         """Its features are found where those of the epoch before are kept, if it is asked for after that."""
@@ -178,9 +203,15 @@ class EpochRows:
         """Make a request for some of its rows."""
         return fetch_each(self.source.fetch, ask.samples, ask.route)
 
-    def arrivals(self) -> Iterator[Delivery]:
+    @contextmanager
+    def arrivals(self) -> Iterator[Arrivals]:
         """What the epoch must ask for, asked for by a window of its own."""
-        return self._deliveries(self.stretches())
+        window = Window(self.stretches(), self.source.settings)
+        if window.is_done:
+            yield Arrivals()
+            return
+        with self._prefetcher(window) as prefetcher:
+            yield Arrivals.of(prefetcher, prefetcher.taken())
 
     def stretches(self, *, begins: bool = True) -> Iterator[Stretch]:
         """What the epoch must ask for: neither what is cached nor what is known to be unreadable.
@@ -231,9 +262,12 @@ class EpochRows:
         first = self._passed if waiting is None else min(self._passed, int(waiting.astype(np.int64).min()))
         return self._shard.start + first
 
-    def _filled(self, assembler: BatchAssembler, arrivals: Iterator[Delivery]) -> Iterator[Columns]:
-        done = 0  # what was cached at places below has been handed out
+    def _filled(self, assembler: BatchAssembler, arrivals: Iterator[Delivery | None]) -> Iterator[Columns | None]:
+        done = 0  # what was cached at places below has been put into a batch
         for delivery in arrivals:
+            if delivery is None:
+                yield None
+                continue
             for run in self._runs(*delivery.span(before=done)):
                 yield from assembler.merge(*self._parts(run, _delivered(run, delivery)))
             yield from self._merged(assembler, done, delivery.reach, delivery)
@@ -270,20 +304,25 @@ class EpochRows:
         readable = places[~np.isin(segment.ids[places], self.source.unreadable())]
         return stretches(self._samples, segment.rows[readable], segment.start + readable, dealer)
 
-    def _deliveries(self, asked: Iterator[Stretch]) -> Iterator[Delivery]:
+    def _prefetcher(self, window: Window, observe: Observer | None = None) -> Prefetcher:
         source = self.source
-        window = Window(asked, source.settings)
-        if window.is_done:
-            return
-        with Prefetcher(
+        return Prefetcher(
             window,
             self.fetch,
             threads=source.settings.last_requests,
             clock=time.monotonic,
-            observe=source.observe,
+            observe=source.observe if observe is None else observe,
             tuner=source.tuner,
-        ) as prefetcher:
-            yield from prefetcher
+        )
+
+    def _deliveries(self, asked: Iterator[Stretch]) -> Iterator[Delivery]:
+        """What is asked for and waited for now."""
+        window = Window(asked, self.source.settings)
+        if window.is_done:
+            return
+        with self._prefetcher(window, self._tell) as self._reading:
+            if not self._is_interrupted:
+                yield from self._reading
 
     def _runs(self, start: int, stop: int) -> Iterator[_Segment]:
         """The places from ``start`` up to ``stop``, in runs that lie in one segment each."""

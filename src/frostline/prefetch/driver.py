@@ -1,4 +1,4 @@
-"""Runs the window against a fetch function on a few threads, and hands its rows to one consumer."""
+"""Runs the window against a fetch function on a few threads, and hands out its rows: to who waits, or as they come."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +25,8 @@ Fetch = Callable[[Ask], Iterator[FeatureBatch]]
 class Prefetcher:
     """An iterator over the window's deliveries; use it as a context manager, in one thread.
 
+    Or ``listen``, and take what may be handed out on the threads on which rows arrive: ``taken``.
+
     Requests go out from the moment it is entered, and go on while the consumer computes. Nothing polls: threads
     wait for an arrival, or until the time that the window names. An attempt that the window gives up is closed.
     Where ``fetch`` raises ``Unavailable`` or ``StoreUnavailable`` the window decides; anything else reaches the
@@ -39,8 +41,11 @@ class Prefetcher:
         fetch: makes one request, usually ``Transport.features``; called from several threads.
         threads: most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
         clock: monotonic seconds.
-        observe: told what happened, in the consumer's thread.
+        observe: told what happened, in the thread of who iterates; whoever listens finds it in ``happened``.
         tuner: gives the window other bounds while it runs; None leaves them.
+
+    Attributes:
+        happened: events for ``observe``; None where something else may have changed, such as the end.
     """
 
     def __init__(
@@ -63,7 +68,8 @@ class Prefetcher:
         # cannot leave the lock held, as it can between the lines of Condition.
         self._lock = threading.RLock()  # guards the window and all below
         self._changed = threading.Condition(self._lock)
-        self._happened: SimpleQueue[Event | None] = SimpleQueue()  # None: rows arrived, or the end
+        self.happened: SimpleQueue[Event | None] = SimpleQueue()
+        self._listener: Callable[[], None] | None = None
         self._answers: dict[int, Iterator[FeatureBatch]] = {}
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -91,15 +97,41 @@ class Prefetcher:
 
     def __next__(self) -> Delivery:
         try:
-            while (delivery := self._take()) is None:
-                self._tell(self._next_event())
+            while (delivery := self.take()) is None:
+                if self.is_done:
+                    raise StopIteration
+                self.stall_begins()
+                self._tell(self.next_event())
         finally:
-            self._stall_ends()
-            while not self._happened.empty():
-                self._tell(self._happened.get())
-        for one in delivery.batch.skipped:
-            self._observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
+            self.stall_ends()
+            while not self.happened.empty():
+                self._tell(self.happened.get())
         return delivery
+
+    @property
+    def is_done(self) -> bool:
+        """All was taken, and no request is under way. Safe from any thread."""
+        with self._lock:
+            return self._window.is_done
+
+    @property
+    def bytes_taken(self) -> int:
+        """So far. Safe from any thread."""
+        return self._window.bytes_taken
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have a function called on the thread on which rows arrived, each time; None calls none."""
+        self._listener = listener
+
+    def taken(self) -> Iterator[Delivery | None]:
+        """What may be handed out, to its end; None where nothing may be now. Waits for nothing; for any thread."""
+        while (delivery := self.take()) is not None or not self.is_done:
+            yield delivery
+
+    def hold_after(self, bytes_taken: int | None) -> None:
+        """See ``Window.hold_after``; what then has room is asked for when something is taken. Safe from any thread."""
+        with self._lock:
+            self._window.hold_after(bytes_taken)
 
     def close(self) -> None:
         """Abandon what is under way and join the threads. Calling it again does nothing."""
@@ -119,30 +151,43 @@ class Prefetcher:
         with self._lock:
             return self._window.statistics()
 
-    def _take(self) -> Delivery | None:
+    def take(self) -> Delivery | None:
+        """What may be handed out now. Safe from any thread.
+
+        Raises:
+            FrostlineError: what the window or ``fetch`` raised.
+            ValueError: it is closed.
+        """
         with self._lock:
             if self._is_closed:
                 raise ValueError("the prefetcher is closed")
             if self._failure is not None:
                 raise self._failure
             delivery = self._window.take()
-            if delivery is None and self._window.is_done:
-                raise StopIteration
-            if delivery is None and self._stalled_since is None:
-                self._stalled_since = self._clock()
             self._ask()  # what was taken made room
-            return delivery
+        if delivery is not None:
+            for one in delivery.batch.skipped:
+                skipped = SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed)
+                self.happened.put(skipped)
+        return delivery
 
-    def _stall_ends(self) -> None:
+    def stall_begins(self) -> None:
+        """The training loop waits from now on."""
+        if self._stalled_since is None:
+            self._stalled_since = self._clock()
+
+    def stall_ends(self) -> None:
+        """It has what it waited for."""
         since = self._stalled_since
         if since is not None:
             with self._lock:
                 self._stalled_s += self._clock() - since
                 self._stalled_since = None
 
-    def _next_event(self) -> Event | None:
+    def next_event(self) -> Event | None:
+        """Wait for what happens next."""
         try:
-            return self._happened.get(timeout=_WAIT_S)
+            return self.happened.get(timeout=_WAIT_S)
         except Empty:
             return Waiting(requests_in_flight=self.statistics().requests_in_flight)
 
@@ -160,13 +205,13 @@ class Prefetcher:
         stalled_s = self._stalled_s + (0.0 if self._stalled_since is None else now - self._stalled_since)
         tuned = self._tuner.look(self._window, stalled_s=stalled_s, now=now)
         if tuned is not None:
-            self._happened.put(tuned)
+            self.happened.put(tuned)
             self._send()
 
     def _send(self) -> None:
         for ask in self._window.asks(self._clock()):
             if ask.is_hedge:
-                self._happened.put(RequestHedged(samples=len(ask.samples), route=ask.route))
+                self.happened.put(RequestHedged(samples=len(ask.samples), route=ask.route))
             self._pool.submit(self._answer, ask).add_done_callback(self._ended)
         wakeup = self._window.next_wakeup()
         if wakeup is None:
@@ -211,7 +256,8 @@ class Prefetcher:
             self._tuner.took(self._window, seconds)
 
     def _go_on(self, happened: Event | None) -> None:
-        self._happened.put(happened)
+        if happened is not None:
+            self.happened.put(happened)
         for number in self._window.given_up():
             self._given_up.add(number)
             if (answer := self._answers.get(number)) is not None:
@@ -228,7 +274,10 @@ class Prefetcher:
                 payload_bytes += batch.nbytes
                 with self._lock:
                     self._window.arrived(ask, batch)
-                self._happened.put(None)
+                if (listener := self._listener) is None:
+                    self.happened.put(None)
+                else:
+                    listener()
         finally:
             with self._lock:
                 del self._answers[ask.number]
@@ -244,7 +293,7 @@ class Prefetcher:
             if not future.cancelled() and self._failure is None:
                 self._failure = future.exception()
             self._changed.notify_all()
-        self._happened.put(None)
+        self.happened.put(None)
 
 
 def _close(answer: Iterator[FeatureBatch]) -> None:

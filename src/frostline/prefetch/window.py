@@ -31,7 +31,8 @@ class WindowStatistics:
         requests_in_flight: under way now.
         requests_allowed: most that may be under way now; low for long means that the node keeps failing.
         expected_bytes: asked for and not arrived.
-        ready_bytes: arrived and not handed out; always near zero means that the trainer waits for the node.
+        ready_bytes: arrived and not handed out, though in a batch perhaps; always near zero means that the trainer
+            waits for the node.
         bytes_arrived: so far, each row's once.
         bytes_handed_out: so far.
         is_full: bytes, and not the number of requests, keep it from asking; with a trainer that waits it is too small.
@@ -62,10 +63,11 @@ class Window:
     """The window: each sample leaves it exactly once, at most ``slack`` places before an earlier one that is missing.
 
     With ``slack=0`` rows leave in the order of the stretches. What is asked for or has arrived, and is not yet
-    handed out, stays within ``window_bytes``; a stretch larger than that is asked for when nothing else is in the
-    window. With ``ramp`` what is under way starts with the samples of two whole requests, in however many, and grows
-    by those of each answer, as TCP's slow start does (RFC 5681, section 3.1), so that a node never meets the whole
-    window as a burst; after a failure it starts again from one request.
+    handed out, stays within ``window_bytes``, with what was put into batches that wait (``hold_after``); a stretch
+    larger than that is asked for when nothing else is in the window. With ``ramp`` what is under way starts with the
+    samples of two whole requests, in however many, and grows by those of each answer, as TCP's slow start does
+    (RFC 5681, section 3.1), so that a node never meets the whole window as a burst; after a failure it starts again
+    from one request.
 
     While a failed stretch waits for its next attempt nothing new is asked for: a node that is down is probed, not
     stormed. A straggler is asked for a second time (``hedging.Stragglers``), and whichever answer brings a row first
@@ -98,7 +100,8 @@ class Window:
         self._stop = 0  # the place after the last row of the stretches that left whole
         self._expected_bytes = 0
         self._ready_bytes = 0
-        self._bytes_handed_out = 0
+        self._bytes_taken = 0
+        self._held_after: int | None = None
         self._rows_handed_out = 0
         self._rows_skipped = 0
         self._rows_late = 0
@@ -109,6 +112,16 @@ class Window:
     def is_done(self) -> bool:
         """Every row was handed out or skipped, and no request is under way."""
         return self._next is None and not self._open and not self._flights
+
+    @property
+    def bytes_taken(self) -> int:
+        """So far, by ``take``."""
+        return self._bytes_taken
+
+    @property
+    def _held_bytes(self) -> int:
+        """Taken, and not handed out."""
+        return 0 if self._held_after is None else max(0, self._bytes_taken - self._held_after)
 
     @property
     def _most_rows(self) -> int:
@@ -134,6 +147,10 @@ class Window:
         assert requests >= 1, "a window without requests would wait for ever"
         self._most_requests, self._most_bytes = requests, window_bytes
         self._rows_allowed = min(self._rows_allowed, self._most_rows)
+
+    def hold_after(self, bytes_taken: int | None) -> None:
+        """Count what was or will be taken after so many bytes as not handed out; None counts nothing so."""
+        self._held_after = bytes_taken
 
     def asks(self, now: float) -> tuple[Ask, ...]:
         """What to ask for now: failed stretches whose time has come first, then stragglers, then new ones."""
@@ -226,7 +243,7 @@ class Window:
         return RequestRetried(samples=one.missing, attempt=one.failures + 1, delay_s=wait_s, reason=str(reason))
 
     def take(self) -> Delivery | None:
-        """The next rows that may be handed out, None where they have not arrived. Their bytes leave the window."""
+        """The next rows that may be handed out, None where they have not arrived. Unless held they leave the window."""
         first = self._first_place()
         for number, one in enumerate(self._open):
             if one.stretch.epoch != self._open[0].stretch.epoch:  # the fence
@@ -243,9 +260,9 @@ class Window:
             requests_in_flight=len(self._flights),
             requests_allowed=self._requests_allowed,
             expected_bytes=self._expected_bytes,
-            ready_bytes=self._ready_bytes,
-            bytes_arrived=self._bytes_handed_out + self._ready_bytes,
-            bytes_handed_out=self._bytes_handed_out,
+            ready_bytes=self._ready_bytes + self._held_bytes,
+            bytes_arrived=self._bytes_taken + self._ready_bytes,
+            bytes_handed_out=self._bytes_taken - self._held_bytes,
             is_full=self._next is not None and not self._has_room(self._next) and self._may_ask,
             is_ending=self._next is None,
             rows_handed_out=self._rows_handed_out,
@@ -296,7 +313,7 @@ class Window:
         return one
 
     def _has_room(self, stretch: Stretch) -> bool:
-        held = self._expected_bytes + self._ready_bytes
+        held = self._expected_bytes + self._ready_bytes + self._held_bytes
         return not held or held + stretch.expected_bytes <= self._most_bytes
 
     def _ask(self, one: Opened, now: float) -> Ask:
@@ -330,7 +347,7 @@ class Window:
             self._stop = self._open.popleft().place(-1) + 1
         batch = arrival.batch
         self._ready_bytes -= batch.nbytes
-        self._bytes_handed_out += batch.nbytes
+        self._bytes_taken += batch.nbytes
         self._rows_handed_out += len(batch)
         self._rows_skipped += len(batch.skipped)
         stop = self._first_place()

@@ -1,0 +1,197 @@
+"""Batches are filled where rows arrive: the same as a plain loop makes, whatever is missing, kept, late or left."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frostline.cache import FeatureCache, Scope, TieredCache
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.errors import OverBudget
+from frostline.events import SampleSkipped
+from frostline.loaders import ArrayLoader
+from frostline.loaders.rows import Source
+from frostline.ordering import Order
+from support.mixing import one_way
+
+PER_REQUEST, ROW_BYTES = 4, 4
+SCOPE = Scope(data="memory://", prefix="", cut=1, preprocess="", engine="none", shapes=((1,),), dtypes=("float32",))
+
+
+class Data:
+    digest = ""
+
+    def __init__(self, count):
+        ids, zeros = np.arange(count) * 3 + 7, np.zeros(count, np.int64)
+        self.samples = Samples(ids=ids, objects=[str(one) for one in ids], offsets=zeros, lengths=zeros + 9, labels=ids)
+
+
+class Memory:
+    """Remembers in which threads batches were begun."""
+
+    def __init__(self):
+        self.threads = []
+
+    def empty(self, shape, dtype):
+        self.threads.append(threading.current_thread())
+        return np.empty(shape, dtype)
+
+
+def answering(lost=()):
+    def fetch(samples, _route):
+        for one in samples.ids.tolist():  # a row at a time
+            is_lost = one in lost
+            ids = np.array([] if is_lost else [one], np.int64)
+            skipped = (Skipped(id=one, object=str(one), reason="truncated"),) if is_lost else ()
+            yield FeatureBatch(ids=ids, tensors=(ids[:, None].astype(np.float32),), skipped=skipped)
+
+    return fetch
+
+
+def loader(count, batch_size, fetch, *, cache=None, memory=None, last="keep", observe=lambda event: None, **chosen):
+    data = Data(count)
+    source = Source(
+        fetch=fetch,
+        dealer=one_way(PER_REQUEST, ROW_BYTES),
+        cache=cache,
+        unreadable=lambda: np.zeros(0, np.int64),
+        settings=LoaderSettings(**{"samples_per_request": PER_REQUEST, "requests_in_flight": 3, **chosen}),
+        observe=observe,
+        memory=memory,
+    )
+    order = Order(size=count, seed=2, epoch=0)
+    return ArrayLoader(lambda _: source, data, order=order, batch_size=batch_size, last=last)
+
+
+def cache_of(ids):
+    cache = TieredCache(FeatureCache(SCOPE, 1 << 16), None)
+    if len(ids):
+        cache.put(ids, (ids[:, None].astype(np.float32),))
+    return cache
+
+
+def naive(count, batch_size, last, lost):
+    """A loop over the order that leaves out what cannot be read."""
+    ids = Data(count).samples.ids[Order(size=count, seed=2, epoch=0).at(np.arange(count))]
+    ids = [one for one in ids.tolist() if one not in lost]
+    batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
+    return [one for one in batches if last == "keep" or len(one) == batch_size]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) == before
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    count=st.integers(1, 60),
+    batch_size=st.integers(1, 17),
+    last=st.sampled_from(["keep", "drop"]),
+    slack=st.sampled_from([0, 0, 3, None]),
+    window_rows=st.integers(1, 40),
+    chance=st.randoms(use_true_random=False),
+)
+def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, window_rows, chance):
+    ids = Data(count).samples.ids
+    lost = {one for one in ids.tolist() if chance.random() < 0.15}
+    kept = cache_of(np.array([one for one in ids.tolist() if one not in lost and chance.random() < 0.3], np.int64))
+    made = loader(
+        count, batch_size, answering(lost), cache=kept, last=last, slack=slack, window_bytes=window_rows * ROW_BYTES
+    )
+    expected = naive(count, batch_size, last, lost)
+    for _ in range(2):  # the second epoch finds in the cache what the first one fetched
+        found = list(made)
+        for one in found:
+            assert (one.features[:, 0] == one.ids).all()
+            assert (one.labels == one.ids).all()
+        batches = [one.ids.tolist() for one in found]
+        assert [len(one) for one in batches] == [len(one) for one in expected]
+        if slack == 0:
+            assert batches == expected
+        else:
+            every = [one for batch in batches for one in batch]
+            assert len(set(every)) == len(every)
+            assert last == "drop" or sorted(every) == sorted(one for batch in expected for one in batch)
+
+
+@settings(deadline=None, max_examples=30)
+@given(taken=st.integers(0, 6), slack=st.sampled_from([0, 5, None]))
+def test_a_pass_that_is_left_leaves_the_state_where_the_loop_was(taken, slack):
+    made = loader(40, 6, answering(), slack=slack)
+    passing = iter(made)
+    before = [one for _ in range(taken) for one in next(passing).ids.tolist()]
+    state = made.state_dict()
+    passing.close()
+    made.load_state_dict(state)
+    after = [one for batch in made for one in batch.ids.tolist()]
+    assert sorted(before + after) == sorted(Data(40).samples.ids.tolist())
+
+
+def test_the_loops_thread_fills_no_batch():
+    memory = Memory()
+    assert len(list(loader(64, 8, answering(), memory=memory))) == 8
+    assert threading.current_thread() not in memory.threads
+
+
+def test_a_loop_that_stalls_finds_its_batches_finished():
+    memory, finished = Memory(), threading.Event()
+
+    def fetch(samples, route):
+        yield from answering()(samples, route)
+        if last_id in samples.ids:
+            finished.set()
+
+    last_id = naive(64, 8, "keep", ())[-1][-1]
+    passing = iter(loader(64, 8, fetch, memory=memory))
+    next(passing)
+    assert finished.wait(60)
+    assert len(list(passing)) == 7
+    assert threading.current_thread() not in memory.threads
+
+
+def test_batches_that_wait_count_in_the_windows_bytes():
+    asked, enough = [], threading.Event()
+
+    def fetch(samples, route):
+        asked.extend(samples.ids.tolist())
+        if len(asked) >= 16:
+            enough.set()
+        yield from answering()(samples, route)
+
+    passing = iter(loader(400, 4, fetch, window_bytes=8 * ROW_BYTES, requests_in_flight=1))
+    next(passing)
+    assert enough.wait(60)
+    # Of the next batch nothing counts, the window holds eight rows, and a request is of four.
+    assert len(asked) <= 4 + 4 + 8 + 4
+    assert len(list(passing)) == 99
+
+
+def test_a_failure_comes_after_the_batches_that_were_finished_before_it():
+    def fetch(samples, route):
+        if failing in samples.ids:
+            raise OverBudget("too large")
+        yield from answering()(samples, route)
+
+    order = naive(24, 4, "keep", ())
+    failing = order[3][0]
+    passing = iter(loader(24, 4, fetch, requests_in_flight=1))
+    found = []
+    with pytest.raises(OverBudget, match="too large"):
+        found.extend(one.ids.tolist() for one in passing)
+    assert found == order[: len(found)]
+    assert len(found) <= 3
+
+
+def test_what_happens_is_told_in_the_loops_thread():
+    told = []
+    lost = {7, 10, 13}
+    made = loader(30, 4, answering(lost), observe=lambda event: told.append((event, threading.current_thread())))
+    assert sum(map(len, made)) == 27
+    assert {thread for _, thread in told} == {threading.current_thread()}
+    assert {event.id for event, _ in told if isinstance(event, SampleSkipped)} == lost
