@@ -131,7 +131,7 @@ class BlocksAhead:
                 share = min(1.0, (stop - group.start) / (group.stop - group.start))
                 self._reads.begin(before + math.ceil(share * (group.requests - before)))
             before = group.requests
-        while self._told[0].stop < place - _LATE:
+        while self._told and self._told[0].stop < place - _LATE:
             self._forgotten = self._told.popleft().requests
             self._reads.forget(self._forgotten)
 

@@ -129,7 +129,9 @@ class Pool:
 
     def __init__(self, total_bytes: int, turns: FairShares | None = None) -> None:
         self._budget = Budget(total_bytes, turns)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # One for each who waits: to wake all for what one gets costs a switch of threads each.
+        self._waiting: dict[int, threading.Condition] = {}
 
     @property
     def total_bytes(self) -> int:
@@ -155,12 +157,15 @@ class Pool:
             OverBudget: The share can never hold it.
             Abandoned: It is no longer wanted, or did not come in that time.
         """
-        with self._changed:
+        with self._lock:
             number = self._budget.ask(nbytes, claim)
-            has_ended = self._changed.wait_for(lambda: self._budget.is_granted(number) or is_abandoned(), longest_s)
+            self._tell()
+            mine = self._waiting[number] = threading.Condition(self._lock)
+            has_ended = mine.wait_for(lambda: self._budget.is_granted(number) or is_abandoned(), longest_s)
+            del self._waiting[number]
             if is_abandoned() or not has_ended:
                 self._budget.release(number)
-                self._changed.notify_all()
+                self._tell()
                 raise Abandoned
         return Reservation(self, number)
 
@@ -170,42 +175,49 @@ class Pool:
         Raises:
             OverBudget: The share can never hold it.
         """
-        with self._changed:
+        with self._lock:
             self._budget.check(nbytes)
             number = self._budget.take(nbytes, claim)
         return None if number is None else Reservation(self, number)
 
     def held_bytes(self, tenant: str) -> int:
         """What a tenant holds of it now."""
-        with self._changed:
+        with self._lock:
             return self._budget.held_bytes(tenant)
 
     def is_full(self, tenant: str) -> bool:
         """Whether a tenant's work waits for memory that it holds itself."""
-        with self._changed:
+        with self._lock:
             return self._budget.is_full(tenant)
 
     def wake(self) -> None:
         """Have all who wait look whether they are still wanted."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            for one in self._waiting.values():
+                one.notify()
 
     @contextmanager
     def changing(self) -> Iterator[Budget]:
-        """The budget to change; those who wait look again afterwards."""
-        with self._changed:
+        """The budget to change; those who have what they waited for go on afterwards."""
+        with self._lock:
             yield self._budget
-            self._changed.notify_all()
+            self._tell()
 
     def statistics(self) -> PoolStatistics:
         """Where it stands."""
-        with self._changed:
+        with self._lock:
             return PoolStatistics(
                 total_bytes=self._budget.total_bytes,
                 reserved_bytes=self._budget.reserved_bytes,
                 peak_bytes=self._budget.peak_bytes,
                 waiting=self._budget.waiting,
             )
+
+    def _tell(self) -> None:
+        """Have those go on that were granted what they wait for."""
+        for number, one in self._waiting.items():
+            if self._budget.is_granted(number):
+                one.notify()
 
 
 class Lane:
