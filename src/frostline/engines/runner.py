@@ -10,6 +10,7 @@ from frostline.core import Cut, Graph, Node, Ref, Token
 from frostline.core.graph import Argument, references
 from frostline.engines.apart import computing
 from frostline.engines.faces import Arrays
+from frostline.engines.first_calls import settle_kernels
 from frostline.engines.operators import FACTORIES, resolve, token_value
 from frostline.errors import UnsafeArtifact
 
@@ -44,6 +45,7 @@ class Runner:
         device: torch.device | str = "cpu",
         resolve_op: Callable[[str], Callable[..., Any]] = resolve,
     ) -> None:
+        settle_kernels()
         self._device = torch.device(device)
         names = [*graph.inputs, *(name for name, _ in graph.leaves), *(node.name for node in graph.nodes)]
         self._slots = {name: slot for slot, name in enumerate(names)}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from frostline.engines.first_calls import settle_kernels
 from frostline.errors import SettingError
 from frostline.events import EpochTrained, Evaluated, Observer, StepFinished
 from frostline.loaders import Batch
@@ -69,6 +70,7 @@ class Loop:
         self._train = train
         self._held_out = held_out
         self._observe = observe
+        settle_kernels()  # an optimiser's first step computes too
         self._optimizer = _optimizer(recipe, head)
         self._steps = 0
         self.head_s = 0.0
