@@ -25,6 +25,8 @@ _THREADS = ("frostline-fill", "frostline-prefetch")
 _MOST_KEPT = 2
 # Of a thread that brings rows, before it goes on with that; another one fills what is left.
 _MOST_IN_PASSING = 1
+# Rows of a cache in batches below this are copied sooner by the loop's thread than another one takes turns with it.
+_LEAST_AHEAD_BYTES = 1 << 20
 _END: Final = object()
 
 
@@ -64,13 +66,19 @@ class Filled:
     position: int
     kept: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of its columns."""
+        return sum(column.nbytes for column in self.columns)
+
 
 class Filling:
     """The finished batches of a pass, for one thread at a time. A context manager.
 
     A row is copied into its batch as soon as its place there is certain, by the thread that brought it, or the one
     that brought what was missing before it. One thread fills at a time; one that comes meanwhile leaves its rows to it.
-    What the loop does not wait for yet stays in the window's bounds: all but the rows of the next batch.
+    What the loop does not wait for yet stays in the window's bounds: all but the rows of the next batch. Where nothing
+    arrives, as all rows are kept, small batches are filled when the loop asks for them.
 
     Args:
         steps: gives the batches; None where the next one lacks rows. Run by one thread at a time, whichever.
@@ -92,6 +100,7 @@ class Filling:
         self._observe = observe
         self._interrupt = interrupt
         self._rest = ThreadPoolExecutor(1, _THREADS[0])  # fills what no thread that brings rows does
+        self._is_ahead = self._prefetcher is not None
         self._is_scheduled = False
         self._turn = threading.Lock()  # held by who fills
         self._is_wanted = False
@@ -118,7 +127,9 @@ class Filling:
     def __next__(self) -> Filled:
         try:
             while (found := self._take()) is None:
-                if self._prefetcher is None:
+                if not self._is_ahead:
+                    self._fill(1)
+                elif self._prefetcher is None:
                     self._tell(self._happened.get())
                 else:
                     self._prefetcher.stall_begins()
@@ -172,7 +183,7 @@ class Filling:
             self._prefetcher.hold_after(self._finished[0][1] if self._finished else None)
 
     def _schedule(self) -> None:
-        if not (self._is_scheduled or self._is_closed or self._is_over):
+        if self._is_ahead and not (self._is_scheduled or self._is_closed or self._is_over):
             self._is_scheduled = True
             self._rest.submit(self._fill_rest)
 
@@ -225,6 +236,7 @@ class Filling:
 
     def _add(self, found: Filled) -> None:
         taken = 0 if self._prefetcher is None else self._prefetcher.bytes_taken
+        self._is_ahead = self._is_ahead or found.nbytes >= _LEAST_AHEAD_BYTES
         with self._lock:
             self._finished.append((found, taken))
             if len(self._finished) == 1:
