@@ -13,6 +13,7 @@ from frostline.stores.driver import DriverStore
 from frostline.stores.objects import open_store
 from frostline.testing.forms import Example
 from support import forms
+from support.asked import versions_read
 from support.bucket_peer import bucket_peer
 from support.images import image_folder, tiny_preprocess
 
@@ -43,14 +44,7 @@ def shards(tmp_path, examples):
 
 @pytest.fixture
 def requests(monkeypatch):
-    made, read_version = [], DriverStore.read_version
-
-    def counted(self, object, offset, length):
-        made.append((object, offset, length))
-        return read_version(self, object, offset, length)
-
-    monkeypatch.setattr(DriverStore, "read_version", counted)
-    return made
+    return versions_read(monkeypatch)
 
 
 def job_of(data, settings=SETTINGS, **options):

@@ -11,21 +11,7 @@ from frostline.errors import ObjectNotFound, StoreUnavailable
 from frostline.node.memory import Pool
 from frostline.stores.blocks import BlockReads
 from frostline.stores.faces import Place
-
-
-class Bytes:
-    """A store of made-up objects of so many bytes, which remembers what it was asked."""
-
-    def __init__(self, size=1000):
-        self.size = size
-        self.asked = []
-
-    def read_version(self, object, offset, length):
-        self.asked.append((object, offset, length))
-        if offset + length > self.size:
-            raise ObjectNotFound(f"{object} ends before that")
-        return bytes((ord(object) + place) % 251 for place in range(offset, offset + length)), f"v{object}"
-
+from support.asked import Bytes
 
 places = st.lists(
     st.builds(Place, st.sampled_from("ab"), st.integers(0, 1050), st.integers(0, 40)), max_size=40, unique=True

@@ -10,27 +10,13 @@ from hypothesis import strategies as st
 import frostline as fl
 from frostline.datasets.repack import repack
 from frostline.errors import ObjectNotFound, StoreUnavailable
-from frostline.stores.driver import DriverStore
 from frostline.stores.faces import Place
 from frostline.stores.objects import open_store
 from frostline.stores.together import Together
 from frostline.testing.forms import Example
 from support import forms
+from support.asked import Bytes, versions_read
 from support.images import image_folder, tiny_preprocess
-
-
-class Bytes:
-    """A store of made-up objects of so many bytes, which remembers what it was asked."""
-
-    def __init__(self, size=1000):
-        self.size = size
-        self.asked = []
-
-    def read_version(self, object, offset, length):
-        self.asked.append((object, offset, length))
-        if offset + length > self.size:
-            raise ObjectNotFound(f"{object} ends before that")
-        return bytes((ord(object) + place) % 251 for place in range(offset, offset + length)), f"v{object}"
 
 
 class Memory:
@@ -167,14 +153,7 @@ def shards(tmp_path):
 
 @pytest.fixture
 def requests(monkeypatch):
-    made, read_version = [], DriverStore.read_version
-
-    def counted(self, object, offset, length):
-        made.append((object, offset, length))
-        return read_version(self, object, offset, length)
-
-    monkeypatch.setattr(DriverStore, "read_version", counted)
-    return made
+    return versions_read(monkeypatch)
 
 
 def test_a_node_reads_samples_in_order_by_few_requests(shards, requests):
