@@ -266,6 +266,10 @@ def mosaic(task):
             return make(found["image"]), found["label"]
 
     data = Photographs(remote=task.url("mds"), local=task.scratch, batch_size=BATCH, shuffle=True)
+    for stream in data.streams:
+        # The client that read the index has a connection open. Forked workers would all use it, and take the answers of
+        # one another: over a short link a shard then holds another one's bytes.
+        stream._downloader.clean_up()  # noqa: SLF001
     yield from DataLoader(data, BATCH, num_workers=task.workers)
 
 
