@@ -28,6 +28,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 from compare_table import SETTINGS, draw, table
@@ -252,9 +253,8 @@ def store_inside(wanted):
         # The manifests are made once, beside the data, as others' chunks are with their index.
         import frostline as fl
 
-        for what, form in (("photographs", "files"), ("photographs", "shards"), ("objects", "files")):
-            for part in PARTS:
-                assert len(fl.Dataset(f"s3://{BUCKET}/{what}/{part}/{form}"))
+        for what, part, form in product(("photographs", "objects"), PARTS, ("files", "shards")):
+            assert len(fl.Dataset(f"s3://{BUCKET}/{what}/{part}/{form}"))
         print(json.dumps(server.environment() | {"S3_ENDPOINT_URL": f"http://{server.s3}"}), flush=True)
         sys.stdin.read()
 

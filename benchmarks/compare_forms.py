@@ -13,7 +13,8 @@ SHARD_BYTES = 8 << 20
 WARM = 128
 PARTS = ("warm", "all")
 BUCKET = "compare"
-SUFFIX = {"photographs": "jpg", "objects": "bin"}
+# What is not decoded has the suffix of an array, by which it is listed.
+SUFFIX = {"photographs": "jpg", "objects": "npy"}
 
 
 def samples_of(what, photographs, count):
@@ -50,10 +51,8 @@ def make_forms(folder, photographs, counts):
 
 
 def _files(folder, what, samples):
-    # What is not decoded has the suffix of an array, by which it is listed.
-    suffix = "npy" if what == "objects" else "jpg"
     for number, (encoded, label) in enumerate(samples):
-        path = folder / f"{label}" / f"{number:06}.{suffix}"
+        path = folder / f"{label}" / f"{number:06}.{SUFFIX[what]}"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(encoded)
 

@@ -109,12 +109,13 @@ def frostline(task, near=None, batch=BATCH, relist=True, form="files", shuffle=T
 
     data = fl.Dataset(task.url(form), relist=relist)
     settings = LoaderSettings(cache_bytes=0)
-    if task.what == "objects":
-        yield from _encoded(task, data, near, settings)
-        return
     with fl.offload(None, data, preprocess=task.preprocess(), near=near, settings=settings) as job:
-        for found in job.loader(batch, shuffle=shuffle, seed=task.seed):
-            yield found.features, found.labels
+        if task.what == "photographs":
+            for found in job.loader(batch, shuffle=shuffle, seed=task.seed):
+                yield found.features, found.labels
+        else:
+            for found in job.arrays(batch, shuffle=shuffle, seed=task.seed, encoded=True):
+                yield _joined(found.features), found.labels
 
 
 def frostline_unlisted(task):
@@ -134,61 +135,11 @@ def frostline_node(task):
     yield from frostline(task, near=task.node)
 
 
-def _encoded(task, data, near, settings):
-    """Bytes as they are stored, by the window that every job has."""
-    import time
-
+def _joined(encoded):
+    """Objects of one size as one tensor."""
     import torch
 
-    from frostline.client.http import HttpTransport
-    from frostline.client.local import LocalTransport
-    from frostline.config import NodeSettings
-    from frostline.core import Route
-    from frostline.node import Node
-    from frostline.prefetch import Deal, Prefetcher, Tuner, Window, stretches
-    from frostline.tuning import rule_of
-    from frostline.wire.messages import FeatureRequest
-
-    class Straight:
-        def deal(self, left):
-            return Deal(route=Route(0), rows=min(left, settings.samples_per_request), bytes_per_sample=0)
-
-    def fetch(ask):
-        return transport.features(
-            FeatureRequest(
-                data=data.url,
-                reading=data.reading,
-                samples=ask.samples,
-                prefix=None,
-                cut=0,
-                preprocess=task.preprocess().to_json(),
-            )
-        )
-
-    node = None if near else Node(NodeSettings(), data.roots)
-    transport = HttpTransport(near, settings) if near else LocalTransport(node)
-    rows = np.random.default_rng(task.seed).permutation(len(data))
-    window = Window(stretches(data.samples, rows, np.arange(len(rows)), Straight()), settings)
-    out, filled, place = np.empty((BATCH, OBJECT_BYTES), np.uint8), 0, 0
-    tuner = Tuner(rule_of(settings), time.monotonic())
-    try:
-        with Prefetcher(
-            window, fetch, threads=settings.last_requests, clock=time.monotonic, observe=lambda _: None, tuner=tuner
-        ) as deliveries:
-            for delivery in deliveries:
-                for encoded in delivery.batch.encoded:
-                    out[filled] = np.frombuffer(encoded, np.uint8)
-                    filled, place = filled + 1, place + 1
-                    if filled == BATCH:
-                        yield torch.from_numpy(out), torch.from_numpy(data.samples.labels[rows[place - BATCH : place]])
-                        out, filled = np.empty((BATCH, OBJECT_BYTES), np.uint8), 0
-        if filled:
-            labels = data.samples.labels[rows[place - filled : place]]
-            yield torch.from_numpy(out[:filled]), torch.from_numpy(labels)
-    finally:
-        transport.close()
-        if node is not None:
-            node.close()
+    return torch.from_numpy(np.stack([_as_array(one) for one in encoded]))
 
 
 def torch_files(task):
