@@ -65,6 +65,20 @@ def run_to_the_end(held, now=0.0):
     return positions
 
 
+def test_encoded_samples_that_wait_to_be_handed_out_take_the_room_of_their_bytes():
+    held = window(16, row_bytes=0, requests_in_flight=8, window_bytes=800, ramp=False)
+    first, second = held.asks(0.0)  # of 4 samples, each with 100 bytes
+    rows = np.empty(4, object)
+    rows[:] = [bytes(100)] * 4
+    held.arrived(second, FeatureBatch(ids=second.samples.ids, tensors=(rows,)))
+    held.finished(second, 0.0)
+    assert (held.statistics().ready_bytes, held.asks(0.0)) == (400, ())
+    held.arrived(first, FeatureBatch(ids=first.samples.ids, tensors=(rows,)))
+    held.finished(first, 0.0)
+    assert len(take_all(held)) == 2
+    assert len(held.asks(0.0)) == 2
+
+
 @pytest.mark.parametrize("slack", [5, None])
 def test_nothing_of_an_epoch_comes_before_the_last_of_the_one_before_whatever_the_slack(slack):
     settings = LoaderSettings(samples_per_request=4, requests_in_flight=8, slack=slack, ramp=False)

@@ -52,7 +52,8 @@ class FeatureBatch:
 
     Attributes:
         ids: ``int64[n]``.
-        tensors: one array ``[n, ...]`` for each tensor that crosses the cut; empty at cut 0, and while packed.
+        tensors: one array ``[n, ...]`` for each tensor that crosses the cut; empty at cut 0, and while packed. Where
+            encoded samples are handed out as rows, they are an array of ``bytes``.
         encoded: the encoded samples at cut 0 (buffers, not copied); empty at every other cut.
         skipped: the samples of this stretch of the request that could not be read.
         packed: the same tensors as they cross the wire, where a codec packed them; empty once they are unpacked.
@@ -73,5 +74,10 @@ class FeatureBatch:
     @property
     def nbytes(self) -> int:
         """Bytes of the payload: activations, packed or not, and encoded samples; not ids."""
-        tensors = sum(tensor.nbytes for tensor in self.tensors) + sum(one.nbytes for one in self.packed)
+        tensors = sum(map(_nbytes, self.tensors)) + sum(one.nbytes for one in self.packed)
         return tensors + sum(len(one) for one in self.encoded)
+
+
+def _nbytes(tensor: npt.NDArray[np.generic]) -> int:
+    """Of rows that are encoded samples, what these have: the array itself holds no more than pointers to them."""
+    return sum(map(len, tensor.tolist())) if tensor.dtype == object else tensor.nbytes
