@@ -124,6 +124,7 @@ class TestDaliSourcesOfEncodedSamples(TestDaliSources):
 
     encoded = True
     test_data_that_cannot_be_read_ends_a_pass_with_a_sentence = None
+    test_a_pass_after_one_that_failed_fails_with_the_same_sentence = None
 
 
 class Piped:
@@ -131,7 +132,7 @@ class Piped:
 
     def __init__(self, source, batch_size):
         self._source, self._batch_size = source, batch_size
-        self.state_dict = source.state_dict
+        self.state_dict, self.load_state_dict = source.state_dict, source.load_state_dict
 
     def __iter__(self):
         return self._source.run(made(self._source, batch_size=self._batch_size))

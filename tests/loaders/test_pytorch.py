@@ -8,8 +8,9 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from frostline.errors import OrderMismatch
 from frostline.loaders import WorkerLoader, furthest
-from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
+from frostline.testing.loaders import BATCH, BreakTests, FailureTests, LoaderTests, OrderTests, RefusalTests, StateTests
 
 # What torchdata asks of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -40,17 +41,21 @@ class Counted:
     """A ``DataLoader`` that counts what it handed out, as a training loop does."""
 
     def __init__(self, loader, **options):
-        self._loader, self._batches = loader, 0
+        self._loader, self._counted = loader, [0]
         self._data = DataLoader(loader, batch_size=None, **options)
 
     def __iter__(self):
-        self._batches = 0
+        counted = self._counted = [0]
         for batch in self._data:
-            self._batches += 1
+            counted[0] += 1
             yield batch
 
     def state_dict(self):
-        return self._loader.state_after(self._batches) if self._data.num_workers else self._loader.state_dict()
+        return self._loader.state_after(*self._counted) if self._data.num_workers else self._loader.state_dict()
+
+    def load_state_dict(self, state):
+        self._counted = [0]
+        self._loader.load_state_dict(state)
 
 
 # Where a worker fails PyTorch takes five seconds for each to shut down, so that not every way is tried.
@@ -66,13 +71,23 @@ class TestInTheProcessOfDataLoader(InDataLoader, StateTests, RefusalTests, Failu
     pass
 
 
-class TestOneForkedWorker(InDataLoader, StateTests, FailureTests):
+class Workers(InDataLoader, StateTests):
+    """The loader learns nothing of passes in workers, so that what it was put to holds for each of them."""
+
+    test_after_the_state_of_a_pass_that_ended_comes_nothing_or_all_and_then_all = None
+    test_after_the_rest_of_an_epoch_every_pass_is_whole_again = None
+    test_an_end_that_is_dropped_stays_so_where_a_run_goes_on = None
+
+
+class TestOneForkedWorker(Workers, FailureTests):
     workers, start = 1, "fork"
 
 
 class TestWorkerLoader(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+    start = "fork"
+
     def make(self, job, batch_size, state=None, **options):
-        loader = WorkerLoader(job.loader(batch_size, **options), 2, start="fork")
+        loader = WorkerLoader(job.loader(batch_size, **options), 2, start=self.start)
         if state is not None:
             loader.load_state_dict(state)
         return loader
@@ -90,9 +105,20 @@ class TestWorkerLoaderPreparedByAccelerate(OrderTests, StateTests, BreakTests):
         return Accelerator(cpu=True).prepare(loader)
 
 
-class TestWorkersOfAForkServer(InDataLoader, StateTests):
+class TestWorkersOfAForkServer(Workers):
     workers, start = 2, "forkserver"
     stops = (0, 1, 5)
+
+
+class TestWorkersOnceSpawned(LoaderTests):
+    """Each is a new Python, which takes seconds, so that not every test of the suite is run."""
+
+    stops = (1,)
+    make = TestWorkerLoader.make
+    start = "spawn"
+    test_every_pass_over_a_loader_is_its_epoch = OrderTests.test_every_pass_over_a_loader_is_its_epoch
+    test_from_the_state = StateTests.test_from_the_state_after_any_batch_a_run_goes_on_with_the_next
+    test_a_loader_that_went_further = StateTests.test_a_loader_that_went_further_goes_back_to_a_state
 
 
 class Stateful(OrderTests, StateTests, BreakTests):
@@ -120,3 +146,14 @@ class TestStatefulDataLoader(Stateful, RefusalTests, FailureTests):
 
 class TestStatefulDataLoaderWithWorkers(Stateful):
     workers, start = 2, "fork"
+    # torchdata starts the workers of a pass before its first batch, and they take the state with them.
+    test_a_pass_of_which_nothing_was_taken_takes_no_state_away = None
+
+    def test_a_state_that_is_older_than_its_batches_is_refused_as_that_of_a_run(self, job):
+        loader = StatefulDataLoader(job.loader(BATCH), batch_size=None, num_workers=2, snapshot_every_n_steps=3)
+        passing = iter(loader)
+        for _ in range(2):
+            next(passing)
+        for state in (loader.state_dict(), {"loops": [loader.state_dict()]}):
+            with pytest.raises(OrderMismatch, match=r"2 batches before it.*snapshot_every_n_steps=1"):
+                furthest(state)

@@ -120,6 +120,12 @@ def test_workers_go_on_from_what_was_handed_out_ahead(folder, node):
         assert sorted(seen) == sorted(job.data.samples.ids.tolist())
 
 
+@pytest.mark.parametrize("option", [{"batch_size": 4}, {"in_order": False}, {"persistent_workers": True}])
+def test_options_with_which_batches_would_not_be_the_loaders_are_refused(folder, node, option):
+    with job_for(folder, near=node.url) as job, pytest.raises(SettingError, match=f"needs {next(iter(option))}="):
+        WorkerLoader(job.loader(8), 2, **option)
+
+
 def test_each_epoch_of_one_loader_has_its_own_order_in_workers(folder, node):
     with job_for(folder, near=node.url) as job:
         loader = job.loader(8, shuffle=True)

@@ -39,10 +39,21 @@ class Listed(Protocol):
         """Names exactly these samples."""
 
 
+class _Handed:
+    """What a pass handed out so far: batches since it began, and how far that is, and its positions where recorded."""
+
+    def __init__(self, began: Begin, progress: Progress) -> None:
+        self.began = began
+        self.progress = progress
+        self.batches = 0
+        self.positions: list[npt.NDArray[np.int64]] = []
+
+
 class ArrayLoader:
     """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
 
-    Leaving a pass early cancels what it had asked for. It is for one thread at a time.
+    Leaving a pass early cancels what it had asked for. It is for one thread at a time. Where several passes are under
+    way, states and records are those of the one that was begun last.
 
     One rank alone fills every batch but the last: where a sample cannot be read, the next one takes its place. Of
     several ranks each takes the same positions whatever can be read, so that all keep step; a batch is then shorter.
@@ -82,10 +93,8 @@ class ArrayLoader:
         self._ranks = ranks
         self._change = change
         self._record = record
-        self._happened: list[npt.NDArray[np.int64]] = []
-        self._begin = self._began = Begin()
-        self._progress = Progress()
-        self._given = 0
+        self._begin = Begin()
+        self._handed = _Handed(self._begin, Progress())
         self._made_by: Maker | None = None
         self._followed: Following | None = None
         self._shard(self._resumed(), Begin())
@@ -121,17 +130,16 @@ class ArrayLoader:
     def __iter__(self) -> Generator[Arrays]:
         """A pass over the epoch, from where ``load_state_dict`` put it; the next pass is whole again.
 
+        A pass of which no batch is taken is none: trainers make one to see whether a loader can be iterated.
+
         Raises:
             OrderMismatch: the ranks would not read the same epoch.
             Unavailable: a rank did not say what it is about to read.
         """
-        order, self._began, self._given = self._resumed(), self._begin, 0
-        self._progress = Progress(order.state.position, order.state.ahead)
+        order = self._resumed()
+        handed = self._handed = _Handed(self._begin, Progress(order.state.position, order.state.ahead))
         self._ranks.agree(order.state)
-        followed, self._followed = self._followed, None
-        rows, asking = self._own_rows() if followed is None else followed()
-        self._begin = Begin()
-        return self._pass(rows, asking, order)
+        return self._pass(order, handed)
 
     def in_epoch(self, epoch: int) -> "ArrayLoader":
         """The same kind of loader of another epoch."""
@@ -173,9 +181,9 @@ class ArrayLoader:
 
     def begin_at(self, begin: Begin) -> None:
         """Let the next pass begin there."""
-        self._begin = self._began = begin
-        state, self._given = self._resumed().state, 0
-        self._progress = Progress(state.position, state.ahead)
+        self._begin = begin
+        state = self._resumed().state
+        self._handed = _Handed(begin, Progress(state.position, state.ahead))
 
     def set_apart(self) -> "ArrayLoader":
         """A loader of its own for what would be the next pass over this one; the pass after it is whole again."""
@@ -194,12 +202,22 @@ class ArrayLoader:
 
     def rows(self) -> EpochRows:
         """The rows of the next pass."""
-        order = self._resumed()
-        return EpochRows(self._source, self._data.samples, order, self._shard(order, self._begin))
+        return self._rows(self._resumed(), self._begin)
 
-    def _own_rows(self) -> tuple[EpochRows, AbstractContextManager[Arrivals]]:
-        rows = self.rows()
-        return rows, rows.arrivals()
+    def _rows(self, order: Resumed, begin: Begin) -> EpochRows:
+        return EpochRows(self._source, self._data.samples, order, self._shard(order, begin))
+
+    def _begun(self, order: Resumed, begin: Begin) -> tuple[EpochRows, AbstractContextManager[Arrivals]]:
+        """The rows of a pass from there, which has begun now."""
+        followed, self._followed = self._followed, None
+        if followed is None:
+            rows = self._rows(order, begin)
+            found: tuple[EpochRows, AbstractContextManager[Arrivals]] = rows, rows.arrivals()
+        else:
+            found = followed()  # which may ask for ``rows``
+        if self._begin is begin:
+            self._begin = Begin()
+        return found
 
     def follow(self, rows: Following) -> None:
         """Let somebody else ask for the rows of the next pass."""
@@ -210,8 +228,8 @@ class ArrayLoader:
 
         Where slack let samples come ahead of others it names them, so that none comes again.
         """
-        state, workers = self._state_now(), self._ranks.workers
-        return state.to_json() if workers == 1 else worker_state(state, self._began, self._given, workers)
+        state, handed, workers = self._state_now(), self._handed, self._ranks.workers
+        return state.to_json() if workers == 1 else worker_state(state, handed.began, handed.batches, workers)
 
     def state_after(self, batches: int, begin: Begin | None = None) -> dict[str, Any]:
         """How far it is when workers have handed out so many batches, which they cannot say here.
@@ -241,7 +259,7 @@ class ArrayLoader:
                 f"with epoch={found.epoch}"
             )
         self.begin_at(begin_of(state, self._ranks.workers))
-        self._progress = Progress(found.position, found.ahead)
+        self._handed.progress = Progress(found.position, found.ahead)
 
     def recorded(self) -> RecordedOrder:
         """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
@@ -251,7 +269,7 @@ class ArrayLoader:
         """
         if not self._record or self._ranks.are_several:
             raise SettingError("only what one rank hands out is recorded, where its loader is made with record=True")
-        positions = np.concatenate([np.zeros(0, np.int64), *self._happened])
+        positions = np.concatenate([np.zeros(0, np.int64), *self._handed.positions])
         return RecordedOrder(state=self._state_now(), positions=positions)
 
     def _resumed(self, begin: Begin | None = None) -> Resumed:
@@ -277,7 +295,8 @@ class ArrayLoader:
         return replace(shard, start=shard.after(shard.step_of(begin.given)), worker=0)
 
     def _state_now(self) -> OrderState:
-        return replace(self._state(self._progress.position), ahead=self._progress.ahead)
+        progress = self._handed.progress
+        return replace(self._state(progress.position), ahead=progress.ahead)
 
     def _state(self, position: int) -> OrderState:
         return OrderState(
@@ -291,10 +310,10 @@ class ArrayLoader:
             last=self._last,
         )
 
-    def _pass(self, epoch: EpochRows, asking: AbstractContextManager[Arrivals], order: Resumed) -> Generator[Arrays]:
+    def _pass(self, order: Resumed, handed: _Handed) -> Generator[Arrays]:
+        epoch, asking = self._begun(order, handed.began)
         observe, number = self._source.observe, self._order.epoch
         observe(EpochStarted(epoch=number, samples=len(epoch)))
-        self._happened = []
         started = waiting = time.perf_counter()
         taken, from_cache, stall_s = 0, 0, 0.0
         try:
@@ -305,14 +324,14 @@ class ArrayLoader:
                 observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
                 batch = _arrays(found.columns, has_targets=self._source.has_targets)
                 given = order.original(order.start + found.places)
-                self._given += 1
-                self._progress.give(given, int(order.original(np.array([found.position]))[0]))
+                handed.batches += 1
+                handed.progress.give(given, int(order.original(np.array([found.position]))[0]))
                 if self._record:
-                    self._happened.append(given)
+                    handed.positions.append(given)
                 yield batch if self._change is None else self._change(batch, self.view)
                 waiting = time.perf_counter()
             if self._ranks.workers == 1:  # else others may not be as far
-                self._progress = Progress(len(self._order))
+                handed.progress = Progress(len(self._order))
         finally:
             seconds = time.perf_counter() - started
             observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))

@@ -58,17 +58,19 @@ class DaliSource:
 
     def run(self, pipeline: Pipeline) -> Iterator[Any]:
         """What a pipeline gives in an epoch, run after run, counted as the loop has it; then it is reset."""
+        own = None
         try:
             while True:
                 try:
                     found = pipeline.run()
                 except StopIteration:
                     break
+                own = own or self._feed.under_way
                 self.took()
                 yield found
             pipeline.reset()
         finally:
-            self._feed.close()
+            self._feed.leave(own)
 
     def took(self, batches: int = 1) -> None:
         """The loop has so many more batches, where it runs the pipeline itself."""

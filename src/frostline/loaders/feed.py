@@ -81,6 +81,16 @@ class Feed:
             self.failure = error
             raise
 
+    @property
+    def under_way(self) -> object | None:
+        """The pass that was begun last, as ``leave`` takes it."""
+        return self._pass
+
+    def leave(self, own: object | None) -> None:
+        """Leave this pass, as ``close`` does, where no other has begun meanwhile."""
+        if own is not None and self._pass is own:
+            self.close()
+
     def close(self) -> None:
         """Leave the pass that is under way, and cancel what was asked for.
 

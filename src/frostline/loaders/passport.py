@@ -1,6 +1,6 @@
 """What takes a loader into another process: how it was made, where it stands, and which rank it is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ("Begin", "Maker", "Passport", "begin_of", "furthest", "open_passport", "worker_state")
 
 _KEY = "frostline_worker"
+# Batches that torchdata's loader handed out since its workers told it how far they were.
+_SINCE = "_steps_since_snapshot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ def furthest(state: Any) -> dict[str, Any]:
         state: such as that of torchdata's ``StatefulDataLoader``.
 
     Raises:
-        OrderMismatch: there is no state of a loader in it.
+        OrderMismatch: there is no state of a loader in it, or one that says how far workers were batches before.
     """
     found = list(_states(state))
     if not found:
@@ -121,8 +123,13 @@ def furthest(state: Any) -> dict[str, Any]:
     return {name: value for name, value in last.items() if name != _KEY}
 
 
-def _states(value: Any) -> Any:
+def _states(value: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(value, Mapping):
+        if value.get(_SINCE):
+            raise OrderMismatch(
+                f"this state says how far workers were {value[_SINCE]} batches before it: make the StatefulDataLoader "
+                "with snapshot_every_n_steps=1, its default"
+            )
         if "frostline_order" in value and isinstance(value.get("position"), int):
             yield value
             return

@@ -90,15 +90,16 @@ class TensorFlowLoader:
         Raises:
             FrostlineError: as iterating the loader does; TensorFlow's own error would hide it.
         """
-        elements = iter(self.dataset())
+        elements, own = iter(self.dataset()), None
         try:
             while (element := next(elements, None)) is not None:
+                own = own or self._feed.under_way
                 self.took()
                 yield element
         except tf.errors.OpError as error:
             raise self._feed.failure or error from error
         finally:
-            self._feed.close()
+            self._feed.leave(own)
 
     def callback(self) -> keras.callbacks.Callback:
         """Counts what ``fit`` has, where some batches are prefetched."""

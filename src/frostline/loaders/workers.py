@@ -7,13 +7,19 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from frostline.errors import Unavailable
+from frostline.errors import SettingError, Unavailable
 from frostline.loaders.batch import Batch
 from frostline.loaders.loader import Loader
 from frostline.loaders.passport import Begin
 
 __all__ = ("WorkerLoader",)
 
+_ITS_OWN = {"batch_size": None, "in_order": True, "persistent_workers": False}
+_WHY = {
+    "batch_size": "the loader makes the batches",
+    "in_order": "its states count batches in the loader's order",
+    "persistent_workers": "workers that stay learn nothing of another epoch, nor of a state to go on from",
+}
 # How PyTorch begins what it makes of an error that was raised in a worker.
 _RAISED = "Caught "
 # Between the end of a worker's connections and its own.
@@ -30,12 +36,20 @@ class WorkerLoader:
         workers: how many processes take its steps in turn.
         start: how they are started: ``fork``, ``spawn`` or ``forkserver``; the platform's way by default.
         options: of ``DataLoader``, such as ``prefetch_factor``.
+
+    Raises:
+        SettingError: an option with which its batches would not be the loader's.
     """
 
     def __init__(self, loader: Loader, workers: int, *, start: str | None = None, **options: Any) -> None:
+        for name, value in _ITS_OWN.items():
+            if options.get(name, value) != value:
+                raise SettingError(f"WorkerLoader needs {name}={value}: {_WHY[name]}")
         self._loader = loader
-        self._data = DataLoader(loader, batch_size=None, num_workers=workers, multiprocessing_context=start, **options)
+        options |= _ITS_OWN
+        self._data = DataLoader(loader, num_workers=workers, multiprocessing_context=start, **options)
         self._state = loader.state_dict()
+        self._latest = object()
 
     @property
     def epoch(self) -> int:
@@ -49,14 +63,14 @@ class WorkerLoader:
     def __iter__(self) -> Iterator[Batch]:
         """A pass over the epoch, from where ``load_state_dict`` put it; the next pass is whole again.
 
+        Its workers are started for its first batch. States are those of the pass that was begun last.
+
         Raises:
             Unavailable: a worker died.
         """
-        begin = self._loader.arrays.begin
         self._state = self._loader.state_after(0)
-        batches = iter(self._data)
-        self._loader.arrays.begin_at(Begin())
-        return self._pass(batches, begin)
+        self._latest = latest = object()
+        return self._pass(self._loader.arrays.begin, latest)
 
     def set_epoch(self, epoch: int) -> None:
         """Become the loader of another epoch, for trainers that pass over one loader again and again."""
@@ -71,8 +85,8 @@ class WorkerLoader:
         self._loader.load_state_dict(state)
         self._state = self._loader.state_dict()
 
-    def _pass(self, batches: Iterator[Batch], begin: Begin) -> Iterator[Batch]:
-        given = 0
+    def _pass(self, begin: Begin, own: object) -> Iterator[Batch]:
+        batches, given = self._started(begin), 0
         while True:
             try:
                 batch = _next(batches)
@@ -86,8 +100,19 @@ class WorkerLoader:
             if batch is None:
                 return
             given += 1
-            self._state = self._loader.arrays.state_after(given, begin)
+            if self._latest is own:
+                self._state = self._loader.arrays.state_after(given, begin)
             yield batch
+
+    def _started(self, begin: Begin) -> Iterator[Batch]:
+        """Workers that begin there; the next ones begin where the loader was put since, or at the beginning."""
+        arrays = self._loader.arrays
+        later = Begin() if arrays.begin is begin else arrays.begin
+        arrays.begin_at(begin)
+        try:
+            return iter(self._data)
+        finally:
+            arrays.begin_at(later)
 
 
 def _next(batches: Iterator[Batch]) -> Batch | None:

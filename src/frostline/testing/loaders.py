@@ -14,6 +14,7 @@ The jobs under test read a few small images that lie in a temporary folder, with
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -96,6 +97,10 @@ class LoaderTests:
         """A loader whose first pass goes on from what ``save`` gave."""
         return self.make(job, batch_size, saved, **options)
 
+    def go_back(self, loader: Any, saved: Any) -> None:
+        """Let the next pass over a loader that was used go on from what ``save`` gave."""
+        loader.load_state_dict(saved)
+
     def whole(self, loader: Any) -> list[list[int]]:
         """The ids of each batch of a pass."""
         return [self.ids_of(batch) for batch in loader]
@@ -130,6 +135,23 @@ class OrderTests(LoaderTests):
         found = self.whole(self.make(job, BATCH, shuffle=True, drop_last=True))
         assert found == _reference(job)[:-1]
 
+    @pytest.mark.parametrize("batch_size", [1, SAMPLES, SAMPLES + 1])
+    def test_batches_of_one_sample_and_of_all_are_the_same_order(self, job: Job, batch_size: int) -> None:
+        found = self.whole(self.make(job, batch_size, shuffle=True))
+        assert found == _split(_flat(_reference(job)), batch_size)
+
+    @pytest.mark.parametrize(("draws", "batch_size"), [(1, BATCH), (BATCH, BATCH)])
+    def test_an_epoch_of_one_batch_comes_whole_and_again(self, job: Job, draws: int, batch_size: int) -> None:
+        options: dict[str, Any] = {"weights": {"odd": 1, "even": 1}, "draws": draws}
+        loader = self.make(job, batch_size, **options)
+        expected = _ids_of(job.arrays(batch_size, **options))
+        assert [len(ids) for ids in expected] == [draws]
+        assert self.whole(loader) == self.whole(loader) == expected
+
+    def test_an_epoch_without_a_batch_is_empty_each_time(self, job: Job) -> None:
+        loader = self.make(job, SAMPLES + 1, shuffle=True, drop_last=True)
+        assert self.whole(loader) == self.whole(loader) == []
+
     @pytest.mark.parametrize(
         "order", ["in blocks", "drawn by weights", "a mixture", "a padded share of ranks", "replayed"]
     )
@@ -149,6 +171,61 @@ class StateTests(LoaderTests):
                 assert first + rest == _reference(job)
             else:
                 assert rest in ([], _reference(job)), "what is over is not begun in its middle"
+
+    def test_the_state_before_any_pass_is_the_beginning(self, job: Job) -> None:
+        saved = self.save(self.make(job, BATCH, shuffle=True))
+        assert self.whole(self.restore(job, BATCH, saved, shuffle=True)) == _reference(job)
+
+    def test_after_the_state_of_a_pass_that_ended_comes_nothing_or_all_and_then_all(self, job: Job) -> None:
+        ended = self.make(job, BATCH, shuffle=True)
+        assert self.whole(ended) == _reference(job)
+        loader = self.restore(job, BATCH, self.save(ended), shuffle=True)
+        assert self.whole(loader) in ([], _reference(job))
+        assert self.whole(loader) == _reference(job)
+
+    def test_after_the_rest_of_an_epoch_every_pass_is_whole_again(self, job: Job) -> None:
+        first, saved = self.stop(self.make(job, BATCH, shuffle=True), 2, self.save)
+        loader = self.restore(job, BATCH, saved, shuffle=True)
+        assert first + self.whole(loader) == _reference(job)
+        assert self.whole(loader) == self.whole(loader) == _reference(job)
+
+    def test_a_loader_that_went_further_goes_back_to_a_state(self, job: Job) -> None:
+        loader = self.make(job, BATCH, shuffle=True)
+        first, saved = self.stop(loader, 2, self.save)
+        self.stop(loader, 4, self.save)
+        for _ in range(2):
+            self.go_back(loader, saved)
+            assert first + self.whole(loader) == _reference(job)
+
+    def test_asking_for_states_changes_nothing_and_they_stay_as_they_were(self, job: Job) -> None:
+        loader = self.make(job, BATCH, shuffle=True)
+        found, saved = [], []
+        for batch in loader:
+            found.append(self.ids_of(batch))
+            saved.append([self.save(loader) for _ in range(2)])
+        assert found == _reference(job)
+        for one in saved[1]:
+            assert found[:2] + self.whole(self.restore(job, BATCH, one, shuffle=True)) == found
+
+    def test_a_state_that_is_asked_for_right_after_going_on_counts_from_the_beginning(self, job: Job) -> None:
+        first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
+        second, saved = self.stop(self.restore(job, BATCH, saved, shuffle=True), 0, self.save)
+        third, saved = self.stop(self.restore(job, BATCH, saved, shuffle=True), 1, self.save)
+        rest = self.whole(self.restore(job, BATCH, saved, shuffle=True))
+        assert second == []
+        assert first + third + rest == _reference(job)
+
+    def test_a_pass_of_which_nothing_was_taken_takes_no_state_away(self, job: Job) -> None:
+        first, saved = self.stop(self.make(job, BATCH, shuffle=True), 2, self.save)
+        loader = self.restore(job, BATCH, saved, shuffle=True)
+        self.stop(loader, 0, lambda _: None)
+        assert first + self.whole(loader) == _reference(job)
+
+    def test_an_end_that_is_dropped_stays_so_where_a_run_goes_on(self, job: Job) -> None:
+        options: dict[str, Any] = {"shuffle": True, "drop_last": True}
+        first, saved = self.stop(self.make(job, BATCH, **options), 2, self.save)
+        loader = self.restore(job, BATCH, saved, **options)
+        assert first + self.whole(loader) == self.whole(loader) == _reference(job)[:-1]
 
     def test_states_are_plain_json_that_counts_what_was_handed_out(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
@@ -198,6 +275,29 @@ class BreakTests(LoaderTests):
         self.stop(loader, batches, lambda _: None)
         assert self.whole(loader) == _reference(job)
 
+    def test_of_passes_that_overlap_the_last_one_is_whole_and_has_the_state(self, job: Job) -> None:
+        loader = self.make(job, BATCH, shuffle=True)
+        older = iter(loader)
+        head = [self.ids_of(next(older)) for _ in range(3)]
+        newer = iter(loader)
+        found = [self.ids_of(next(newer))]
+        with suppress(
+            StopIteration, OrderMismatch
+        ):  # an older one may go on or end, and say why; it gives nothing else
+            head.append(self.ids_of(next(older)))
+        saved = self.save(loader)
+        found += [self.ids_of(batch) for batch in newer]
+        del older, newer
+        assert head == _reference(job)[: len(head)]
+        assert found == _reference(job)
+        assert found[:1] + self.whole(self.restore(job, BATCH, saved, shuffle=True)) == _reference(job)
+
+    def test_a_pass_of_which_nothing_was_taken_leaves_the_next_one_whole(self, job: Job) -> None:
+        loader = self.make(job, BATCH, shuffle=True)
+        for _ in range(3):
+            self.stop(loader, 0, lambda _: None)
+        assert self.whole(loader) == _reference(job)
+
     def test_loaders_of_one_job_do_not_disturb_each_other(self, job: Job) -> None:
         first = self.make(job, BATCH, shuffle=True)
         second = self.make(job, BATCH, shuffle=True, epoch=1)
@@ -241,6 +341,33 @@ class FailureTests(LoaderTests):
         with small_job(tmp_path, unreadable=_UNREADABLE) as job, pytest.raises(self.failure, match=sentence):
             self.whole(self.make(job, BATCH, shuffle=True))
 
+    def test_a_pass_after_one_that_failed_fails_with_the_same_sentence(self, tmp_path: Path) -> None:
+        sentence = "samples are unreadable and the job allows"
+        with small_job(tmp_path, unreadable=_UNREADABLE) as job:
+            loader = self.make(job, BATCH, shuffle=True)
+            for _ in range(2):
+                with pytest.raises(self.failure, match=sentence):
+                    self.whole(loader)
+
+    def test_batches_before_a_failure_are_in_order_and_another_run_goes_on_after_them(self, tmp_path: Path) -> None:
+        images, away = tmp_path / "images", tmp_path / "away"
+        found: list[list[int]] = []
+        with small_job(images) as job:
+            expected = _reference(job)
+            last = [images / name for name in _names(job, _flat(expected[3:]))]
+            away.mkdir()
+            for path in last:
+                path.rename(away / path.name)
+            loader = self.make(job, BATCH, shuffle=True)
+            with pytest.raises(self.failure, match="unreadable"):
+                found.extend(self.ids_of(batch) for batch in loader)
+            saved = self.state_of(loader)
+        assert found == expected[: len(found)]
+        for path in last:
+            (away / path.name).rename(path)
+        with _job_of(images) as job:
+            assert found + self.whole(self.make(job, BATCH, saved, shuffle=True)) == expected
+
 
 def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Job:
     """A job without a model over ``SAMPLES`` small images of two classes.
@@ -258,6 +385,10 @@ def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Jo
             path.write_bytes(b"no image")
         else:
             Image.fromarray(draw.integers(0, 255, (_PIXELS, _PIXELS, 3), np.uint8)).save(path)
+    return _job_of(folder, slack)
+
+
+def _job_of(folder: Path, slack: int | None = 0) -> Job:
     return offload(
         None,
         Dataset(folder),
@@ -270,7 +401,11 @@ def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Jo
 def _reference(job: Job, *, seed: int = 0, epoch: int = 0) -> list[list[int]]:
     order = Order(size=SAMPLES, seed=seed, epoch=epoch).indices(0, SAMPLES)
     ids = job.data.samples.ids[order].tolist()
-    return [ids[start : start + BATCH] for start in range(0, SAMPLES, BATCH)]
+    return _split(ids, BATCH)
+
+
+def _split(ids: list[int], batch_size: int) -> list[list[int]]:
+    return [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
 
 
 def _options(job: Job, order: str) -> dict[str, Any]:
@@ -290,6 +425,11 @@ def _options(job: Job, order: str) -> dict[str, Any]:
 
 def _ids_of(batches: Iterable[Arrays]) -> list[list[int]]:
     return [one.ids.tolist() for one in batches]
+
+
+def _names(job: Job, ids: list[int]) -> list[str]:
+    samples = job.data.samples
+    return [samples.objects[int(row)] for row in np.flatnonzero(np.isin(samples.ids, ids))]
 
 
 def _flat(batches: list[list[int]]) -> list[int]:
