@@ -1,0 +1,54 @@
+"""Lightning's trainer and that of transformers, held to the shipped suite: they run the loop, and the tests follow."""
+
+import pytest
+
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
+from support.stepped import Fitted, Trained
+
+# What these packages warn of is theirs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Trainers(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+    test_of_passes_that_overlap_the_last_one_is_whole_and_has_the_state = None  # a trainer has one loop at a time
+
+    stops = (0, 1, 5, 6)
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path):
+        self.folder = tmp_path / "checkpoints"
+        self.folder.mkdir()
+
+
+class TestLightning(Trainers):
+    """What is saved is the checkpoint that Lightning writes, and a run that goes on is its ``ckpt_path``."""
+
+    # A run that goes on from an epoch's end puts the loader there, and makes no pass.
+    test_after_the_state_of_a_pass_that_ended_comes_nothing_or_all_and_then_all = None
+
+    def make(self, job, batch_size, state=None, **options):
+        loader = job.loader(batch_size, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        return Fitted(loader, self.folder)
+
+    def save(self, loader):
+        return loader.checkpoint()
+
+    def restore(self, job, batch_size, saved, **options):
+        loader = self.make(job, batch_size, **options)
+        loader.load_state_dict(saved)
+        return loader
+
+
+class TestTransformers(Trainers):
+    test_an_epoch_without_a_batch_is_empty_each_time = None  # this trainer refuses one
+
+    def make(self, job, batch_size, state=None, **options):
+        loader = job.loader(batch_size, augment=Trained.inputs, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        return Trained(loader, self.folder)
+
+    def ids_of(self, batch):
+        return batch.tolist()
