@@ -116,6 +116,39 @@ def test_an_iterator_that_has_no_more_now_may_have_some_later():
     assert [ask.samples.ids.tolist() for ask in held.asks(0.0)] == [(places[4:] * 7 + 3).tolist()]
 
 
+@given(
+    count=st.integers(2, 60),
+    per_request=st.integers(1, 5),
+    requests=st.integers(2, 6),
+    window_rows=st.integers(1, 70),
+    late=st.integers(0, 8),
+    ramp=st.booleans(),
+)
+def test_an_answer_that_is_late_keeps_nothing_from_being_asked_for_while_bytes_allow(
+    count, per_request, requests, window_rows, late, ramp
+):
+    bounds = {"requests_in_flight": requests, "window_bytes": window_rows * ROW_BYTES, "slack": 0, "ramp": ramp}
+    held = window(count, per_request=per_request, hedge_quantile=1, **bounds)
+    place, handed_out, asked = 0, [], []
+    while asks := held.asks(0.0):
+        for ask in asks:
+            asked += ask.samples.ids.tolist()
+            if place != late:
+                held.arrived(ask, answer(ask.samples.ids))
+                held.finished(ask, 0.0)
+            place += 1
+        handed_out += [one for delivery in take_all(held) for one in delivery.batch.ids.tolist()]
+    assert asked == table(count).ids[: len(asked)].tolist()
+    before = min(count, late * per_request)  # what the late one does not hold back
+    assert handed_out == asked[:before]
+    if before == count:
+        assert held.is_done
+    else:
+        following = min(per_request, count - len(asked))
+        assert len(asked) > before
+        assert following == 0 or len(asked) - before + following > window_rows, "the next one has no room"
+
+
 class Disorder(RuleBasedStateMachine):
     """Answers come in any order, in pieces, late, twice or not at all."""
 
