@@ -9,7 +9,6 @@ import sys
 import textwrap
 import threading
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ from support.nodes import (
     small_network,
     until,
 )
-from support.services import descriptors, python, serving
+from support.services import descriptors, python, serving, shared_memory
 
 SMALL = NodeSettings(memory_bytes=256 << 20, trial_s=0)
 SETTINGS = LoaderSettings(deadline_s=30)
@@ -55,11 +54,6 @@ def runs(pid):
         os.kill(pid, 0)
         return True
     return False
-
-
-def shared_memory():
-    """All that is there: what other processes have goes with them, what a service left behind would stay."""
-    return set(Path("/dev/shm").iterdir())
 
 
 def asked(images, cut=0, **fields):

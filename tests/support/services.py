@@ -46,6 +46,11 @@ def descriptors(pid="self"):
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+def shared_memory():
+    """All that is there: what other processes have goes with them, what a service left behind would stay."""
+    return set(Path("/dev/shm").iterdir())
+
+
 @contextmanager
 def python(code, *arguments):
     """A process that runs some code, killed at the end; its stdout is a pipe of lines."""

@@ -12,6 +12,7 @@ from frostline.loaders.array_loader import ArrayLoader, Change
 from frostline.loaders.arrays import Arrays
 from frostline.loaders.augment import Augment
 from frostline.loaders.batch import Batch, arrays_of, batch_of
+from frostline.loaders.orphans import end_with_trainer
 from frostline.loaders.passport import Passport
 from frostline.loaders.rows import EpochRows, Following
 from frostline.ordering import RecordedOrder
@@ -54,6 +55,8 @@ class Loader(IterableDataset[Batch]):
             info = get_worker_info()
             self._arrays = passport.open() if info is None else passport.open(info.id, info.num_workers)
             self._process = os.getpid()
+            if info is not None:
+                end_with_trainer()
         return self._arrays
 
     @property

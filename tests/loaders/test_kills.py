@@ -1,0 +1,170 @@
+"""Two jobs with workers that share an I/O service, and someone is killed: nothing is lost, and nothing is left."""
+
+import itertools
+import json
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import frostline as fl
+from frostline.config import IoSettings, NodeSettings
+from frostline.io.process import start_io
+from frostline.io.upstream import Upstream
+from support.images import image_folder, tiny_preprocess
+from support.nodes import until
+from support.services import descriptors, python, shared_memory
+
+NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
+GONE_S = 60  # a worker looks for its parent every 5 s
+
+# Says each batch and the state after it. After some it says who its workers are, and waits for a line. Without a start
+# method it has no workers.
+TRAINER = """
+    import json, multiprocessing, os, sys
+    import frostline as fl
+    from frostline.errors import Unavailable
+    from frostline.loaders import WorkerLoader
+    from support.images import tiny_preprocess
+
+    def say(**what):
+        print(json.dumps(what), flush=True)
+
+    os.setsid()
+    multiprocessing.set_forkserver_preload(["torch", "frostline.loaders.loader", "frostline.loaders.reopening"])
+    folder, near, start, seed, state = sys.argv[1:]
+    settings = fl.LoaderSettings(samples_per_request=4, requests_in_flight=2, cache_bytes=0, retry_for_s=60)
+    with fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), near=near, settings=settings) as job:
+        loader = job.loader(2, shuffle=True, seed=int(seed))
+        if start:
+            loader = WorkerLoader(loader, 2 if start == "fork" else 1, start=start)
+        loader.load_state_dict(json.loads(state) or loader.state_dict())
+        taken, failed = 0, True
+        while failed:
+            failed = False
+            try:
+                for batch in loader:
+                    say(ids=batch.ids.tolist(), state=loader.state_dict())
+                    taken += 1
+                    if taken == 3:
+                        say(workers=[one.pid for one in multiprocessing.active_children()])
+                        sys.stdin.readline()
+            except Unavailable as error:
+                say(failed=str(error))
+                failed = True
+                loader.load_state_dict(loader.state_dict())
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=16)
+
+
+class Trainer:
+    """What a training process said."""
+
+    def __init__(self, process):
+        self.process = process
+        self.ids, self.failures, self.state, self.workers = [], [], None, []
+
+    def read(self):
+        """All that it says until it waits or ends."""
+        for line in self.process.stdout:
+            said = json.loads(line)
+            if "workers" in said:
+                self.workers = said["workers"]
+                return
+            if "failed" in said:
+                self.failures.append(said["failed"])
+            else:
+                self.ids.append(said["ids"])
+                self.state = said["state"]
+
+    def finish(self):
+        """Let it train to the end of its epoch."""
+        self.process.stdin.write("go on\n")
+        self.process.stdin.flush()
+        self.read()
+        assert self.process.wait(GONE_S) == 0, self.process.stderr.read()
+
+
+def of_sessions(sessions):
+    """Processes that such trainers started, or that these started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) in sessions:
+            found.append(int(path.parent.name))
+    return found
+
+
+def trainer(folder, service, start, seed, state=None):
+    return python(TRAINER, folder, service.url, start, seed, json.dumps(state))
+
+
+def kill(killed, service, trainers, gone):
+    """End what is to be killed; a service is started again."""
+    if killed == "a worker":
+        os.kill(trainers[0].workers[0], signal.SIGKILL)
+    elif killed == "the service":
+        os.kill(service.pid, signal.SIGKILL)
+        until(lambda: service.pid == 0)
+        service.start()
+    for each in gone:
+        each.process.kill()
+    for each in gone:
+        each.process.wait()
+
+
+STARTS = ("fork", "spawn", "forkserver")
+CASES = [
+    *itertools.product(STARTS, ("a worker", "the service", "a trainer")),
+    ("fork", "both trainers"),
+]
+
+
+@pytest.mark.parametrize(("start", "killed"), CASES)
+def test_two_jobs_that_share_a_service_lose_nothing_and_leave_nothing(folder, start, killed):
+    with fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), node=NODE) as job:
+        wholes = [[one.ids.tolist() for one in job.arrays(2, shuffle=True, seed=seed)] for seed in range(2)]
+    memory = shared_memory()
+    upstream = Upstream(roots=(folder.as_uri(),), node=NODE)
+    with start_io(upstream, IoSettings(memory_bytes=64 << 20)) as service, closing(service.transport()) as watching:
+        assert watching.health().roots
+        before = descriptors(service.pid)
+        with trainer(folder, service, start, 0) as one, trainer(folder, service, "", 1) as other:
+            trainers = [Trainer(one), Trainer(other)]
+            for each in trainers:
+                each.read()
+                assert len(each.ids) == 3, each.process.stderr.read()
+            assert len(trainers[0].workers) == (2 if start == "fork" else 1)
+            sessions = {each.process.pid for each in trainers}
+            gone = {"a trainer": trainers[:1], "both trainers": trainers}.get(killed, [])
+            kill(killed, service, trainers, gone)
+            for each in trainers:
+                if each not in gone:
+                    each.finish()
+            for each, whole in zip(trainers, wholes, strict=True):
+                failed = [killed] if each.failures else []
+                assert failed == (["a worker"] if killed == "a worker" and each is trainers[0] else [])
+                assert each.ids == whole[: len(each.ids)]
+                assert (len(each.ids) < len(whole)) == (each in gone)
+            until(lambda: not of_sessions(sessions))
+        until(lambda: len(watching.service_statistics()["jobs"]) == 1)
+        until(lambda: watching.service_statistics()["window"]["used_bytes"] == 0)
+        if killed != "the service":
+            until(lambda: descriptors(service.pid) <= before)
+        for seed, each in enumerate(trainers):
+            if each in gone:
+                with trainer(folder, service, start, seed, each.state) as again:
+                    rest = Trainer(again)
+                    rest.read()
+                    rest.finish()
+                    assert each.ids + rest.ids == wholes[seed]
+    until(lambda: shared_memory() <= memory)
