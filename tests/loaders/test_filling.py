@@ -16,6 +16,7 @@ from frostline.loaders import ArrayLoader
 from frostline.loaders.rows import Source
 from frostline.ordering import Order
 from support.mixing import one_way
+from support.threads import no_thread_is_left
 
 PER_REQUEST, ROW_BYTES = 4, 4
 SCOPE = Scope(data="memory://", prefix="", cut=1, preprocess="", engine="none", shapes=((1,),), dtypes=("float32",))
@@ -83,9 +84,8 @@ def naive(count, batch_size, last, lost):
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) == before
+    with no_thread_is_left():
+        yield
 
 
 @settings(deadline=None, max_examples=60)

@@ -16,6 +16,7 @@ from frostline.prefetch import Prefetcher, Window, stretches
 from frostline.testing import Act, ScriptedTransport
 from frostline.wire.messages import FeatureRequest
 from support.mixing import one_way
+from support.threads import no_thread_is_left
 
 
 def table(count):
@@ -50,9 +51,8 @@ def ids_of(deliveries):
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) == before
+    with no_thread_is_left():
+        yield
 
 
 def test_every_sample_comes_once_in_order_with_its_own_activations():

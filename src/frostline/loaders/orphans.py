@@ -17,7 +17,7 @@ def end_with_trainer() -> None:
     """
     trainer = multiprocessing.parent_process()
     if trainer is not None and trainer.pid != os.getppid():
-        threading.Thread(target=_end_after, args=(trainer,), name="frostline: trainer is there", daemon=True).start()
+        threading.Thread(target=_end_after, args=(trainer,), name="frostline-trainer-watch", daemon=True).start()
 
 
 def _end_after(trainer: BaseProcess) -> None:

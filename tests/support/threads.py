@@ -1,0 +1,21 @@
+"""Which threads a test began and left."""
+
+import threading
+from contextlib import contextmanager
+
+__all__ = ("no_thread_is_left",)
+
+
+@contextmanager
+def no_thread_is_left():
+    """Fail where a thread that began meanwhile is left: one of ours at once, another if it does not end by itself.
+
+    Threads of tests before this one may end meanwhile, and a timer's thread ends after what it does.
+    """
+    before = set(threading.enumerate())
+    yield
+    begun = set(threading.enumerate()) - before
+    assert not [one for one in begun if one.name.startswith("frostline-")]
+    for one in begun:
+        one.join(60)
+        assert not one.is_alive(), one
