@@ -99,6 +99,7 @@ def why_no_cassandra() -> str | None:
 def cassandra(
     folder: Path,
     *,
+    host: str | None = None,
     nodes: int = 1,
     replicas: int = 1,
     secured: bool = False,
@@ -112,6 +113,7 @@ def cassandra(
 
     Args:
         folder: empty.
+        host: the address at which one server listens; None for as many of loopback as there are servers.
         nodes: how many; more than one make a ring.
         replicas: of each row of the keyspace.
         secured: ask clients for a name and password.
@@ -122,7 +124,7 @@ def cassandra(
     Raises:
         RuntimeError: they were not ready in time.
     """
-    hosts = tuple(f"127.0.0.{number + 1}" for number in range(nodes))
+    hosts = (host,) if host else tuple(f"127.0.0.{number + 1}" for number in range(nodes))
     # Asked of the first address; the others are hardly ever anybody's.
     storage, port = free_ports(2, hosts[0])
     keys = _made_keys(folder) if encrypted else None
