@@ -1,6 +1,7 @@
 """A loader's batches from worker processes, with a state like the loader's own, and a sentence where one dies."""
 
 import multiprocessing
+import traceback
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any
@@ -93,6 +94,8 @@ class WorkerLoader:
             except RuntimeError as error:
                 if str(error).startswith(_RAISED):
                     raise
+                _let_go(error)
+                del batches
                 raise Unavailable(
                     f"a worker of the loader is gone ({error}): was it killed, or short of memory? A new pass has new "
                     "workers, and goes on from the loader's state"
@@ -127,6 +130,13 @@ def _next(batches: Iterator[Batch]) -> Batch | None:
     except (EOFError, OSError) as error:
         _join_the_dead()
         raise RuntimeError(str(error) or type(error).__name__) from error
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget what the frames of an error hold: PyTorch ends the other workers once nobody has its iterator any more."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _join_the_dead() -> None:
