@@ -1,5 +1,6 @@
 """Batches are filled where rows arrive: the same as a plain loop makes, whatever is missing, kept, late or left."""
 
+import os
 import threading
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from frostline.cache import FeatureCache, Scope, TieredCache
 from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.core import FeatureBatch, Samples, Skipped, TensorSpec
 from frostline.errors import OverBudget
 from frostline.events import SampleSkipped
 from frostline.loaders import ArrayLoader
@@ -52,7 +53,43 @@ def answering(lost=()):
     return fetch
 
 
-def loader(count, batch_size, fetch, *, cache=None, memory=None, last="keep", observe=lambda event: None, **chosen):
+def encoded(fetch):
+    """The same rows as they are stored."""
+
+    def fetched(samples, route):
+        for batch in fetch(samples, route):
+            rows = [str(one).encode() for one in batch.ids.tolist()]
+            yield FeatureBatch(ids=batch.ids, encoded=rows, skipped=batch.skipped)
+
+    return fetched
+
+
+def decoding(broken=()):
+    def decode(batch, samples):
+        names = dict(zip(samples.ids.tolist(), samples.objects, strict=True))
+        assert [str(one).encode() for one in batch.ids.tolist()] == list(batch.encoded)
+        ids = batch.ids[~np.isin(batch.ids, list(broken))]
+        lost = [one for one in batch.ids.tolist() if one in broken]
+        skipped = tuple(Skipped(id=one, object=names[one], reason="no image") for one in lost)
+        return FeatureBatch(ids=ids, tensors=(ids[:, None].astype(np.float32),), skipped=skipped)
+
+    return decode
+
+
+def loader(
+    count,
+    batch_size,
+    fetch,
+    *,
+    cache=None,
+    memory=None,
+    last="keep",
+    observe=lambda event: None,
+    decode=None,
+    piece_rows=2,
+    most_finished_bytes=None,
+    **chosen,
+):
     data = Data(count)
     source = Source(
         fetch=fetch,
@@ -62,6 +99,9 @@ def loader(count, batch_size, fetch, *, cache=None, memory=None, last="keep", ob
         settings=LoaderSettings(**{"samples_per_request": PER_REQUEST, "requests_in_flight": 3, **chosen}),
         observe=observe,
         memory=memory,
+        tensors=(TensorSpec(((2 << 20) // piece_rows,), "uint8"),),
+        decode=decode,
+        most_finished_bytes=most_finished_bytes,
     )
     order = Order(size=count, seed=2, epoch=0)
     return ArrayLoader(lambda _: source, data, order=order, batch_size=batch_size, last=last)
@@ -95,14 +135,28 @@ def _no_thread_is_left():
     last=st.sampled_from(["keep", "drop"]),
     slack=st.sampled_from([0, 0, 3, None]),
     window_rows=st.integers(1, 40),
+    decodes=st.booleans(),
+    piece_rows=st.integers(1, 5),
     chance=st.randoms(use_true_random=False),
 )
-def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, window_rows, chance):
+def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, window_rows, decodes, piece_rows, chance):
     ids = Data(count).samples.ids
     lost = {one for one in ids.tolist() if chance.random() < 0.15}
+    fetch, decode = answering(lost), None
+    if decodes:
+        broken = {one for one in lost if chance.random() < 0.5}
+        fetch, decode = encoded(answering(lost - broken)), decoding(broken)
     kept = cache_of(np.array([one for one in ids.tolist() if one not in lost and chance.random() < 0.3], np.int64))
     made = loader(
-        count, batch_size, answering(lost), cache=kept, last=last, slack=slack, window_bytes=window_rows * ROW_BYTES
+        count,
+        batch_size,
+        fetch,
+        cache=kept,
+        last=last,
+        slack=slack,
+        window_bytes=window_rows * ROW_BYTES,
+        decode=decode,
+        piece_rows=piece_rows,
     )
     expected = naive(count, batch_size, last, lost)
     for _ in range(2):  # the second epoch finds in the cache what the first one fetched
@@ -195,3 +249,60 @@ def test_what_happens_is_told_in_the_loops_thread():
     assert sum(map(len, made)) == 27
     assert {thread for _, thread in told} == {threading.current_thread()}
     assert {event.id for event, _ in told if isinstance(event, SampleSkipped)} == lost
+
+
+def test_what_cannot_be_decoded_is_told_once_by_its_name():
+    told = []
+    made = loader(30, 4, encoded(answering({7})), decode=decoding({10, 13}), observe=told.append)
+    assert [len(one) for one in made] == [4] * 6 + [3]
+    skipped = [event for event in told if isinstance(event, SampleSkipped)]
+    assert {(one.id, one.object) for one in skipped} == {(7, "7"), (10, "10"), (13, "13")}
+    assert len(skipped) == 3
+
+
+def test_little_is_decoded_before_the_loop_takes_it():
+    decoded, enough = [], threading.Event()
+    at_once = len(os.sched_getaffinity(0)) + 1
+    lock = threading.Lock()
+
+    def decode(batch, samples):
+        with lock:
+            decoded.extend(batch.ids.tolist())
+            if len(decoded) >= 4 + 4:
+                enough.set()
+        return decoding()(batch, samples)
+
+    # A finished batch is more than may wait.
+    passing = iter(loader(400, 4, encoded(answering()), decode=decode, most_finished_bytes=60, requests_in_flight=1))
+    taken = len(next(passing).ids)
+    assert enough.wait(60)
+    for batch in passing:
+        # One batch waits; and of the next one a piece for each thread, and one more.
+        assert len(decoded) <= taken + 4 + 4 + 2 * at_once
+        taken += len(batch.ids)
+    assert taken == len(decoded) == 400
+
+
+def test_a_pass_that_is_left_decodes_no_more():
+    decoded = []
+
+    def decode(batch, samples):
+        decoded.append(len(batch))
+        return decoding()(batch, samples)
+
+    passing = iter(loader(4000, 4, encoded(answering()), decode=decode, most_finished_bytes=60))
+    next(passing)
+    passing.close()
+    assert sum(decoded) < 400
+
+
+def test_what_breaks_decoding_reaches_the_loop():
+    def decode(batch, samples):
+        if failing in batch.ids:
+            raise OverBudget("too large")
+        return decoding()(batch, samples)
+
+    order = naive(24, 4, "keep", ())
+    failing = order[3][0]
+    with pytest.raises(OverBudget, match="too large"):
+        list(loader(24, 4, encoded(answering()), decode=decode))

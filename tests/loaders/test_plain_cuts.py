@@ -1,4 +1,4 @@
-"""Where a job without a network decodes: in the node where that is in this process, and here where it is elsewhere."""
+"""Where a job without a network decodes: here, unless it is told that the node shall."""
 
 import pytest
 import torch
@@ -31,8 +31,8 @@ def taken(job):
     return torch.cat([one.ids for one in batches]), torch.cat([one.features for one in batches])
 
 
-def test_a_node_in_this_process_decodes_and_gives_what_decoding_here_gives(folder):
-    with job_for(folder) as job, job_for(folder, cut=0) as other:
+def test_a_node_that_is_told_to_decodes_and_gives_what_decoding_here_gives(folder):
+    with job_for(folder, cut=1) as job, job_for(folder) as other:
         assert ("decoding", "node in this process") in job.where
         assert ("decoding", "trainer") in other.where
         for found, expected in zip(taken(job), taken(other), strict=True):

@@ -340,9 +340,9 @@ class ArrayLoader:
         drop_last = self._last == "drop" and not self._ranks.are_several
         memory = self._source.memory
         assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
-        with asking as arrivals:
-            steps = epoch.batches(assembler, arrivals)
-            with Filling(steps, arrivals, self._source.observe, epoch.interrupt) as filling:
+        with asking as arrived, epoch.decoding(arrived) as arrivals:
+            steps, most = epoch.batches(assembler, arrivals), self._source.most_finished_bytes
+            with Filling(steps, arrivals, self._source.observe, epoch.interrupt, most) as filling:
                 yield from filling
 
 

@@ -63,9 +63,9 @@ class Fetcher:
     accuracy: str | float = EXACT
     tried: FeatureRequest | None = None
 
-    def fetch(self, samples: Samples, route: Route, view: View | None) -> "Answer":
-        """Rows of these samples at the frost line, as they arrive."""
-        return Answer(self, samples, route, view)
+    def fetch(self, samples: Samples, route: Route, view: View | None, *, decodes: bool = True) -> "Answer":
+        """Rows of these samples at the frost line, as they arrive; encoded ones stay so where it does not decode."""
+        return Answer(self, samples, route, view, decodes=decodes)
 
     def request(self, samples: Samples, route: Route, view: View | None) -> FeatureRequest:
         """The message that asks for them."""
@@ -93,7 +93,7 @@ class Fetcher:
 class Answer:
     """The rows of one request. ``close`` may be called from another thread and ends a read that is under way."""
 
-    def __init__(self, fetcher: Fetcher, samples: Samples, route: Route, view: View | None) -> None:
+    def __init__(self, fetcher: Fetcher, samples: Samples, route: Route, view: View | None, *, decodes: bool) -> None:
         self._fetcher = fetcher
         self._samples = samples
         self._route = route
@@ -101,11 +101,16 @@ class Answer:
         self._request = fetcher.request(samples, route, view)
         self._batches: Iterator[FeatureBatch] = fetcher.transport.features(self._request)
         self._begun = False
+        self._stays_encoded = route.cut == 0 and not decodes
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> FeatureBatch:
+        if self._stays_encoded:
+            batch = self._next()
+            # A view would keep the whole answer in memory for as long as one sample waits.
+            return replace(batch, encoded=[bytes(one) for one in batch.encoded])
         side = self._fetcher.trainer_side
         parts = [self._next()]
         wanted = side.wants(self._route.cut)

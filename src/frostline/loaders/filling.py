@@ -14,13 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.events import Event, Observer
+from frostline.loaders.decoding import THREADS as DECODING
+from frostline.loaders.decoding import Decoding
 from frostline.prefetch.assemble import Columns
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.stretches import Delivery
 
 __all__ = ("Arrivals", "Filled", "Filling")
 
-_THREADS = ("frostline-fill", "frostline-prefetch")
+_THREADS = ("frostline-fill", "frostline-prefetch", DECODING)
 # Finished batches with rows of a cache that may wait for the loop: such rows have no way to hide, and no window.
 _MOST_KEPT = 2
 # Of a thread that brings rows, before it goes on with that; another one fills what is left.
@@ -38,11 +40,13 @@ class Arrivals:
         deliveries: by places in the epoch; None where nothing may be handed out now.
         prefetcher: that brings them; None where nothing is asked for.
         happened: as of the prefetcher.
+        decoding: decodes the deliveries; None where they come decoded.
     """
 
     deliveries: Iterator[Delivery | None] = field(default_factory=lambda: iter(()))
     prefetcher: Prefetcher | None = None
     happened: SimpleQueue[Event | None] = field(default_factory=SimpleQueue)
+    decoding: Decoding | None = None
 
     @classmethod
     def of(cls, prefetcher: Prefetcher, deliveries: Iterator[Delivery | None]) -> Self:
@@ -85,6 +89,7 @@ class Filling:
         arrivals: what they are made of.
         observe: told what happened, in the loop's thread.
         interrupt: frees a thread that waits within a step; safe from any thread.
+        most_bytes: of finished batches that wait for the loop; the last of them may be more. None bounds nothing.
     """
 
     def __init__(
@@ -93,9 +98,12 @@ class Filling:
         arrivals: Arrivals,
         observe: Observer,
         interrupt: Callable[[], None],
+        most_bytes: int | None,
     ) -> None:
         self._steps = steps
         self._prefetcher = arrivals.prefetcher
+        self._decoding = arrivals.decoding
+        self._most_bytes = most_bytes
         self._happened = arrivals.happened
         self._observe = observe
         self._interrupt = interrupt
@@ -104,6 +112,7 @@ class Filling:
         self._is_scheduled = False
         self._turn = threading.Lock()  # held by who fills
         self._is_wanted = False
+        self._is_awaited = False  # by the loop, which has no batch
         self._lock = threading.Lock()  # guards what follows
         self._finished: deque[tuple[Filled, int]] = deque()
         self._failure: BaseException | None = None
@@ -111,8 +120,7 @@ class Filling:
         self._is_closed = False
 
     def __enter__(self) -> Self:
-        if self._prefetcher is not None:
-            self._prefetcher.listen(self._fill_in_passing)
+        self._listen(self._fill_in_passing)
         self._schedule()
         return self
 
@@ -132,9 +140,11 @@ class Filling:
                 elif self._prefetcher is None:
                     self._tell(self._happened.get())
                 else:
-                    self._prefetcher.stall_begins()
+                    self._is_awaited = True
+                    self._count_stall(self._prefetcher)
                     self._tell(self._prefetcher.next_event())
         finally:
+            self._is_awaited = False
             if self._prefetcher is not None:
                 self._prefetcher.stall_ends()
         self._schedule()  # there is room for another one
@@ -143,8 +153,7 @@ class Filling:
     def close(self) -> None:
         """Fill no more, and let go of what was filled. Calling it again does nothing."""
         self._is_closed = True
-        if self._prefetcher is not None:
-            self._prefetcher.listen(None)
+        self._listen(None)
         self._interrupt()
         # A pass that was dropped in a cycle is closed by the garbage collector, which may run in such a thread itself.
         waits = not threading.current_thread().name.startswith(_THREADS)
@@ -154,6 +163,11 @@ class Filling:
         self._rest.shutdown(wait=waits)
         if self._prefetcher is not None:
             self._prefetcher.hold_after(None)
+
+    def _listen(self, listener: Callable[[], None] | None) -> None:
+        for one in (self._prefetcher, self._decoding):
+            if one is not None:
+                one.listen(listener)
 
     def _take(self) -> Filled | None:
         """The next batch, if it is finished. What happened meanwhile is told first."""
@@ -176,6 +190,13 @@ class Filling:
             self._schedule()  # perhaps it was the end
         else:
             self._observe(event)
+
+    def _count_stall(self, prefetcher: Prefetcher) -> None:
+        """More requests help a loop that waits for rows to arrive, and not one that waits until rows are decoded."""
+        if self._is_awaited and (self._decoding is None or self._decoding.is_starved):
+            prefetcher.stall_begins()
+        else:
+            prefetcher.stall_ends()
 
     def _hold(self) -> None:
         """What lies behind the next batch waits in the window's bounds."""
@@ -219,6 +240,8 @@ class Filling:
                 self._failure, self._is_over = error, True
                 found = _END
             if found is None:
+                if self._decoding is not None and self._prefetcher is not None:
+                    self._count_stall(self._prefetcher)
                 break
             if found is _END:
                 self._is_over = True
@@ -232,6 +255,8 @@ class Filling:
     @property
     def _has_enough(self) -> bool:
         with self._lock:
+            if self._most_bytes is not None and sum(one.nbytes for one, _ in self._finished) >= self._most_bytes:
+                return True
             return sum(one.kept > 0 for one, _ in self._finished) >= _MOST_KEPT
 
     def _add(self, found: Filled) -> None:

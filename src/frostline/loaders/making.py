@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from frostline.config import LoaderSettings
-from frostline.core import TensorSpec
+from frostline.core import TensorSpec, View
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
 from frostline.loaders.array_loader import ArrayLoader, Change
 from frostline.loaders.blend import Blend, GivenWeights, order_of, replayed
 from frostline.loaders.blocks import blocks_of
+from frostline.loaders.decoding import UndecodedDealer, undecoded_bytes
 from frostline.loaders.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
@@ -18,13 +19,16 @@ from frostline.loaders.ledger import Ledger
 from frostline.loaders.pilot import Pilot
 from frostline.loaders.pinned import memory_for
 from frostline.loaders.ranks import Ranks
-from frostline.loaders.rows import Source
+from frostline.loaders.rows import Decode, Source
 from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
 from frostline.ordering import BlockOrder, Blocks, RecordedOrder
-from frostline.prefetch import Tuner
+from frostline.prefetch import Dealer, Tuner
 from frostline.preprocess import Preprocess
 
 __all__ = ("Maker",)
+
+# Of the window's bytes, those of batches that were decoded here and wait for the loop.
+_FINISHED_PART = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,6 +100,9 @@ class Maker:
             blocks = blocks_of(fetcher.transport, data, order, settings, sharing)
         if blocks is not None:
             settings = replace(settings, window_bytes=max(1, settings.window_bytes // 2))
+        if not encoded and self._decodes(fetcher):
+            window_bytes = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
+            settings = replace(settings, window_bytes=window_bytes)
         return ArrayLoader(
             lambda number: replace(
                 make(fetcher, seed, number, has_targets=has_targets), settings=settings, blocks=blocks
@@ -129,9 +136,11 @@ class Maker:
     def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
         """Where the rows of an epoch come from."""
         view = self.keeper.view(fetcher.preprocess, seed, epoch)
+        decodes = self._decodes(fetcher)
+        dealer: Dealer = UndecodedDealer(self.pilot) if decodes else self.pilot
         return Source(
-            fetch=fetch_of(fetcher, view, has_targets=has_targets),
-            dealer=MaskedDealer(self.pilot, mask_bytes(fetcher.preprocess)) if has_targets else self.pilot,
+            fetch=fetch_of(fetcher, view, has_targets=has_targets, decodes=not decodes),
+            dealer=MaskedDealer(dealer, mask_bytes(fetcher.preprocess)) if has_targets else dealer,
             cache=self.keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
             unreadable=self.ledger.unreadable,
             settings=self.settings,
@@ -141,10 +150,30 @@ class Maker:
             memory=memory_for(self.settings.pin_memory, fetcher.trainer_side.device),
             tensors=self.tensors,
             begins_short=fetcher.shipment is None,
+            decode=_decode(fetcher, view) if decodes else None,
+            most_finished_bytes=self.settings.window_bytes // _FINISHED_PART if decodes else None,
         )
+
+    def _decodes(self, fetcher: Fetcher) -> bool:
+        """Samples come encoded, and nothing is left to do with them but to decode them."""
+        return fetcher.shipment is None and any(route.cut == 0 for route in self.pilot.shares)
 
     def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
         """The same, of samples that nobody decodes; they are of any length, so none is kept."""
         source = self._source(fetcher, seed, epoch, has_targets=has_targets)
         fetch, dealer = fetch_encoded(fetcher), EncodedDealer(self.pilot)
-        return replace(source, fetch=fetch, dealer=dealer, cache=None, memory=None, tensors=(ENCODED,))
+        return replace(
+            source,
+            fetch=fetch,
+            dealer=dealer,
+            cache=None,
+            memory=None,
+            tensors=(ENCODED,),
+            decode=None,
+            most_finished_bytes=None,
+        )
+
+
+def _decode(fetcher: Fetcher, view: View | None) -> Decode:
+    side, preprocess = fetcher.trainer_side, fetcher.preprocess
+    return lambda batch, samples: side.finish(batch, 0, samples, preprocess, view)

@@ -19,6 +19,7 @@ from frostline.loaders.kept_profiles import KeptProfiles, Measured, ProfileKey
 from frostline.loaders.trainer_side import decode
 from frostline.models.artifact import Prefix
 from frostline.planning import Link
+from frostline.prefetch.slabs import Slabs
 from frostline.preprocess import Preprocess
 from frostline.profiles import CutCost, Profile
 from frostline.wire.messages import FeatureRequest
@@ -102,7 +103,7 @@ class TrainerProfiler:
             view: which random view, where the preprocessing is random.
         """
         started = time.perf_counter()
-        pixels = decode(preprocess, sample, samples, view).tensors[0]
+        pixels = decode(preprocess, sample, samples, view, Slabs()).tensors[0]
         decode_s = (time.perf_counter() - started) / max(1, len(sample)) / len(os.sched_getaffinity(0))
         measured = self._network(_repeated(pixels, self._rows))
         cuts = [replace(cut, seconds=decode_s + cut.seconds) for cut in measured.cuts]

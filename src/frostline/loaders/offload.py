@@ -68,8 +68,9 @@ def offload(
         near: URL of a node beside the data; or of several that serve the same data, over which the work is spread,
             and where one dies the others take over. ``unix:///…/io.sock`` is the I/O service of this machine, which
             asks its node. None takes that of ``settings.io`` where it is set, and else runs a node in this process.
-        cut: number of the cut to use; None lets the plan choose. Without a model None is 1 with a node in this process,
-            which decodes, and 0 with one elsewhere, which sends encoded samples.
+        cut: number of the cut to use; None lets the plan choose. Without a model None is 0, which brings encoded
+            samples and decodes them as batches need them; 1 where a node in this process reads a ready form, whose
+            samples are pixels.
         codec: name of the codec to use with that cut.
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
             or a published one to compare with (``planning.POLICIES``), which chooses once. With ``all_in_store``
@@ -143,7 +144,8 @@ def offload(
             observe, most_skipped=settings.most_skipped(len(data)), refuses_changes=data.changed == "refuse"
         )
         follows = settings.follow and policy == "best" and cut is None
-        pilot = _pilot(scene, situation, plan, follows=follows, cut=_plain_cut(nodes) if cut is None else cut)
+        cut = _plain_cut(nodes, preprocess) if cut is None else cut
+        pilot = _pilot(scene, situation, plan, follows=follows, cut=cut)
         fetcher, scope = _fetcher(scene, network, pilot, ledger, situation), _scope(scene, network, situation)
         return Job(
             data=data,
@@ -180,12 +182,12 @@ def _ignore(_: Event) -> None:
     pass
 
 
-def _plain_cut(nodes: Sequence[str]) -> int:
-    """Where nothing is planned: what another machine reads travels encoded, and a node in this process decodes.
+def _plain_cut(nodes: Sequence[str], preprocess: Preprocess) -> int:
+    """Where nothing is planned: samples wait encoded, and are decoded when there is room for their pixels.
 
-    Its threads decode a sample once it is read; a request's own thread would wait for all of them first.
+    A ready form has pixels, which a node in this process hands on from where its files are mapped.
     """
-    return 0 if nodes else 1
+    return 0 if nodes or preprocess.stored is None else 1
 
 
 def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:

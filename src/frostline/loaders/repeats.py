@@ -41,7 +41,9 @@ class Repeats:
         self._come = 0
         self._rows = np.full(len(ids), -1, np.int64)
         self._skipped: dict[int, Skipped] = {}
+        self._kept = 0
         self._tensors: tuple[npt.NDArray[np.generic], ...] = ()
+        self._encoded: list[bytes | memoryview] = []
 
     def __iter__(self) -> Self:
         return self
@@ -57,6 +59,7 @@ class Repeats:
         return FeatureBatch(
             ids=self._ids[kept],
             tensors=tuple(tensor[self._rows[kept]] for tensor in self._tensors),
+            encoded=[self._encoded[row] for row in self._rows[kept].tolist()] if self._encoded else (),
             skipped=tuple(self._skipped[one] for one in self._ids[some[self._rows[some] < 0]].tolist()),
         )
 
@@ -72,8 +75,9 @@ class Repeats:
         stop = self._come + len(batch) + len(batch.skipped)
         come = np.arange(self._come, stop)
         there = come[~np.isin(self._ids[come], list(self._skipped))]
-        before = len(self._tensors[0]) if self._tensors else 0
-        self._rows[there] = np.arange(before, before + len(there))
+        self._rows[there] = np.arange(self._kept, self._kept + len(there))
+        self._kept += len(there)
+        self._encoded.extend(batch.encoded)
         if self._tensors and len(there):
             self._tensors = tuple(np.concatenate(pair) for pair in zip(self._tensors, batch.tensors, strict=True))
         elif len(there):

@@ -1,21 +1,24 @@
 """The rows of one epoch for one process: prefetched rows and cached rows, merged in order into batches."""
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.cache import Held, TieredCache
 from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch, SampleTable, TensorSpec
+from frostline.core import FeatureBatch, Samples, SampleTable, TensorSpec
+from frostline.engines.hardware import usable_cores
 from frostline.errors import DataError
-from frostline.events import Observer
+from frostline.events import Observer, SampleSkipped
 from frostline.loaders.blocks import BlocksAhead, BlockSource
+from frostline.loaders.decoding import Decoding
 from frostline.loaders.fetch import FetchRows
 from frostline.loaders.filling import Arrivals, Filled
 from frostline.loaders.repeats import fetch_each
@@ -34,12 +37,18 @@ __all__ = ("EpochRows", "Following", "Source")
 # Rows are read from the disk so many at a time, in bytes and in rows, before they are copied into their batches.
 _READ_BYTES = 16 << 20
 _READ_ROWS = 1024
+# Of pixels that a thread decodes at a time: as few as take far longer to decode than to hand on.
+_PIECE_BYTES = 2 << 20
 # Places of an epoch whose rows are worked out at a time, so that an epoch of a hundred million begins at once.
 _SEGMENT = 1 << 15
 # Of the columns that are put into batches: ids, labels, places, tensors.
 _PLACES = 2
 
 _Ints = npt.NDArray[np.int64]
+
+
+Decode = Callable[[FeatureBatch, Samples], FeatureBatch]
+"""Decodes the encoded samples of a batch, given where they are; those that cannot be decoded become skipped ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,6 +68,9 @@ class Source:
         tensors: what every row has, its mask apart, where that is known beforehand.
         blocks: reads samples in blocks before they are asked for; None where nobody does.
         begins_short: the first requests of a window are shorter; not where a network runs, which rows fill up.
+        decode: decodes what ``fetch`` brings encoded; None where it brings nothing that is. For several threads.
+        most_finished_bytes: of finished batches that wait for the loop; the last of them may be more. None where the
+            window bounds them, which holds their rows.
     """
 
     fetch: FetchRows
@@ -73,6 +85,8 @@ class Source:
     tensors: tuple[TensorSpec, ...] = ()
     blocks: BlockSource | None = None
     begins_short: bool = False
+    decode: Decode | None = None
+    most_finished_bytes: int | None = None
 
 
 Following = Callable[[], tuple["EpochRows", AbstractContextManager[Arrivals]]]
@@ -204,6 +218,34 @@ class EpochRows:
         return fetch_each(self.source.fetch, ask.samples, ask.route)
 
     @contextmanager
+    def decoding(self, arrivals: Arrivals) -> Iterator[Arrivals]:
+        """The same decoded, as ``batches`` takes them."""
+        if self.source.decode is None:
+            yield arrivals
+            return
+        row_bytes = sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in self.source.tensors)
+        rows = max(1, _PIECE_BYTES // max(1, row_bytes))
+        with Decoding(self._decoded, threads=len(usable_cores()), rows=rows) as decoding:
+            yield replace(arrivals, deliveries=decoding.deliveries(arrivals.deliveries), decoding=decoding)
+
+    def _decoded(self, delivery: Delivery) -> Delivery:
+        """The same rows without any that are encoded; those that cannot be decoded are told. Safe for several threads.
+
+        Args:
+            delivery: of the segments that were not handed out yet.
+        """
+        decode, places = self.source.decode, delivery.positions
+        if decode is None or not delivery.batch.encoded:
+            return delivery
+        segment = next(one for one in tuple(self._segments) if one.start <= places[0] < one.stop)
+        samples = self._samples.take(segment.rows[places - segment.start])
+        batch = decode(replace(delivery.batch, skipped=()), samples)
+        for one in batch.skipped:
+            self._tell(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
+        there = ~np.isin(samples.ids, [one.id for one in batch.skipped])
+        return replace(delivery, positions=places[there], batch=batch)
+
+    @contextmanager
     def arrivals(self) -> Iterator[Arrivals]:
         """What the epoch must ask for, asked for by a window of its own."""
         window = Window(self.stretches(), self.source.settings)
@@ -322,7 +364,7 @@ class EpochRows:
             return
         with self._prefetcher(window, self._tell) as self._reading:
             if not self._is_interrupted:
-                yield from self._reading
+                yield from map(self._decoded, self._reading)
 
     def _runs(self, start: int, stop: int) -> Iterator[_Segment]:
         """The places from ``start`` up to ``stop``, in runs that lie in one segment each."""

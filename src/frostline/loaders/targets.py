@@ -32,11 +32,11 @@ def with_targets(data: Dataset, targets: bool | None) -> bool:
     return data.has_targets if targets is None else targets
 
 
-def fetch_of(fetcher: Fetcher, view: View | None, *, has_targets: bool) -> FetchRows:
-    """What makes a loader's requests for one view."""
+def fetch_of(fetcher: Fetcher, view: View | None, *, has_targets: bool, decodes: bool = True) -> FetchRows:
+    """What makes a loader's requests for one view; see ``Fetcher.fetch``."""
     if has_targets:
-        return lambda samples, route: Masked(fetcher, samples, route, view)
-    return lambda samples, route: fetcher.fetch(samples, route, view)
+        return lambda samples, route: Masked(fetcher, samples, route, view, decodes=decodes)
+    return lambda samples, route: fetcher.fetch(samples, route, view, decodes=decodes)
 
 
 def mask_bytes(preprocess: Preprocess) -> int:
@@ -71,7 +71,7 @@ class Masked:
     from another thread, as that of ``Answer``.
     """
 
-    def __init__(self, fetcher: Fetcher, samples: Samples, route: Route, view: View | None) -> None:
+    def __init__(self, fetcher: Fetcher, samples: Samples, route: Route, view: View | None, *, decodes: bool) -> None:
         self._fetcher = fetcher
         self._samples = samples
         self._view = view
@@ -80,7 +80,7 @@ class Masked:
         if len(self._masks.asked):
             request = fetcher.request(self._masks.asked, Route(0), view)
             self._encoded = fetcher.transport.features(request)
-        self._features = fetcher.fetch(samples, route, view)
+        self._features = fetcher.fetch(samples, route, view, decodes=decodes)
         self._is_fetched = False
 
     def __iter__(self) -> Self:
@@ -136,10 +136,12 @@ class _Masks:
             masks[place] = self._masks[ids[row]]
         lost = tuple(self._why(id) for id in ids if id not in self._masks)
         tensors = batch.tensors if not lost else tuple(tensor[kept] for tensor in batch.tensors)
+        encoded = batch.encoded if not lost or not batch.encoded else [batch.encoded[row] for row in kept]
         return replace(
             batch,
             ids=batch.ids if not lost else batch.ids[kept],
             tensors=(*tensors, masks),
+            encoded=encoded,
             skipped=(*batch.skipped, *lost),
         )
 

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import Cut, FeatureBatch, Samples, Skipped, View
+from frostline.engines.hardware import usable_cores
 from frostline.errors import SampleError
+from frostline.prefetch.slabs import Memory, Slabs
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import decode_into
 
@@ -61,6 +63,7 @@ class TrainerSide:
         self._counting = threading.Lock()
         self._decode_s = 0.0
         self._compute_s = 0.0
+        self._memory = Slabs(most_idle=len(usable_cores()) + 1)  # a piece for each thread that decodes
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -87,7 +90,7 @@ class TrainerSide:
         """
         if cut == 0:
             started = time.perf_counter()
-            batch = decode(preprocess, batch, samples, view)
+            batch = decode(preprocess, batch, samples, view, self._memory)
             self._count(decode_s=time.perf_counter() - started)
         if len(batch) == 0:
             return batch
@@ -114,10 +117,19 @@ class TrainerSide:
             self._compute_s += compute_s
 
 
-def decode(preprocess: Preprocess, batch: FeatureBatch, samples: Samples, view: View | None) -> FeatureBatch:
-    """Decode the encoded samples of a batch; those that cannot be read move to ``skipped``."""
-    pixels = np.empty((len(batch), *preprocess.shape), np.float32)
-    objects = dict(zip(samples.ids.tolist(), samples.objects, strict=True))
+def decode(
+    preprocess: Preprocess, batch: FeatureBatch, samples: Samples, view: View | None, memory: Memory
+) -> FeatureBatch:
+    """Decode the encoded samples of a batch; those that cannot be read move to ``skipped``.
+
+    Args:
+        preprocess: the steps.
+        batch: the encoded samples, perhaps with other tensors, which come after the pixels.
+        samples: they and perhaps others, for the names of those that cannot be read.
+        view: which random view.
+        memory: where pixels lie.
+    """
+    pixels = memory.empty((len(batch), *preprocess.shape), np.dtype(np.float32))
     kept: list[int] = []
     skipped = list(batch.skipped)
     for row, (id, encoded) in enumerate(zip(batch.ids.tolist(), batch.encoded, strict=True)):
@@ -125,10 +137,12 @@ def decode(preprocess: Preprocess, batch: FeatureBatch, samples: Samples, view: 
             decode_into(preprocess, encoded, pixels[row], id=id, view=view)
             kept.append(row)
         except SampleError as error:
-            skipped.append(Skipped(id=id, object=objects[id], reason=str(error)))
+            object = samples.objects[int(np.flatnonzero(samples.ids == id)[0])]
+            skipped.append(Skipped(id=id, object=object, reason=str(error)))
     whole = len(kept) == len(batch)
+    tensors = (pixels, *batch.tensors)
     return FeatureBatch(
         ids=batch.ids if whole else batch.ids[kept],
-        tensors=(pixels if whole else pixels[kept],),
+        tensors=tensors if whole else tuple(one[kept] for one in tensors),
         skipped=tuple(skipped),
     )

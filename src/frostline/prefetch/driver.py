@@ -172,16 +172,16 @@ class Prefetcher:
         return delivery
 
     def stall_begins(self) -> None:
-        """The training loop waits from now on."""
-        if self._stalled_since is None:
-            self._stalled_since = self._clock()
+        """The training loop waits for rows to arrive from now on. Safe from any thread."""
+        with self._lock:
+            if self._stalled_since is None:
+                self._stalled_since = self._clock()
 
     def stall_ends(self) -> None:
-        """It has what it waited for."""
-        since = self._stalled_since
-        if since is not None:
-            with self._lock:
-                self._stalled_s += self._clock() - since
+        """It has what it waited for, or waits for something else. Safe from any thread."""
+        with self._lock:
+            if self._stalled_since is not None:
+                self._stalled_s += self._clock() - self._stalled_since
                 self._stalled_since = None
 
     def next_event(self) -> Event | None:

@@ -34,9 +34,13 @@ class Slabs:
     So an array's memory comes back when the last reference to the array is gone, and not before: views of it, and
     tensors that were made from it, count. Whoever could still write into it or read it could do so with any memory
     that was freed. What is not in use goes when the slabs themselves do.
+
+    Args:
+        most_idle: arrays of one size that are kept while nobody refers to them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_idle: int = _MOST_IDLE) -> None:
+        self._most_idle = most_idle
         self._idle: dict[int, list[_Bytes]] = {}
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
@@ -53,7 +57,7 @@ class Slabs:
     def take_back(self, whole: _Bytes) -> None:
         """Keep memory for the next array of that size."""
         idle = self._idle.setdefault(whole.nbytes, [])
-        if len(idle) < _MOST_IDLE:
+        if len(idle) < self._most_idle:
             idle.append(whole)
 
 

@@ -142,10 +142,10 @@ class Window:
 
         Args:
             requests: most under way at once, at least 1.
-            window_bytes: most bytes asked for and not yet handed out.
+            window_bytes: most bytes asked for and not yet handed out; never more than the settings allow.
         """
         assert requests >= 1, "a window without requests would wait for ever"
-        self._most_requests, self._most_bytes = requests, window_bytes
+        self._most_requests, self._most_bytes = requests, min(window_bytes, self._settings.window_bytes)
         self._rows_allowed = min(self._rows_allowed, self._most_rows)
 
     def hold_after(self, bytes_taken: int | None) -> None:
