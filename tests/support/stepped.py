@@ -80,7 +80,7 @@ class Fitted:
         """What Lightning keeps of the loader."""
         if self._last is None:
             return self._loader.state_dict()
-        return furthest(torch.load(self._last, weights_only=False)["loops"]["fit_loop"])
+        return furthest(torch.load(self._last, weights_only=True)["loops"]["fit_loop"])
 
     def write(self, trainer):
         """Another checkpoint."""
@@ -97,7 +97,7 @@ class Fitted:
             enable_model_summary=False,
             callbacks=[_Writing(self, hand_over)],
         )
-        trainer.fit(_Module(), self._loader, ckpt_path=checkpoint, weights_only=False)
+        trainer.fit(_Module(), self._loader, ckpt_path=checkpoint, weights_only=True)
 
 
 class _Module(pl.LightningModule):
