@@ -22,7 +22,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples
 from frostline.engines.hardware import hardware_name
 from frostline.loaders import ArrayLoader
-from frostline.loaders.rows import Source
+from frostline.loaders.source import Source
 from frostline.ordering import Order
 from frostline.prefetch.stretches import Deal
 

@@ -4,7 +4,7 @@ import pytest
 
 from frostline.errors import OrderMismatch
 from frostline.loaders.feed import Feed
-from frostline.testing.loaders import BATCH, small_job
+from frostline.testing.small_jobs import BATCH, small_job
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from frostline.errors import OrderMismatch
 from frostline.loaders import WorkerLoader, furthest
-from frostline.testing.loaders import BATCH, BreakTests, FailureTests, LoaderTests, OrderTests, RefusalTests, StateTests
+from frostline.testing.loaders import BreakTests, FailureTests, LoaderTests, OrderTests, RefusalTests, StateTests
+from frostline.testing.small_jobs import BATCH
 
 # What torchdata asks of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

@@ -15,7 +15,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.loaders import ArrayLoader, Epochs
 from frostline.loaders.ranks import ALONE
-from frostline.loaders.rows import Source
+from frostline.loaders.source import Source
 from frostline.ordering import Order, RecordedOrder, Replay
 from support.mixing import one_way
 

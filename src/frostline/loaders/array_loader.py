@@ -17,7 +17,8 @@ from frostline.loaders.epochs import Epochs
 from frostline.loaders.filling import Arrivals, Filled, Filling
 from frostline.loaders.passport import Begin, Maker, Passport, begin_of, open_passport, worker_state
 from frostline.loaders.ranks import ALONE, Ranks
-from frostline.loaders.rows import EpochRows, Following, Source
+from frostline.loaders.rows import EpochRows, Following
+from frostline.loaders.source import Source
 from frostline.ordering import BlockOrder, EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Columns
 

@@ -19,7 +19,7 @@ from frostline.loaders.ledger import Ledger
 from frostline.loaders.pilot import Pilot
 from frostline.loaders.pinned import memory_for
 from frostline.loaders.ranks import Ranks
-from frostline.loaders.rows import Decode, Source
+from frostline.loaders.source import Decode, Source
 from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
 from frostline.ordering import BlockOrder, Blocks, RecordedOrder
 from frostline.prefetch import Dealer, Tuner

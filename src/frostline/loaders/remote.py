@@ -13,7 +13,7 @@ from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
 from frostline.loaders.loader import Loader
-from frostline.loaders.rows import Source
+from frostline.loaders.source import Source
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.ordering import Order
 from frostline.prefetch import Deal

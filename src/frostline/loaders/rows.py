@@ -12,27 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.cache import Held, TieredCache
-from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch, Samples, SampleTable, TensorSpec
+from frostline.core import FeatureBatch, SampleTable
 from frostline.engines.hardware import usable_cores
 from frostline.errors import DataError
 from frostline.events import Observer, SampleSkipped
-from frostline.loaders.blocks import BlocksAhead, BlockSource
+from frostline.loaders.blocks import BlocksAhead
 from frostline.loaders.decoding import Decoding
-from frostline.loaders.fetch import FetchRows
 from frostline.loaders.filling import Arrivals, Filled
 from frostline.loaders.repeats import fetch_each
+from frostline.loaders.source import Source
 from frostline.ordering import EpochOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.lengthening import Lengthening, Lengths
-from frostline.prefetch.slabs import Memory
 from frostline.prefetch.stretches import Ask, Dealer, Delivery, Stretch, stretches
-from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window
 from frostline.stores.blocks import BlockReads
 
-__all__ = ("EpochRows", "Following", "Source")
+__all__ = ("EpochRows", "Following")
 
 # Rows are read from the disk so many at a time, in bytes and in rows, before they are copied into their batches.
 _READ_BYTES = 16 << 20
@@ -45,48 +42,6 @@ _SEGMENT = 1 << 15
 _PLACES = 2
 
 _Ints = npt.NDArray[np.int64]
-
-
-Decode = Callable[[FeatureBatch, Samples], FeatureBatch]
-"""Decodes the encoded samples of a batch, given where they are; those that cannot be decoded become skipped ones."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
-    """Where a loader's rows come from; made by a job.
-
-    Attributes:
-        fetch: makes one request and yields rows at the frost line.
-        dealer: says which way the next request takes.
-        cache: keeps features between epochs; None where they differ from epoch to epoch.
-        unreadable: ids that are known to be unreadable; they are not asked for again.
-        settings: of the window.
-        observe: told what happens.
-        has_targets: the last tensor of every row is its sample's mask.
-        tuner: of the windows' bounds; None leaves them as they are set.
-        memory: where batches lie; None for memory of this process.
-        tensors: what every row has, its mask apart, where that is known beforehand.
-        blocks: reads samples in blocks before they are asked for; None where nobody does.
-        begins_short: the first requests of a window are shorter; not where a network runs, which rows fill up.
-        decode: decodes what ``fetch`` brings encoded; None where it brings nothing that is. For several threads.
-        most_finished_bytes: of finished batches that wait for the loop; the last of them may be more. None where the
-            window bounds them, which holds their rows.
-    """
-
-    fetch: FetchRows
-    dealer: Dealer
-    cache: TieredCache | None
-    unreadable: Callable[[], npt.NDArray[np.int64]]
-    settings: LoaderSettings
-    observe: Observer
-    has_targets: bool = False
-    tuner: Tuner | None = None
-    memory: Memory | None = None
-    tensors: tuple[TensorSpec, ...] = ()
-    blocks: BlockSource | None = None
-    begins_short: bool = False
-    decode: Decode | None = None
-    most_finished_bytes: int | None = None
 
 
 Following = Callable[[], tuple["EpochRows", AbstractContextManager[Arrivals]]]

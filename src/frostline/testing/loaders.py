@@ -13,41 +13,39 @@ The jobs under test read a few small images that lie in a temporary folder, with
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.datasets import Dataset
 from frostline.errors import FrostlineError, OrderMismatch
-from frostline.loaders import Blend, Job, Ranks, offload
-from frostline.loaders.arrays import Arrays
-from frostline.ordering import Blocks, Order
-from frostline.preprocess import imagenet
+from frostline.loaders import Job, Ranks
+from frostline.testing.small_jobs import (
+    BATCH,
+    SAMPLES,
+    STEPS,
+    flat,
+    ids_of,
+    job_of,
+    names,
+    options_of,
+    reference,
+    small_job,
+    split,
+)
 
 __all__ = (
-    "BATCH",
-    "SAMPLES",
-    "STEPS",
     "BreakTests",
     "FailureTests",
     "LoaderTests",
     "OrderTests",
     "RefusalTests",
     "StateTests",
-    "small_job",
 )
 
-SAMPLES, BATCH = 23, 4
-"""Of the jobs under test: the last batch has fewer rows than the others."""
-STEPS = -(-SAMPLES // BATCH)
-"""Batches of an epoch."""
-_PIXELS = 16
+
 _UNREADABLE = 12
 
 
@@ -120,31 +118,31 @@ class OrderTests(LoaderTests):
     @pytest.mark.parametrize("epoch", [0, 3])
     def test_the_batches_are_those_of_the_reference_order(self, job: Job, epoch: int) -> None:
         found = self.whole(self.make(job, BATCH, shuffle=True, seed=5, epoch=epoch))
-        assert found == _reference(job, seed=5, epoch=epoch)
+        assert found == reference(job, seed=5, epoch=epoch)
 
     def test_each_sample_comes_exactly_once_an_epoch_in_another_order_each(self, job: Job) -> None:
-        epochs = [_flat(self.whole(self.make(job, BATCH, shuffle=True, epoch=epoch))) for epoch in range(2)]
+        epochs = [flat(self.whole(self.make(job, BATCH, shuffle=True, epoch=epoch))) for epoch in range(2)]
         assert [sorted(ids) for ids in epochs] == [sorted(job.data.samples.ids.tolist())] * 2
         assert epochs[0] != epochs[1]
 
     def test_every_pass_over_a_loader_is_its_epoch(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
-        assert self.whole(loader) == self.whole(loader) == _reference(job)
+        assert self.whole(loader) == self.whole(loader) == reference(job)
 
     def test_a_dropped_end_is_dropped(self, job: Job) -> None:
         found = self.whole(self.make(job, BATCH, shuffle=True, drop_last=True))
-        assert found == _reference(job)[:-1]
+        assert found == reference(job)[:-1]
 
     @pytest.mark.parametrize("batch_size", [1, SAMPLES, SAMPLES + 1])
     def test_batches_of_one_sample_and_of_all_are_the_same_order(self, job: Job, batch_size: int) -> None:
         found = self.whole(self.make(job, batch_size, shuffle=True))
-        assert found == _split(_flat(_reference(job)), batch_size)
+        assert found == split(flat(reference(job)), batch_size)
 
     @pytest.mark.parametrize(("draws", "batch_size"), [(1, BATCH), (BATCH, BATCH)])
     def test_an_epoch_of_one_batch_comes_whole_and_again(self, job: Job, draws: int, batch_size: int) -> None:
         options: dict[str, Any] = {"weights": {"odd": 1, "even": 1}, "draws": draws}
         loader = self.make(job, batch_size, **options)
-        expected = _ids_of(job.arrays(batch_size, **options))
+        expected = ids_of(job.arrays(batch_size, **options))
         assert [len(ids) for ids in expected] == [draws]
         assert self.whole(loader) == self.whole(loader) == expected
 
@@ -156,8 +154,8 @@ class OrderTests(LoaderTests):
         "order", ["in blocks", "drawn by weights", "a mixture", "a padded share of ranks", "replayed"]
     )
     def test_other_orders_come_as_they_do_without_a_framework(self, job: Job, order: str) -> None:
-        options = _options(job, order)
-        assert self.whole(self.make(job, BATCH, **options)) == _ids_of(job.arrays(BATCH, **options))
+        options = options_of(job, order)
+        assert self.whole(self.make(job, BATCH, **options)) == ids_of(job.arrays(BATCH, **options))
 
 
 class StateTests(LoaderTests):
@@ -168,26 +166,26 @@ class StateTests(LoaderTests):
             first, saved = self.stop(self.make(job, BATCH, shuffle=True), stop, self.save)
             rest = self.whole(self.restore(job, BATCH, saved, shuffle=True))
             if stop < STEPS:
-                assert first + rest == _reference(job)
+                assert first + rest == reference(job)
             else:
-                assert rest in ([], _reference(job)), "what is over is not begun in its middle"
+                assert rest in ([], reference(job)), "what is over is not begun in its middle"
 
     def test_the_state_before_any_pass_is_the_beginning(self, job: Job) -> None:
         saved = self.save(self.make(job, BATCH, shuffle=True))
-        assert self.whole(self.restore(job, BATCH, saved, shuffle=True)) == _reference(job)
+        assert self.whole(self.restore(job, BATCH, saved, shuffle=True)) == reference(job)
 
     def test_after_the_state_of_a_pass_that_ended_comes_nothing_or_all_and_then_all(self, job: Job) -> None:
         ended = self.make(job, BATCH, shuffle=True)
-        assert self.whole(ended) == _reference(job)
+        assert self.whole(ended) == reference(job)
         loader = self.restore(job, BATCH, self.save(ended), shuffle=True)
-        assert self.whole(loader) in ([], _reference(job))
-        assert self.whole(loader) == _reference(job)
+        assert self.whole(loader) in ([], reference(job))
+        assert self.whole(loader) == reference(job)
 
     def test_after_the_rest_of_an_epoch_every_pass_is_whole_again(self, job: Job) -> None:
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 2, self.save)
         loader = self.restore(job, BATCH, saved, shuffle=True)
-        assert first + self.whole(loader) == _reference(job)
-        assert self.whole(loader) == self.whole(loader) == _reference(job)
+        assert first + self.whole(loader) == reference(job)
+        assert self.whole(loader) == self.whole(loader) == reference(job)
 
     def test_a_loader_that_went_further_goes_back_to_a_state(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
@@ -195,7 +193,7 @@ class StateTests(LoaderTests):
         self.stop(loader, 4, self.save)
         for _ in range(2):
             self.go_back(loader, saved)
-            assert first + self.whole(loader) == _reference(job)
+            assert first + self.whole(loader) == reference(job)
 
     def test_asking_for_states_changes_nothing_and_they_stay_as_they_were(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
@@ -203,7 +201,7 @@ class StateTests(LoaderTests):
         for batch in loader:
             found.append(self.ids_of(batch))
             saved.append([self.save(loader) for _ in range(2)])
-        assert found == _reference(job)
+        assert found == reference(job)
         for one in saved[1]:
             assert found[:2] + self.whole(self.restore(job, BATCH, one, shuffle=True)) == found
 
@@ -213,19 +211,19 @@ class StateTests(LoaderTests):
         third, saved = self.stop(self.restore(job, BATCH, saved, shuffle=True), 1, self.save)
         rest = self.whole(self.restore(job, BATCH, saved, shuffle=True))
         assert second == []
-        assert first + third + rest == _reference(job)
+        assert first + third + rest == reference(job)
 
     def test_a_pass_of_which_nothing_was_taken_takes_no_state_away(self, job: Job) -> None:
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 2, self.save)
         loader = self.restore(job, BATCH, saved, shuffle=True)
         self.stop(loader, 0, lambda _: None)
-        assert first + self.whole(loader) == _reference(job)
+        assert first + self.whole(loader) == reference(job)
 
     def test_an_end_that_is_dropped_stays_so_where_a_run_goes_on(self, job: Job) -> None:
         options: dict[str, Any] = {"shuffle": True, "drop_last": True}
         first, saved = self.stop(self.make(job, BATCH, **options), 2, self.save)
         loader = self.restore(job, BATCH, saved, **options)
-        assert first + self.whole(loader) == self.whole(loader) == _reference(job)[:-1]
+        assert first + self.whole(loader) == self.whole(loader) == reference(job)[:-1]
 
     def test_states_are_plain_json_that_counts_what_was_handed_out(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
@@ -244,26 +242,26 @@ class StateTests(LoaderTests):
         second = [next(batches).ids.tolist()]
         state = plain.state_dict()
         batches.close()
-        assert first + second + self.whole(self.make(job, BATCH, state, shuffle=True)) == _reference(job)
+        assert first + second + self.whole(self.make(job, BATCH, state, shuffle=True)) == reference(job)
 
     def test_a_run_goes_on_with_another_batch_size_and_other_ranks(self, job: Job) -> None:
         first, state = self.stop(self.make(job, BATCH, shuffle=True), 3, self.state_of)
         ranks = [Ranks(rank=rank, world_size=2) for rank in range(2)]
         rest = [self.whole(self.make(job, 3, state, shuffle=True, ranks=one)) for one in ranks]
-        assert sorted(_flat(first) + _flat(rest[0]) + _flat(rest[1])) == sorted(_flat(_reference(job)))
+        assert sorted(flat(first) + flat(rest[0]) + flat(rest[1])) == sorted(flat(reference(job)))
         assert len(rest[0]) == len(rest[1])
 
     def test_a_loader_that_went_on_stops_again(self, job: Job) -> None:
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 1, self.save)
         second, saved = self.stop(self.restore(job, BATCH, saved, shuffle=True), 2, self.save)
         third = self.whole(self.restore(job, BATCH, saved, shuffle=True))
-        assert first + second + third == _reference(job)
+        assert first + second + third == reference(job)
 
     def test_with_slack_each_sample_comes_once_also_where_a_run_was_stopped(self, tmp_path: Path) -> None:
         with small_job(tmp_path, slack=None) as job:
             first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
             rest = self.whole(self.restore(job, BATCH, saved, shuffle=True))
-            assert sorted(_flat(first + rest)) == sorted(job.data.samples.ids.tolist())
+            assert sorted(flat(first + rest)) == sorted(job.data.samples.ids.tolist())
 
 
 class BreakTests(LoaderTests):
@@ -273,7 +271,7 @@ class BreakTests(LoaderTests):
     def test_after_a_pass_that_was_left_the_next_one_is_whole(self, job: Job, batches: int) -> None:
         loader = self.make(job, BATCH, shuffle=True)
         self.stop(loader, batches, lambda _: None)
-        assert self.whole(loader) == _reference(job)
+        assert self.whole(loader) == reference(job)
 
     def test_of_passes_that_overlap_the_last_one_is_whole_and_has_the_state(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
@@ -288,23 +286,23 @@ class BreakTests(LoaderTests):
         saved = self.save(loader)
         found += [self.ids_of(batch) for batch in newer]
         del older, newer
-        assert head == _reference(job)[: len(head)]
-        assert found == _reference(job)
-        assert found[:1] + self.whole(self.restore(job, BATCH, saved, shuffle=True)) == _reference(job)
+        assert head == reference(job)[: len(head)]
+        assert found == reference(job)
+        assert found[:1] + self.whole(self.restore(job, BATCH, saved, shuffle=True)) == reference(job)
 
     def test_a_pass_of_which_nothing_was_taken_leaves_the_next_one_whole(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
         for _ in range(3):
             self.stop(loader, 0, lambda _: None)
-        assert self.whole(loader) == _reference(job)
+        assert self.whole(loader) == reference(job)
 
     def test_loaders_of_one_job_do_not_disturb_each_other(self, job: Job) -> None:
         first = self.make(job, BATCH, shuffle=True)
         second = self.make(job, BATCH, shuffle=True, epoch=1)
         passing = iter(first)
         head = [self.ids_of(next(passing))]
-        assert self.whole(second) == _reference(job, epoch=1)
-        assert head + [self.ids_of(batch) for batch in passing] == _reference(job)
+        assert self.whole(second) == reference(job, epoch=1)
+        assert head + [self.ids_of(batch) for batch in passing] == reference(job)
 
 
 class RefusalTests(LoaderTests):
@@ -353,8 +351,8 @@ class FailureTests(LoaderTests):
         images, away = tmp_path / "images", tmp_path / "away"
         found: list[list[int]] = []
         with small_job(images) as job:
-            expected = _reference(job)
-            last = [images / name for name in _names(job, _flat(expected[3:]))]
+            expected = reference(job)
+            last = [images / name for name in names(job, flat(expected[3:]))]
             away.mkdir()
             for path in last:
                 path.rename(away / path.name)
@@ -365,72 +363,5 @@ class FailureTests(LoaderTests):
         assert found == expected[: len(found)]
         for path in last:
             (away / path.name).rename(path)
-        with _job_of(images) as job:
+        with job_of(images) as job:
             assert found + self.whole(self.make(job, BATCH, saved, shuffle=True)) == expected
-
-
-def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Job:
-    """A job without a model over ``SAMPLES`` small images of two classes.
-
-    Args:
-        folder: that is filled.
-        unreadable: so many of them are none.
-        slack: places that a sample may come early; None for any number.
-    """
-    draw = np.random.default_rng(0)
-    for number in range(SAMPLES):
-        path = folder / ("odd" if number % 2 else "even") / f"{number:02}.jpg"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        if number < unreadable:
-            path.write_bytes(b"no image")
-        else:
-            Image.fromarray(draw.integers(0, 255, (_PIXELS, _PIXELS, 3), np.uint8)).save(path)
-    return _job_of(folder, slack)
-
-
-def _job_of(folder: Path, slack: int | None = 0) -> Job:
-    return offload(
-        None,
-        Dataset(folder),
-        preprocess=imagenet(_PIXELS),
-        settings=LoaderSettings(samples_per_request=3, requests_in_flight=2, cache_bytes=0, slack=slack),
-        node=NodeSettings(memory_bytes=1 << 28, device_batch=8),
-    )
-
-
-def _reference(job: Job, *, seed: int = 0, epoch: int = 0) -> list[list[int]]:
-    order = Order(size=SAMPLES, seed=seed, epoch=epoch).indices(0, SAMPLES)
-    ids = job.data.samples.ids[order].tolist()
-    return _split(ids, BATCH)
-
-
-def _split(ids: list[int], batch_size: int) -> list[list[int]]:
-    return [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
-
-
-def _options(job: Job, order: str) -> dict[str, Any]:
-    """What a loader with such an order is asked for."""
-    if order == "in blocks":
-        return {"shuffle": Blocks(samples=3, mixed=4), "seed": 2, "epoch": 1}
-    if order == "drawn by weights":
-        return {"weights": {"odd": 3, "even": 1}, "draws": 10, "seed": 2}
-    if order == "a mixture":
-        return {"data": Blend(parts=job.data.split(0.5), ratios=(2, 1)), "shuffle": True}
-    if order == "a padded share of ranks":
-        return {"shuffle": True, "last": "pad", "ranks": Ranks(rank=1, world_size=3)}
-    happened = job.arrays(BATCH, shuffle=True, epoch=2, record=True)
-    list(happened)
-    return {"shuffle": True, "epoch": 2, "replay": happened.recorded()}
-
-
-def _ids_of(batches: Iterable[Arrays]) -> list[list[int]]:
-    return [one.ids.tolist() for one in batches]
-
-
-def _names(job: Job, ids: list[int]) -> list[str]:
-    samples = job.data.samples
-    return [samples.objects[int(row)] for row in np.flatnonzero(np.isin(samples.ids, ids))]
-
-
-def _flat(batches: list[list[int]]) -> list[int]:
-    return [id_ for batch in batches for id_ in batch]
