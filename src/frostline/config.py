@@ -295,6 +295,11 @@ class LoaderSettings:
         is_found = self.requests_in_flight is None and self.tuning != "fixed"
         return self.most_requests if is_found else self.first_requests
 
+    @property
+    def is_followed(self) -> bool:
+        """Both bounds of a window follow what the loop waits for."""
+        return self.requests_in_flight is None and self.tuning == "auto"
+
     def most_skipped(self, samples: int) -> int:
         """How many of so many samples may be unreadable."""
         return math.ceil(self.skip_allowance * samples)

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from frostline.config import LoaderSettings
+from frostline.config import TUNING, LoaderSettings
 from frostline.errors import SettingError
 from frostline.events import Tuned
 from frostline.prefetch import Prefetcher, Tuner, Window, stretches
@@ -120,6 +120,12 @@ def test_of_two_windows_at_once_one_is_looked_at():
 def test_a_number_of_requests_that_the_user_gave_stays_and_bounds_are_the_settings_own():
     assert rule_of(LoaderSettings(requests_in_flight=5)).setting.requests == 5
     assert rule_of(LoaderSettings(tuning="fixed")).setting.requests == 8
+
+
+def test_only_a_window_that_is_followed_begins_with_fewer_bytes_since_no_other_would_grow():
+    begins = {one: rule_of(LoaderSettings(tuning=one), window_bytes=1000).setting.window_bytes for one in TUNING}
+    most = LoaderSettings().window_bytes
+    assert begins == {"auto": 1000, "prisma": most, "fixed": most}
     assert LoaderSettings(requests_in_flight=5).last_requests == 5
     assert LoaderSettings(most_requests=3).first_requests == 3
     assert LoaderSettings(most_requests=99).last_requests == 99

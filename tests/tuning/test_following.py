@@ -144,6 +144,19 @@ def test_a_loop_that_takes_much_at_once_gets_a_deeper_window():
     assert run.settings[-1][1].window_bytes > before
 
 
+@pytest.mark.parametrize("round_trip_s", [0.0, 0.15])
+def test_a_window_that_begins_small_grows_to_what_the_requests_need(round_trip_s):
+    def after(first):
+        held = Queues(Following(MOST, requests=8, window_bytes=first), round_trip_s=round_trip_s, bytes_per_s=125e6)
+        return held.run(30)
+
+    small, whole = after(10 * REQUEST), after(None)
+    assert small.settings[0][1].window_bytes == 10 * REQUEST
+    assert small.rate(10, 30) >= 0.95 * whole.rate(10, 30)
+    # Nothing is asked for beyond it before it was seen to be too little.
+    assert small.most_held <= whole.most_held
+
+
 def test_answers_without_bytes_ramps_failures_and_ends_say_nothing():
     said = {
         "seconds": 0.1,

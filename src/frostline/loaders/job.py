@@ -1,7 +1,6 @@
 """A job: one network's frozen part on a node, its head here, and loaders over the features between them."""
 
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -22,15 +21,13 @@ from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import JobStatistics, Ledger
-from frostline.loaders.making import Maker
+from frostline.loaders.making import Maker, tuner_of
 from frostline.loaders.pilot import Pilot
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.reopening import Blueprint, Origin
 from frostline.ordering import Blocks, RecordedOrder
 from frostline.planning import Plan, Situation
-from frostline.prefetch import Tuner
 from frostline.preprocess import Preprocess
-from frostline.tuning import rule_of
 from frostline.wire.recipes import Recipe
 
 if TYPE_CHECKING:  # of PyTorch, which other frameworks do without
@@ -89,7 +86,7 @@ class Job:
             pilot=pilot,
             ledger=ledger,
             settings=settings,
-            tuner=Tuner(rule_of(settings), time.monotonic()),
+            tuner=tuner_of(settings, fetcher, pilot, data),
             observe=self._observe,
             tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
         )

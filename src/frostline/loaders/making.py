@@ -1,5 +1,6 @@
 """Makes loaders for a job: puts data, order, ranks and the rows' source together, and refuses what does not fit."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -24,8 +25,9 @@ from frostline.loaders.targets import MaskedDealer, fetch_of, mask_bytes, with_t
 from frostline.ordering import BlockOrder, Blocks, RecordedOrder
 from frostline.prefetch import Dealer, Tuner
 from frostline.preprocess import Preprocess
+from frostline.tuning import rule_of
 
-__all__ = ("Maker",)
+__all__ = ("Maker", "tuner_of")
 
 # Of the window's bytes, those of batches that were decoded here and wait for the loop.
 _FINISHED_PART = 4
@@ -100,7 +102,7 @@ class Maker:
             blocks = blocks_of(fetcher.transport, data, order, settings, sharing)
         if blocks is not None:
             settings = replace(settings, window_bytes=max(1, settings.window_bytes // 2))
-        if not encoded and self._decodes(fetcher):
+        if not encoded and _decodes(fetcher, self.pilot) and not settings.is_followed:
             window_bytes = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
             settings = replace(settings, window_bytes=window_bytes)
         return ArrayLoader(
@@ -136,7 +138,7 @@ class Maker:
     def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
         """Where the rows of an epoch come from."""
         view = self.keeper.view(fetcher.preprocess, seed, epoch)
-        decodes = self._decodes(fetcher)
+        decodes = _decodes(fetcher, self.pilot)
         dealer: Dealer = UndecodedDealer(self.pilot) if decodes else self.pilot
         return Source(
             fetch=fetch_of(fetcher, view, has_targets=has_targets, decodes=not decodes),
@@ -154,10 +156,6 @@ class Maker:
             most_finished_bytes=self.settings.window_bytes // _FINISHED_PART if decodes else None,
         )
 
-    def _decodes(self, fetcher: Fetcher) -> bool:
-        """Samples come encoded, and nothing is left to do with them but to decode them."""
-        return fetcher.shipment is None and any(route.cut == 0 for route in self.pilot.shares)
-
     def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
         """The same, of samples that nobody decodes; they are of any length, so none is kept."""
         source = self._source(fetcher, seed, epoch, has_targets=has_targets)
@@ -172,6 +170,22 @@ class Maker:
             decode=None,
             most_finished_bytes=None,
         )
+
+
+def tuner_of(settings: LoaderSettings, fetcher: Fetcher, pilot: Pilot, data: Dataset) -> Tuner:
+    """The tuner of a job's windows.
+
+    Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the
+    decoder is seen to wait for them.
+    """
+    is_decoded = _decodes(fetcher, pilot)
+    first = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes) if is_decoded else None
+    return Tuner(rule_of(settings, window_bytes=first), time.monotonic())
+
+
+def _decodes(fetcher: Fetcher, pilot: Pilot) -> bool:
+    """Samples come encoded, and nothing is left to do with them but to decode them."""
+    return fetcher.shipment is None and any(route.cut == 0 for route in pilot.shares)
 
 
 def _decode(fetcher: Fetcher, view: View | None) -> Decode:

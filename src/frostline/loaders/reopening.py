@@ -19,14 +19,12 @@ from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
-from frostline.loaders.making import Maker
+from frostline.loaders.making import Maker, tuner_of
 from frostline.loaders.pilot import Clocks, Pilot
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.reaching import reach
 from frostline.loaders.trainer_side import TrainerSide
-from frostline.prefetch import Tuner
 from frostline.preprocess import Preprocess
-from frostline.tuning import rule_of
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Blueprint", "Origin")
@@ -120,7 +118,7 @@ class Blueprint:
             pilot=pilot,
             ledger=ledger,
             settings=settings,
-            tuner=Tuner(rule_of(settings), time.monotonic()),
+            tuner=tuner_of(settings, fetcher, pilot, self.data),
             observe=ledger,
             tensors=tuple(map(TensorSpec, self.cuts[-1].shapes, self.cuts[-1].dtypes)),
         )

@@ -26,14 +26,15 @@ class Depth:
     of that is given back after half a minute in which it did not.
 
     Args:
-        most: bytes that it may choose; to begin with too, since nothing is known.
+        most: bytes that it may choose.
+        first: to begin with.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, first: int) -> None:
         self._most = most
         self._times = 1.0
         self._patient_until_s = 0.0
-        self.nbytes = most
+        self.nbytes = min(first, most)
 
     def judge(self, period: Period, requests: int, *, may_shrink: bool) -> str | None:
         """Take a period; why ``nbytes`` is another from now on, None where it stays.

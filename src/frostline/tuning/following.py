@@ -18,12 +18,13 @@ class Following:
     Args:
         most: bounds that it stays within.
         requests: to begin with.
+        window_bytes: to begin with; None is all of ``most``, since nothing is known.
     """
 
-    def __init__(self, most: Setting, *, requests: int) -> None:
+    def __init__(self, most: Setting, *, requests: int, window_bytes: int | None = None) -> None:
         self._most = most
         self._parallelism = Parallelism(requests, most=most.requests)
-        self._depth = Depth(most.window_bytes)
+        self._depth = Depth(most.window_bytes, first=most.window_bytes if window_bytes is None else window_bytes)
         self._periods = Periods(self._parallelism.requests)
 
     @property
