@@ -5,7 +5,6 @@ import json
 import os
 import signal
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from frostline.io.process import start_io
 from frostline.io.upstream import Upstream
 from support.images import image_folder, tiny_preprocess
 from support.nodes import until
-from support.services import descriptors, python, shared_memory
+from support.services import descriptors, of_sessions, python, shared_memory
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 GONE_S = 60  # a worker looks for its parent every 5 s
@@ -89,19 +88,6 @@ class Trainer:
         self.process.stdin.flush()
         self.read()
         assert self.process.wait(GONE_S) == 0, self.process.stderr.read()
-
-
-def of_sessions(sessions):
-    """Processes that such trainers started, or that these started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[3]) in sessions:
-            found.append(int(path.parent.name))
-    return found
 
 
 def trainer(folder, service, start, seed, state=None):

@@ -1,7 +1,7 @@
 """Batches for a PyTorch training loop: an iterable as it stands, and a data set for its ``DataLoader``."""
 
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -68,7 +68,7 @@ class Loader(IterableDataset[Batch]):
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
         return len(self.arrays)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch]:
         """A pass over the epoch; see ``ArrayLoader.__iter__``."""
         return self._batches(iter(self.arrays), self.arrays.view)
 
@@ -105,7 +105,7 @@ class Loader(IterableDataset[Batch]):
         """See ``ArrayLoader.recorded``."""
         return self.arrays.recorded()
 
-    def _batches(self, arrays: Generator[Arrays], view: View) -> Iterator[Batch]:
+    def _batches(self, arrays: Generator[Arrays], view: View) -> Generator[Batch]:
         with closing(arrays):
             for one in arrays:
                 batch = batch_of(one)

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -30,7 +30,8 @@ _DEATH_S = 1.0
 class WorkerLoader:
     """PyTorch's ``DataLoader`` over a loader, which counts what it handed out. It is for one thread at a time.
 
-    Batches, their order and their states are the loader's. Leaving a pass early ends its workers.
+    Batches, their order and their states are the loader's. Leaving a pass early ends its workers, and so does an error,
+    whoever keeps it. Whoever keeps a pass that was left early closes it: its workers wait for its next batch till then.
 
     Args:
         loader: of an epoch; it is not to be iterated elsewhere meanwhile.
@@ -61,7 +62,7 @@ class WorkerLoader:
         """Batches in the whole epoch."""
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch]:
         """A pass over the epoch, from where ``load_state_dict`` put it; the next pass is whole again.
 
         Its workers are started for its first batch. States are those of the pass that was begun last.
@@ -86,16 +87,16 @@ class WorkerLoader:
         self._loader.load_state_dict(state)
         self._state = self._loader.state_dict()
 
-    def _pass(self, begin: Begin, own: object) -> Iterator[Batch]:
+    def _pass(self, begin: Begin, own: object) -> Generator[Batch]:
         batches, given = self._started(begin), 0
         while True:
             try:
                 batch = _next(batches)
-            except RuntimeError as error:
-                if str(error).startswith(_RAISED):
-                    raise
+            except BaseException as error:
                 _let_go(error)
                 del batches
+                if not isinstance(error, RuntimeError) or str(error).startswith(_RAISED):
+                    raise
                 raise Unavailable(
                     f"a worker of the loader is gone ({error}): was it killed, or short of memory? A new pass has new "
                     "workers, and goes on from the loader's state"
@@ -133,7 +134,7 @@ def _next(batches: Iterator[Batch]) -> Batch | None:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Forget what the frames of an error hold: PyTorch ends the other workers once nobody has its iterator any more."""
+    """Forget what the frames of an error hold: PyTorch ends the workers once nobody has its iterator any more."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
