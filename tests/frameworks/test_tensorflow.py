@@ -38,6 +38,12 @@ def test_shapes_are_known_beforehand_and_whole_where_every_batch_is(job, drop_la
     assert [len(labels) for _, labels in loader.dataset()] == [8] * 5 + [5] * (not drop_last)
 
 
+def test_shapes_of_several_ranks_are_whole_too(job):
+    ranks = fl.Ranks(rank=1, world_size=2)
+    features, labels = TensorFlowLoader(job.arrays(8, drop_last=True, ranks=ranks)).dataset().element_spec
+    assert (features.shape[0], labels.shape[0]) == (8, 8)
+
+
 def test_encoded_samples_are_strings_that_tensorflow_decodes(job):
     def decoded(encoded, labels):
         return tf.map_fn(tf.io.decode_jpeg, encoded, fn_output_signature=tf.uint8), labels

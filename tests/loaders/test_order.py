@@ -182,6 +182,19 @@ def test_several_ranks_keep_step_where_samples_cannot_be_read(broken):
             assert len({json.dumps(state) for state in states}) == 1
 
 
+@pytest.mark.parametrize("last", ["drop", "pad"])
+def test_ranks_that_are_promised_as_many_rows_have_them_where_samples_cannot_be_read(broken, last):
+    with plain_job(broken) as job:
+        for _ in range(2):  # the second time it is known which ones
+            found, states = all_ranks(job, 4, 2, last=last)
+            sizes = [[len(batch) for batch in rank] for rank in found]
+            assert sizes == [[4] * 5 + [3] * (last == "pad")] * 2
+            # Rows of the same batch come again, and nobody else's.
+            assert all(set(mine).isdisjoint(theirs) for mine, theirs in zip(found[0][:5], found[1][:5], strict=True))
+            assert len(set(flat(found))) >= 37
+            assert len({json.dumps(state) for state in states}) == 1
+
+
 def test_a_step_of_a_rank_of_which_nothing_can_be_read_ends_the_job_with_a_sentence(broken):
     with plain_job(broken) as job, pytest.raises(DataError, match=r"none of the samples that rank \d takes in step"):
         all_ranks(job, 1, 3)

@@ -37,6 +37,16 @@ def test_a_last_batch_with_fewer_rows_is_dropped_on_request(pieces, size):
     assert all(len(ids) == size for ids, _ in batches)
 
 
+@given(filled=st.integers(1, 7), least=st.integers(0, 8))
+def test_a_batch_that_lacks_rows_is_filled_up_with_its_own_in_turn(filled, least):
+    assembler = BatchAssembler(batch_size=8, drop_last=False)
+    assert not list(assembler.add(*rows(range(filled))))
+    ids, values = assembler.finish(least)
+    assert ids.tolist() == [number % filled for number in range(max(filled, least))]
+    assert (values == ids[:, None]).all()
+    assert assembler.finish(least) is None
+
+
 @given(sources=st.lists(st.integers(0, 2), max_size=30), size=st.integers(1, 8))
 def test_rows_of_several_sources_are_merged_in_order(sources, size):
     assembler = BatchAssembler(batch_size=size, drop_last=False)

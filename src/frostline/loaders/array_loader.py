@@ -57,7 +57,8 @@ class ArrayLoader:
     way, states and records are those of the one that was begun last.
 
     One rank alone fills every batch but the last: where a sample cannot be read, the next one takes its place. Of
-    several ranks each takes the same positions whatever can be read, so that all keep step; a batch is then shorter.
+    several ranks each takes the same positions whatever can be read, so that all keep step; a batch is then shorter, or
+    with ``drop`` and ``pad`` some of its rows come again.
 
     Args:
         sources: says where the rows of an epoch come from.
@@ -117,8 +118,8 @@ class ArrayLoader:
 
     @property
     def whole_rows(self) -> int | None:
-        """Rows of every batch; None where one may have fewer, as the last one, or at several ranks."""
-        return self._batch_size if self._last == "drop" and not self._ranks.are_several else None
+        """Rows of every batch; None where one may have fewer, as the last one."""
+        return self._batch_size if self._last == "drop" else None
 
     def __len__(self) -> int:
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""

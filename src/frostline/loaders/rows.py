@@ -21,7 +21,7 @@ from frostline.loaders.decoding import Decoding
 from frostline.loaders.filling import Arrivals, Filled
 from frostline.loaders.repeats import fetch_each
 from frostline.loaders.source import Source
-from frostline.ordering import EpochOrder, Resumed, Shard
+from frostline.ordering import EVEN, EpochOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.lengthening import Lengthening, Lengths
@@ -285,10 +285,15 @@ class EpochRows:
             for run in self._runs(start, end):
                 yield from assembler.merge(*self._parts(run, _delivered(run, delivery), self._cached(run)))
             if end == edge and self._shard.is_shared:
-                yield from _last(assembler)
+                yield from _last(assembler, self._least())
                 self._step += 1
                 self._require_batch()
             start = end
+
+    def _least(self) -> int:
+        """Rows that the step's batch has whatever can be read, where all ranks are promised as many."""
+        shard = self._shard
+        return shard.rows_in(shard.step_of(self._step)) if shard.last in EVEN else 0
 
     def _require_batch(self) -> None:
         if self._given < self._step:
@@ -376,7 +381,7 @@ def _delivered(run: _Segment, delivery: Delivery | None) -> Iterator[_Piece]:
     yield _Piece(places=delivery.positions[first:stop] - run.start, tensors=tensors)
 
 
-def _last(assembler: BatchAssembler) -> Iterator[Columns]:
-    rest = assembler.finish()
+def _last(assembler: BatchAssembler, least: int = 0) -> Iterator[Columns]:
+    rest = assembler.finish(least)
     if rest is not None:
         yield rest

@@ -8,7 +8,7 @@ from frostline.ordering.mixture import Mixture
 from frostline.ordering.order import EpochOrder, Order
 from frostline.ordering.recorded import RecordedOrder, Replay
 from frostline.ordering.resumed import Progress, Resumed
-from frostline.ordering.sharding import LAST, Shard
+from frostline.ordering.sharding import EVEN, LAST, Shard
 from frostline.ordering.splits import (
     Labels,
     count_labels,
@@ -21,6 +21,7 @@ from frostline.ordering.state import OrderState
 from frostline.ordering.weighted import Weighted, Weights, weights_by_class
 
 __all__ = (
+    "EVEN",
     "LAST",
     "BlockOrder",
     "Blocks",

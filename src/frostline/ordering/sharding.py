@@ -11,6 +11,8 @@ from frostline.ordering.permutation import check_number
 __all__ = ("LAST", "Shard")
 
 LAST = ("keep", "drop", "pad", "uneven")
+EVEN = ("drop", "pad")
+"""With these all ranks have as many rows in a step: where one cannot read some, others of its batch come again."""
 """What becomes of the samples that do not fill a whole step of all ranks; see ``Shard.last``."""
 
 _MOST = 1 << 62

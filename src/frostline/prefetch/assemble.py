@@ -116,11 +116,20 @@ class BatchAssembler:
         """One column of the rows that wait for their batch to be full, in its own memory; None where none do."""
         return self._slabs[column][: self._filled] if self._filled else None
 
-    def finish(self) -> Columns | None:
-        """The last batch, with the rows that are left; None where none are, or ``drop_last`` leaves it out."""
-        rows = self._filled
-        last = tuple(slab[:rows] for slab in self._give_away())
-        return last if rows and not self._drop_last else None
+    def finish(self, least: int = 0) -> Columns | None:
+        """The last batch, with the rows that are left; None where none are, or ``drop_last`` leaves it out.
+
+        Args:
+            least: rows that it has if it has any, at most a whole batch's: its own come again, in turn.
+        """
+        filled = self._filled
+        slabs = self._give_away()
+        if not filled or self._drop_last:
+            return None
+        again = np.arange(least - filled) % filled
+        for slab in slabs:
+            slab[filled : filled + len(again)] = slab[again]
+        return tuple(slab[: filled + len(again)] for slab in slabs)
 
     def _fit(self, columns: Sequence[Column]) -> None:
         """Learn the rows' layout from the first ones, and hold later ones to it."""
