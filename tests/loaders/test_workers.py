@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import HashStore
 from torch.utils.data import DataLoader
 
 import frostline as fl
@@ -219,6 +220,14 @@ def test_a_token_of_the_environment_does_not_travel(folder, monkeypatch):
     monkeypatch.setenv("FROSTLINE_TOKEN", "another")
     loader = pickle.loads(travelling)
     assert [len(batch) for batch in loader] == [8] * 6
+
+
+def test_a_store_over_which_ranks_compare_does_not_travel(folder, node):
+    with job_for(folder, near=node.url) as job:
+        ranks = fl.Ranks.by_store(HashStore(), 1, 2)
+        loader = job.loader(7, shuffle=True, ranks=ranks)
+        alone = [batch.ids.tolist() for batch in job.loader(7, shuffle=True, ranks=fl.Ranks(rank=1, world_size=2))]
+        assert [batch.ids.tolist() for batch in in_workers(loader, "spawn", 1)] == alone
 
 
 def test_a_loader_that_no_job_made_does_not_travel():

@@ -368,8 +368,7 @@ class Job:
     def _arrays(self, batch_size: int, **options: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""
         arrays = self._maker.arrays(batch_size, **options)
-        shares = self._pilot.shares
-        return arrays.made_by(Origin(blueprint=self._blueprint, shares=shares, batch_size=batch_size, options=options))
+        return arrays.made_by(Origin.of(self._blueprint, self._pilot.shares, batch_size, options))
 
     def _refuse_loops(self) -> None:
         if self._trains_in_store:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from frostline.cache import FeatureStore, Scope
 from frostline.config import LoaderSettings, NodeSettings
@@ -28,6 +28,8 @@ from frostline.preprocess import Preprocess
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Blueprint", "Origin")
+
+_IN_PASSPORT = ("epoch", "ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,7 +142,7 @@ class Origin:
         blueprint: of its job.
         shares: of the samples, by way, when it was made.
         batch_size: of the loader.
-        options: as ``Maker.arrays`` took them.
+        options: as ``Maker.arrays`` took them, but what the passport says.
     """
 
     blueprint: Blueprint
@@ -148,10 +150,19 @@ class Origin:
     batch_size: int
     options: Mapping[str, Any]
 
+    @classmethod
+    def of(
+        cls, blueprint: Blueprint, shares: Mapping[Route, float], batch_size: int, options: Mapping[str, Any]
+    ) -> Self:
+        """That of a loader which was made with these options."""
+        # How ranks speak to each other goes to no other process: what the passport says of them takes its place.
+        rest = {name: value for name, value in options.items() if name not in _IN_PASSPORT}
+        return cls(blueprint=blueprint, shares=shares, batch_size=batch_size, options=rest)
+
     def make(self, epoch: int, ranks: Ranks, workers: int) -> ArrayLoader:
         """The loader of an epoch, in this process: one of several workers, which keep the order."""
         maker = self.blueprint.open(self.shares, workers)
-        return maker.arrays(self.batch_size, **{**self.options, "epoch": epoch, "ranks": ranks})
+        return maker.arrays(self.batch_size, epoch=epoch, ranks=ranks, **self.options)
 
 
 def _share(settings: LoaderSettings, workers: int) -> LoaderSettings:
