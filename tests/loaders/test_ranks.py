@@ -56,6 +56,7 @@ def test_ranks_of_a_process_group_share_an_epoch_without_being_told(seen):
         ("epoch", "the epoch differs: rank 0 has 0, rank 1 has 7"),
         ("manifest", "the manifest of the samples differs"),
         ("store", "the seed differs: rank 0 has 0, rank 1 has 1"),
+        ("workers", "the seed differs: rank 0 has 0, rank 1 has 1"),
     ],
 )
 def test_ranks_that_differ_are_refused_everywhere_with_what_differs_and_where(seen, what, said):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import frostline as fl
 from frostline.config import LoaderSettings
 from frostline.errors import OrderMismatch, Unavailable
+from frostline.loaders import WorkerLoader
 from support.images import tiny_preprocess
 
 PATIENCE = timedelta(seconds=60)
@@ -22,9 +23,12 @@ def main(rank: int, world_size: int, folder: str, other: str, node: str, rendezv
     settings = LoaderSettings(samples_per_request=8)
     seen = {"said": {}}
 
-    def attempt(name, job, **options):
+    def attempt(name, job, workers=0, **options):
+        loader = job.loader(4, shuffle=True, **options)
         try:
-            next(iter(job.loader(4, shuffle=True, **options)))
+            passing = iter(WorkerLoader(loader, workers) if workers else loader)
+            if not workers:  # else they would be started only now
+                next(passing)
         except (OrderMismatch, Unavailable) as error:
             seen["said"][name] = str(error)
 
@@ -42,6 +46,8 @@ def main(rank: int, world_size: int, folder: str, other: str, node: str, rendezv
         by_store = fl.Ranks.by_store(store, rank, world_size)
         attempt("store", job, ranks=by_store, seed=rank == 1)
         attempt("nothing", job, ranks=by_store)
+        attempt("workers", job, workers=1, ranks=by_store, seed=rank == 1)
+        attempt("nothing", job, workers=1, ranks=by_store)
         attempt("alone", job, ranks=fl.Ranks(), seed=rank)
         store.set_timeout(timedelta(seconds=1))
         if rank == 0:  # the others never come

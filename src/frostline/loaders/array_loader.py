@@ -140,8 +140,19 @@ class ArrayLoader:
         """
         order = self._resumed()
         handed = self._handed = _Handed(self._begin, Progress(order.state.position, order.state.ahead))
-        self._ranks.agree(order.state)
+        self.agree()
         return self._pass(order, handed)
+
+    def agree(self) -> None:
+        """Make sure that all ranks are about to read the same epoch, as a pass does; each must call it as often.
+
+        It is for whoever has workers make the passes: those cannot ask other ranks.
+
+        Raises:
+            OrderMismatch: they are not; the sentence says what differs, and at which ranks.
+            Unavailable: a rank did not say what it is about to read.
+        """
+        self._ranks.agree(self._resumed().state)
 
     def in_epoch(self, epoch: int) -> "ArrayLoader":
         """The same kind of loader of another epoch."""

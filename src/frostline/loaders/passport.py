@@ -45,7 +45,8 @@ class Passport:
     Attributes:
         maker: makes it again.
         epoch: of the loader.
-        ranks: that share it. Those of another process cannot speak to each other, so they do not compare.
+        ranks: that share it. Those of another process cannot speak to each other: who sends it there compares
+            (``ArrayLoader.agree``).
         begin: of the next pass.
     """
 
