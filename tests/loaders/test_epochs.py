@@ -126,6 +126,15 @@ def test_a_state_of_no_epoch_to_come_is_refused(folder):
             job.epochs(4, range(0))
 
 
+def test_an_epoch_that_comes_twice_is_refused_since_a_state_could_not_tell_which(folder):
+    with job_for(folder) as job:
+        with pytest.raises(SettingError, match="names epoch 0 twice"):
+            job.epochs(4, [0, 1, 0])
+        with pytest.raises(SettingError, match="names epoch 1 twice"):
+            job.arrays(4).epochs([1, 1])
+        assert len(job.epochs(4, [2, 0, 1])) == 3
+
+
 def test_every_epoch_is_told_of_once_in_order(folder):
     events = []
     with job_for(folder, observe=events.append) as job:

@@ -209,7 +209,7 @@ class ArrayLoader:
         """Several epochs like this one, such as ``range(10)``: each asked for while the one before it ends.
 
         Raises:
-            SettingError: there is no epoch.
+            SettingError: there is no epoch, or one comes twice.
         """
         return Epochs(self, numbers)
 

@@ -44,18 +44,24 @@ class Epochs(Generic[L]):
 
     Args:
         loader: of any epoch.
-        numbers: of the epochs, in the order in which they come.
+        numbers: of the epochs, in the order in which they come; none twice, since a state tells them apart by it.
 
     Attributes:
         loader: as given.
 
     Raises:
-        SettingError: there is no epoch.
+        SettingError: there is no epoch, or one comes twice.
     """
 
     def __init__(self, loader: L, numbers: Sequence[int]) -> None:
         if not numbers:
             raise SettingError("epochs names the epochs to come, such as range(10), and there is none in it")
+        twice = None if isinstance(numbers, range) else _first_repeated(numbers)
+        if twice is not None:
+            raise SettingError(
+                f"epochs names epoch {twice} twice, and a state could not say which of them it stands in: give each "
+                "number once, or make another epochs for the next round"
+            )
         self.loader = loader
         self._numbers = numbers
         self._now = loader.in_epoch(numbers[0])
@@ -129,3 +135,12 @@ class Epochs(Generic[L]):
                 self._now = loader
                 yield loader
                 loaders.pop(place)
+
+
+def _first_repeated(numbers: Sequence[int]) -> int | None:
+    seen: set[int] = set()
+    for number in numbers:
+        if number in seen:
+            return number
+        seen.add(number)
+    return None

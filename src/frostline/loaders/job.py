@@ -251,11 +251,11 @@ class Job:
 
         Args:
             batch_size: as of ``loader``.
-            epochs: their numbers.
+            epochs: their numbers, each once.
             options: as of ``loader``, but ``epoch``.
 
         Raises:
-            SettingError: as ``loader``; or there is no epoch.
+            SettingError: as ``loader``; or there is no epoch, or one comes twice.
         """
         return Epochs(self.loader(batch_size, **options), epochs)
 
