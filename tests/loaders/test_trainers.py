@@ -1,5 +1,6 @@
 """Loaders under the trainers that people use, Lightning, Accelerate and transformers: ranks, epochs, going on."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+from accelerate import Accelerator, skip_first_batches
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn, optim
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
@@ -137,10 +139,97 @@ def as_inputs(batch, _):
     return {"pixel_values": batch.features, "labels": batch.labels, "ids": batch.ids}
 
 
-def test_the_trainer_of_transformers_takes_each_epoch_in_its_own_order(job, tmp_path):
+class Stop(TrainerCallback):
+    """Ends a training after so many steps, with a checkpoint, as a killed run leaves one."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_save = control.should_training_stop = state.global_step == self.steps
+
+
+def train(job, folder, *, epochs=2, stop=None, checkpoint=None, **options):
     model = Layer()
     arguments = TrainingArguments(
-        output_dir=str(tmp_path), num_train_epochs=2, use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True
+        output_dir=str(folder),
+        num_train_epochs=epochs,
+        use_cpu=True,
+        save_strategy="no" if stop is None else "steps",
+        save_steps=100,
+        report_to=[],
+        disable_tqdm=True,
+        **options,
     )
-    OverFrostline(job.loader(4, shuffle=True, augment=as_inputs), model=model, args=arguments).train()
-    assert model.seen == epoch_of(job, 0) + epoch_of(job, 1)
+    loader = job.loader(4, shuffle=True, augment=as_inputs)
+    trainer = OverFrostline(loader, model=model, args=arguments, callbacks=[] if stop is None else [Stop(stop)])
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    return model.seen
+
+
+def test_the_trainer_of_transformers_takes_each_epoch_in_its_own_order(job, tmp_path):
+    assert train(job, tmp_path) == epoch_of(job, 0) + epoch_of(job, 1)
+
+
+@pytest.mark.parametrize("stopped", [3, 8, 11])
+def test_the_trainer_of_transformers_goes_on_from_its_checkpoint_with_the_next_sample(job, tmp_path, stopped):
+    first = train(job, tmp_path, stop=stopped)
+    assert len(first) == stopped
+    second = train(job, tmp_path, checkpoint=tmp_path / f"checkpoint-{stopped}", epochs=3)
+    assert first + second == epoch_of(job, 0) + epoch_of(job, 1) + epoch_of(job, 2)
+
+
+def test_the_trainer_of_transformers_counts_batches_of_which_several_are_a_step(job, tmp_path):
+    first = train(job, tmp_path, stop=3, gradient_accumulation_steps=3)
+    second = train(job, tmp_path, checkpoint=tmp_path / "checkpoint-3", gradient_accumulation_steps=3)
+    assert first + second == epoch_of(job, 0) + epoch_of(job, 1)
+
+
+def test_what_accelerate_skips_is_not_asked_for_and_every_pass_skips_it(folder):
+    options = {"preprocess": tiny_preprocess(), "settings": LoaderSettings(cache_bytes=0), "node": NODE}
+    with fl.offload(None, fl.Dataset(folder), **options) as job:
+        loader = job.loader(4, shuffle=True)
+        skipping = skip_first_batches(loader, 6)
+        assert len(skipping) == len(loader) - 6
+        for _ in range(2):
+            assert [batch.ids.tolist() for batch in skipping] == epoch_of_rest(job, 24)
+        arrived = sum(samples for _, samples in job.statistics().routed)
+    assert arrived == 4 * 6, "two passes and what is expected of each"
+
+
+def epoch_of_rest(job, position):
+    loader = job.loader(4, shuffle=True)
+    loader.load_state_dict({**loader.state_dict(), "position": position})
+    return [batch.ids.tolist() for batch in loader]
+
+
+def test_a_pass_that_skips_counts_in_the_loader_and_is_left_like_any_other(job):
+    loader = job.loader(4, shuffle=True)
+    skipping = skip_first_batches(loader, 2)
+    for batch in skipping:
+        assert batch.ids.tolist() == epoch_of(job, 0)[2]
+        assert loader.state_dict()["position"] == 12
+        break
+    del batch
+    assert [batch.ids.tolist() for batch in skipping] == epoch_of(job, 0)[2:]
+    assert [batch.ids.tolist() for batch in loader] == epoch_of(job, 0)
+
+
+@pytest.mark.parametrize("stopped", [3, 11])
+def test_accelerate_keeps_the_state_of_epochs_in_its_checkpoints(job, tmp_path, stopped):
+    def prepared():
+        accelerator, epochs = Accelerator(cpu=True), job.epochs(4, range(2), shuffle=True)
+        accelerator.register_for_checkpointing(epochs)
+        return accelerator, epochs
+
+    def batches(epochs):
+        for loader in epochs:
+            yield from (batch.ids.tolist() for batch in loader)
+
+    accelerator, epochs = prepared()
+    passing = batches(epochs)
+    first = list(itertools.islice(passing, stopped))
+    accelerator.save_state(str(tmp_path))
+    accelerator, epochs = prepared()
+    accelerator.load_state(str(tmp_path))
+    assert first + list(batches(epochs)) == epoch_of(job, 0) + epoch_of(job, 1)

@@ -15,12 +15,13 @@ from frostline.loaders.batch import Batch, arrays_of, batch_of
 from frostline.loaders.orphans import end_with_trainer
 from frostline.loaders.passport import Passport
 from frostline.loaders.rows import EpochRows, Following
+from frostline.loaders.skipping import Skippable
 from frostline.ordering import RecordedOrder
 
 __all__ = ("Loader", "in_arrays")
 
 
-class Loader(IterableDataset[Batch]):
+class Loader(Skippable, IterableDataset[Batch]):
     """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
 
     Leaving a pass early cancels what it had asked for. It is for one thread at a time.
