@@ -278,3 +278,20 @@ def test_a_network_that_cannot_be_traced_still_trains_with_the_losses_of_the_pla
         assert (job.frost_line.number == 1) == at_once  # pixels, where nothing is left to ship
         ours = plain.through(job, batch_size=BATCH, epochs=2)
     assert ours == plain.losses(twin, folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=2)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("encoded", [False, True])
+def test_loaders_of_a_closed_job_say_so_at_once(folder, begun, encoded):
+    job = job_for(folder, None, settings=LoaderSettings(samples_per_request=8, window_bytes=1, cache_bytes=0))
+    batches = iter(job.arrays(BATCH, encoded=encoded))
+    if begun:
+        next(batches)
+    job.close()
+    with pytest.raises(SettingError, match=r"this job is closed"):
+        list(batches)
+
+
+def test_a_window_of_a_byte_holds_a_batch(folder):
+    with job_for(folder, None, settings=LoaderSettings(window_bytes=1)) as job:
+        assert sum(len(batch) for batch in job.arrays(BATCH)) == 48

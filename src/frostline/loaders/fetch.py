@@ -1,14 +1,15 @@
 """One request after another: ask the node for rows on their way and finish them here to the frost line."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
 
 from frostline.client.transport import Transport
 from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, Samples, View
-from frostline.errors import EngineNotReady, Overloaded, UnknownPrefix
+from frostline.errors import EngineNotReady, Overloaded, SettingError, UnknownPrefix
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.preprocess import Preprocess
 from frostline.wire.codecs import unpack
@@ -49,6 +50,7 @@ class Fetcher:
         arrived: told of every batch that arrived: its way, and the batch as it came.
         accuracy: that the engine must have wherever it runs.
         tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
+        closed: set when the job is, for this and all that were made of it: nobody answers any more.
     """
 
     transport: Transport
@@ -62,13 +64,20 @@ class Fetcher:
     arrived: Callable[[Route, FeatureBatch], None]
     accuracy: str | float = EXACT
     tried: FeatureRequest | None = None
+    closed: threading.Event = field(default_factory=threading.Event)
 
     def fetch(self, samples: Samples, route: Route, view: View | None, *, decodes: bool = True) -> "Answer":
         """Rows of these samples at the frost line, as they arrive; encoded ones stay so where it does not decode."""
         return Answer(self, samples, route, view, decodes=decodes)
 
     def request(self, samples: Samples, route: Route, view: View | None) -> FeatureRequest:
-        """The message that asks for them."""
+        """The message that asks for them.
+
+        Raises:
+            SettingError: the job is closed.
+        """
+        if self.closed.is_set():
+            raise SettingError("this job is closed: take its batches before that, or make another one")
         return FeatureRequest(
             data=self.url,
             reading=self.reading,

@@ -89,7 +89,7 @@ class Filling:
         arrivals: what they are made of.
         observe: told what happened, in the loop's thread.
         interrupt: frees a thread that waits within a step; safe from any thread.
-        most_bytes: of finished batches that wait for the loop; the last of them may be more. None bounds nothing.
+        most_bytes: of finished batches that wait for the loop; one may, whatever its bytes are. None bounds nothing.
     """
 
     def __init__(
@@ -255,6 +255,8 @@ class Filling:
     @property
     def _has_enough(self) -> bool:
         with self._lock:
+            if not self._finished:
+                return False
             if self._most_bytes is not None and sum(one.nbytes for one, _ in self._finished) >= self._most_bytes:
                 return True
             return sum(one.kept > 0 for one, _ in self._finished) >= _MOST_KEPT

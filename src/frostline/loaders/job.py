@@ -362,7 +362,11 @@ class Job:
         }
 
     def close(self) -> None:
-        """Close the connections, and the embedded node where there is one. Calling it again does nothing."""
+        """Close the connections, and the embedded node where there is one. Calling it again does nothing.
+
+        From then on its loaders fetch nothing, and say so.
+        """
+        self._fetcher.closed.set()
         self._close()
 
     def _arrays(self, batch_size: int, **options: Any) -> ArrayLoader:
