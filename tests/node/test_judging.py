@@ -18,6 +18,7 @@ DIGEST, _ = artifact_of(NETWORK)
 pytestmark = pytest.mark.timeout(400)  # trials are processes, which a busy machine takes long to start
 TERMS = Terms(device="cpu", rows=(8,), threads=(1,), keeps_freed=False, most_bytes=1 << 30)
 ROOM = Room(weights_bytes=1 << 30, run_bytes=1 << 30)
+LONGEST_S = 180.0  # of trials
 LAST = NETWORK.cuts[-1].number
 ONE = np.random.default_rng(0).normal(size=(16, 3, SIDE, SIDE)).astype(np.float32)
 # The weights' own rounding tells more where little light comes in beside the biases.
@@ -29,7 +30,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("engines")
 
 
-def chosen(folder, pixels, accuracy, longest_s=60.0):
+def chosen(folder, pixels, accuracy, longest_s=LONGEST_S):
     with closing(Trials(folder, TERMS, ROOM, longest_s=longest_s, engines=(HALF,))) as trials:
         return trials.choose(DIGEST, NETWORK.prefix, pixels, accuracy)
 
@@ -90,7 +91,7 @@ def test_an_error_on_pixels_as_they_are_kept_belongs_to_them_and_to_what_they_me
     dark = light // 16
     assert len({judged_on(light, levels), judged_on(light, other), judged_on(light), judged_on(dark, levels)}) == 4
     engine = identity(HALF, "fp16", light, levels)
-    with closing(Trials(folder, TERMS, ROOM, longest_s=60.0, engines=(HALF,))) as trials:
+    with closing(Trials(folder, TERMS, ROOM, longest_s=LONGEST_S, engines=(HALF,))) as trials:
         found = [
             trials.prepare(DIGEST, NETWORK.prefix, pixels, engine, LAST, levels=levels, accuracy=1.0)
             for pixels in (light, dark)
