@@ -98,7 +98,10 @@ class Queues:
             number, self._issued = self._issued, self._issued + 1
             self._flights[number] = self.now
             self.result.most_held = max(self.result.most_held, self._held)
-            self._later(self._answered_at(), "_arrive", number)
+            self._send(number)
+
+    def _send(self, number):
+        self._later(self._answered_at(), "_arrive", number)
 
     def _answered_at(self):
         reached = self.now + self.round_trip_s / 2
@@ -124,7 +127,7 @@ class Queues:
 
     def _again(self, number):
         self._flights[number] = self.now
-        self._later(self._answered_at(), "_arrive", number)
+        self._send(number)
 
     def _free(self, _):
         self._waits_since = self.now

@@ -29,8 +29,9 @@ _NEWS = 0.25
 _QUICKEST_S = 60.0
 # Fed for so long before it has fewer, and so long before what went wrong is tried again.
 _FED_S, _CAUTION_S = 3.0, 60.0
-# Of requests under way, the share that waits in a queue before fewer are tried.
-_QUEUED = 1 / 3
+# No fewer are tried than so many times the rate times the shortest time, as many as BBR holds under way at most; and
+# only where these are so many fewer.
+_AMPLE, _LESS = 2.0, 0.8
 # One answer on the way while another is read.
 _LEAST = 2
 
@@ -223,12 +224,14 @@ class Parallelism:
         least = max(_LEAST, self._floor if period.now_s < self._floor_until_s else 0)
         target = max(least, math.floor(factor * now))
         # A queue that never empties hides what the link takes without it: seldom, fewer are tried whatever it says.
-        is_worth_it = self._queued(period) > max(1.0, _QUEUED * now) or self._rest_s >= _LONGEST_REST_S
-        return target if target < now and is_worth_it else None
+        if self._rest_s >= _LONGEST_REST_S:
+            return target if target < now else None
+        target = max(target, self._ample(period))
+        return target if target <= _LESS * now else None
 
-    def _queued(self, period: Period) -> float:
-        """Requests under way that only wait: all but the rate times the shortest time, by Little's law."""
-        return period.in_flight * (1 - min(1.0, self._quickest[0][1] / period.median_s))
+    def _ample(self, period: Period) -> int:
+        """Requests that need not be as slow as those of the period, by Little's law, and as many again."""
+        return math.ceil(_AMPLE * period.in_flight * min(1.0, self._quickest[0][1] / period.median_s))
 
     def _why(self, trial: _Trial, period: Period) -> str:
         if trial.is_up:

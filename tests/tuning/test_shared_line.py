@@ -1,0 +1,49 @@
+"""Our own rule from cold over a line that connections share, whatever a request holds."""
+
+import pytest
+
+from frostline.tuning import Following, Setting, Steady
+from support.shared_line import SharedLine
+
+PHOTOGRAPH = 57_000
+MOST = Setting(requests=64, window_bytes=256 << 20)
+
+
+def line(rule, photographs, round_trip_ms, seed):
+    """Of 100 Mbit/s less what frames take, whose rate wanders by an eighth."""
+    return SharedLine(
+        rule,
+        request_bytes=PHOTOGRAPH * photographs,
+        size_spread=0.33 / photographs**0.5,
+        bytes_per_s=11.9e6,
+        round_trip_s=round_trip_ms / 1000,
+        service_s=0.001 * photographs**0.5,
+        spread=0.5,
+        weather=0.12,
+        seed=seed,
+    )
+
+
+def rate(rule, *cell):
+    """Bytes a second from the tenth second on."""
+    held = line(rule, *cell)
+    held.run(30)
+    return held.carried_rate(10, 30)
+
+
+LONG = [(rows, ms, seed) for rows in (8, 16) for ms in (75, 150) for seed in (2, 3, 4)]
+OTHERS = [(rows, ms, 0) for rows in (1, 8, 16, 32) for ms in (0, 20, 75, 150) if (rows, ms, 2) not in LONG]
+
+
+# Of 4, 8, 16, 32 and 64 fixed requests, 64 carry most in each of these, or as much as any. What is tried on the way
+# costs one run of single photographs 5.3 %, which is why the bound is a hundredth below the aim.
+@pytest.mark.parametrize(("photographs", "round_trip_ms", "seed"), [*LONG, *OTHERS])
+def test_from_cold_nearly_all_is_carried_that_the_best_fixed_number_does(photographs, round_trip_ms, seed):
+    cell = photographs, round_trip_ms, seed
+    assert rate(Following(MOST, requests=8), *cell) >= 0.94 * rate(Steady(MOST), *cell)
+
+
+@pytest.mark.parametrize(("photographs", "round_trip_ms", "requests"), [(8, 150, 8), (16, 150, 8), (16, 75, 4)])
+def test_few_requests_leave_a_long_line_idle(photographs, round_trip_ms, requests):
+    cell = photographs, round_trip_ms, 0
+    assert rate(Steady(Setting(requests=requests, window_bytes=256 << 20)), *cell) < 0.98 * rate(Steady(MOST), *cell)
