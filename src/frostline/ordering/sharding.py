@@ -8,12 +8,13 @@ import numpy.typing as npt
 from frostline.errors import SettingError
 from frostline.ordering.permutation import check_number
 
-__all__ = ("LAST", "Shard")
+__all__ = ("EVEN", "LAST", "Shard")
 
 LAST = ("keep", "drop", "pad", "uneven")
+"""What becomes of the samples that do not fill a whole step of all ranks; see ``Shard.last``."""
+
 EVEN = ("drop", "pad")
 """With these all ranks have as many rows in a step: where one cannot read some, others of its batch come again."""
-"""What becomes of the samples that do not fill a whole step of all ranks; see ``Shard.last``."""
 
 _MOST = 1 << 62
 _Rows = npt.NDArray[np.int64]
