@@ -216,6 +216,8 @@ class LoaderSettings:
         samples_per_request: rows in one request; as many as a device batch, so that no run has rows to spare. The
             first ones have fewer where no network runs, unless ``ramp`` is False.
         window_bytes: most bytes asked for and not yet handed out, whatever is found; raise it for a long, fast link.
+            Beside it are the next batch, the one that is being filled, and, where samples are decoded behind the
+            window, those that are: of one request for each core and one more, with at most 2 MiB of pixels each.
         cache_bytes: features kept at the trainer between epochs, in memory; 0 keeps none.
         cache_folder: where they are kept on disk too, for later epochs and for later jobs, which then need no
             network for them; jobs of one machine may share it. None keeps none on disk.

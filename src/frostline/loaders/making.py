@@ -102,8 +102,11 @@ class Maker:
             blocks = blocks_of(fetcher.transport, data, order, settings, sharing)
         if blocks is not None:
             settings = replace(settings, window_bytes=max(1, settings.window_bytes // 2))
-        if not encoded and _decodes(fetcher, self.pilot) and not settings.is_followed:
-            window_bytes = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
+        if not encoded and _decodes(fetcher, self.pilot):
+            if settings.is_followed:
+                window_bytes = max(1, settings.window_bytes - _finished_bytes(self.settings))
+            else:
+                window_bytes = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
             settings = replace(settings, window_bytes=window_bytes)
         return ArrayLoader(
             lambda number: replace(
@@ -153,7 +156,7 @@ class Maker:
             tensors=self.tensors,
             begins_short=fetcher.shipment is None,
             decode=_decode(fetcher, view) if decodes else None,
-            most_finished_bytes=self.settings.window_bytes // _FINISHED_PART if decodes else None,
+            most_finished_bytes=_finished_bytes(self.settings) if decodes else None,
         )
 
     def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
@@ -178,9 +181,16 @@ def tuner_of(settings: LoaderSettings, fetcher: Fetcher, pilot: Pilot, data: Dat
     Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the
     decoder is seen to wait for them.
     """
-    is_decoded = _decodes(fetcher, pilot)
-    first = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes) if is_decoded else None
-    return Tuner(rule_of(settings, window_bytes=first), time.monotonic())
+    if not (settings.is_followed and _decodes(fetcher, pilot)):
+        return Tuner(rule_of(settings), time.monotonic())
+    most = settings.window_bytes - _finished_bytes(settings)
+    first = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
+    return Tuner(rule_of(replace(settings, window_bytes=most), window_bytes=first), time.monotonic())
+
+
+def _finished_bytes(settings: LoaderSettings) -> int:
+    """Of the window's bytes, those of batches that were decoded here and wait for the loop."""
+    return settings.window_bytes // _FINISHED_PART
 
 
 def _decodes(fetcher: Fetcher, pilot: Pilot) -> bool:
