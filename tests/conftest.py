@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from frostline.engines.allocator import keep_freed_memory
+from frostline.engines.process_memory import give_back_freed
 from support.azurite import azurite as run_azurite
 from support.azurite import find_azurite
 from support.cassandra import cassandra, why_no_cassandra
@@ -42,6 +43,13 @@ def pytest_terminal_summary(terminalreporter):
     for report in terminalreporter.stats.get("passed", ()):
         for framework in (value for name, value in report.user_properties if name == "tests of a framework"):
             terminalreporter.write_line(framework)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _freed_memory_is_given_back():
+    """Of the largest network of a run a process would keep gigabytes to its end, in pieces that no other one fills."""
+    yield
+    give_back_freed()
 
 
 @pytest.fixture(scope="session", autouse=True)
