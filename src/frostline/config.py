@@ -225,7 +225,8 @@ class LoaderSettings:
         views: random views of each sample that there are, so that they can be kept: epoch ``e`` has view
             ``e mod views``. 0 computes another one each epoch.
         slack: how many places a sample may be handed out ahead of the earliest one that is still missing; 0 keeps the
-            order, None lets whatever arrived go first. Every sample comes once in its epoch all the same.
+            order, None lets whatever arrived go first. Every sample comes once in its epoch all the same. Several
+            ranks, worker processes and replays keep the order, whatever it is.
         hedge_quantile: a request under way for longer than this share of those before it is made a second time, so
             that at most the rest of them are made twice; 1 makes none twice.
         ramp: begin with the samples of two requests and more with each answer; False sends all that are allowed at

@@ -286,6 +286,7 @@ def test_ranks_share_a_blend_and_go_on_with_it(job, folder):
         ({"drop_last": True, "last": "pad"}, "different things"),
         ({"last": "most"}, "last must be one of keep"),
         ({"batch_size": 0}, "batch_size"),
+        ({"record": True, "ranks": fl.Ranks(rank=1, world_size=2)}, "2 ranks keep the epoch's order"),
     ],
 )
 def test_an_order_that_makes_no_sense_is_a_sentence(job, options, said):

@@ -69,7 +69,9 @@ def loader(data, store, cache, *, batch_size=10, replay=None, ranks=ALONE, **set
     )
     order = Order(size=len(data.samples), seed=5, epoch=0)
     order = order if replay is None else Replay(recorded=replay, order=order)
-    return ArrayLoader(lambda epoch: source, data, order=order, batch_size=batch_size, ranks=ranks, record=True)
+    return ArrayLoader(
+        lambda epoch: source, data, order=order, batch_size=batch_size, ranks=ranks, record=not ranks.are_several
+    )
 
 
 def kept(data, rows):

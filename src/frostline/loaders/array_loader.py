@@ -71,7 +71,7 @@ class ArrayLoader:
         record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded``.
 
     Raises:
-        SettingError: a figure that makes no sense.
+        SettingError: a figure that makes no sense; or several ranks are to be recorded.
     """
 
     def __init__(
@@ -86,6 +86,11 @@ class ArrayLoader:
         change: Change | None = None,
         record: bool = False,
     ) -> None:
+        if record and ranks.world_size > 1:
+            raise SettingError(
+                f"{ranks.world_size} ranks keep the epoch's order, and none of them sees the whole of it: leave out "
+                "record=True, since seed and epoch say the order"
+            )
         self._sources = sources
         self._source = sources(order.epoch)
         self._data = data

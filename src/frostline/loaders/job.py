@@ -186,18 +186,18 @@ class Job:
             drop_last: the same as ``last="drop"``.
             ranks: that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
                 PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the
-                order, whatever ``slack`` is.
+                order, whatever ``LoaderSettings.slack`` is, and so do worker processes.
             augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
                 or a function of your own. What is kept are the features as they were before.
             targets: give the samples' masks as ``batch.targets``; by default where the data set has masks.
             record: keep in which order samples are handed out, which differs from the epoch's where
-                ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it.
+                ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it. Not for several ranks.
             replay: hand the samples out as they were then. All else must be as it was.
 
         Raises:
             OrderMismatch: what is to be replayed was recorded of other samples, or in another order.
             SettingError: a figure that makes no sense, or data from another place than the job's, or without masks
-                where they are asked for; or the job's policy trains on the node.
+                where they are asked for; or several ranks are to be recorded; or the job's policy trains on the node.
         """
         from frostline.loaders.loader import Loader
 
