@@ -235,7 +235,8 @@ class LoaderSettings:
         deadline_s: longest silence on a connection before it counts as broken.
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
             the node's, so that features are the same bits wherever they are computed.
-        skip_allowance: share of a data set's samples that may be unreadable before the job stops.
+        skip_allowance: share of a data set's samples that may be unreadable before the job stops. A job and its worker
+            processes count together, each rank for itself.
         follow: plan again while the job runs, where what is measured says so.
         pin_memory: let batches lie in page-locked memory, from which a GPU copies while the loop goes on, as of
             PyTorch's ``DataLoader``; None does where the model is on such a GPU.

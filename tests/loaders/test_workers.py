@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import NodeUnreachable, SettingError, StoreError, Unavailable
+from frostline.errors import NodeUnreachable, SettingError, StoreError, TooManySkipped, Unavailable
+from frostline.events import SampleSkipped
 from frostline.io.process import start_io
 from frostline.io.upstream import Upstream
 from frostline.loaders import ArrayLoader, WorkerLoader
@@ -144,6 +145,60 @@ def test_a_sample_that_cannot_be_read_leaves_its_batch_shorter_in_workers(tmp_pa
     with job_for(folder, settings=settings) as job:
         found = [len(batch) for batch in in_workers(job.loader(8, shuffle=True), "fork")]
     assert sorted(found) == [7, 8, 8]
+
+
+def broken_folder(place):
+    """Forty-five pictures, three of which are none."""
+    folder = image_folder(place, per_class=15)
+    names = ("circle/001.jpg", "noise/007.jpg", "stripe/012.jpg")
+    for name in names:
+        (folder / name).write_bytes(b"no image")
+    return folder, set(names)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_all_workers_of_a_job_have_one_limit_of_samples_that_cannot_be_read(tmp_path, start):
+    folder, _ = broken_folder(tmp_path)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.04)
+    said = "3 samples are unreadable and the job allows 2, by the count of the job's process and its workers together"
+    with job_for(folder, settings=settings) as job:
+        with pytest.raises(TooManySkipped, match=said):
+            list(WorkerLoader(job.loader(4), 2, start=start))
+        assert len(job.statistics().skipped) == 3
+
+
+def test_what_workers_cannot_read_is_counted_and_told_once_and_known_to_all_from_then_on(tmp_path):
+    folder, names = broken_folder(tmp_path)
+    events = []
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.1)
+    with job_for(folder, settings=settings, observe=events.append) as job:
+        for epoch in range(2):
+            assert sum(map(len, WorkerLoader(job.loader(4, epoch=epoch), 2, start="fork"))) == 42
+            assert sorted(one.object for one in events if isinstance(one, SampleSkipped)) == sorted(names)
+        assert {one.object for one in job.statistics().skipped} == names
+        assert sum(map(len, job.loader(4))) == 42
+        assert len(job.loader(42)) == 1
+    assert sum(isinstance(one, SampleSkipped) for one in events) == 3
+
+
+def test_a_data_loader_of_ones_own_has_the_same_limit_and_the_job_counts_what_its_workers_skip(tmp_path):
+    folder, names = broken_folder(tmp_path)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.04)
+    with job_for(folder, settings=settings) as job:
+        with pytest.raises(TooManySkipped, match="3 samples are unreadable and the job allows 2"):
+            list(in_workers(job.loader(4), "fork"))
+        assert {one.object for one in job.statistics().skipped} == names
+    assert {one.object for one in job.statistics().skipped} == names
+
+
+def test_a_loader_that_reached_another_process_by_other_ways_counts_for_itself(tmp_path):
+    folder, _ = broken_folder(tmp_path)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.04)
+    with job_for(folder, settings=settings) as job:
+        elsewhere = pickle.loads(pickle.dumps(job.loader(4)))
+        with pytest.raises(TooManySkipped, match="by the count of this process alone"):
+            list(elsewhere)
+        assert not job.statistics().skipped
 
 
 # PyTorch tells of a death from its signal handler, which may be just where a file was opened.

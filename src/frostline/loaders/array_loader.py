@@ -159,6 +159,10 @@ class ArrayLoader:
         """
         self._ranks.agree(self._resumed().state)
 
+    def catch_up(self) -> None:
+        """Let the job count, and tell its observer, what workers that make passes of this loader could not read."""
+        self._source.catch_up()
+
     def in_epoch(self, epoch: int) -> "ArrayLoader":
         """The same kind of loader of another epoch."""
         found = ArrayLoader(

@@ -21,6 +21,7 @@ from frostline.events import (
     SampleSkipped,
     Tuned,
 )
+from frostline.loaders.skip_log import SkipLog
 
 __all__ = ("JobStatistics", "Ledger")
 
@@ -47,7 +48,7 @@ class JobStatistics:
         loading_s: seconds of all passes over loaders, training included.
         fetching_s: of these, seconds of the passes in which nothing came from the cache.
         fetched: samples of the passes in which nothing came from the cache.
-        skipped: samples that could not be read.
+        skipped: samples that could not be read, by this process or by its loaders' workers.
         replans: changes of the plan while the job ran.
         tunings: changes of the windows' bounds that were kept; the last hundred of them.
     """
@@ -82,10 +83,16 @@ class Ledger:
         observe: told every event.
         most_skipped: samples that may be unreadable.
         refuses_changes: none may have changed since it was listed.
+        shared: with other processes of the job: what any of them cannot read counts here too. None for none.
     """
 
-    def __init__(self, observe: Observer, *, most_skipped: int, refuses_changes: bool = False) -> None:
+    def __init__(
+        self, observe: Observer, *, most_skipped: int, refuses_changes: bool = False, shared: SkipLog | None = None
+    ) -> None:
         self._observe = observe
+        self._shared = shared
+        self._heard = 0
+        self._untold: list[Skipped] = []
         self._refuses_changes = refuses_changes
         self._most_skipped = most_skipped
         self._lock = threading.Lock()
@@ -97,7 +104,7 @@ class Ledger:
         self._tunings: deque[Tuned] = deque(maxlen=_TUNINGS)
 
     def __call__(self, event: Event) -> None:
-        """Count an event and pass it on.
+        """Count an event and pass it on, after what other processes could not read meanwhile.
 
         Raises:
             DataChanged: A sample has changed since it was listed, and none may.
@@ -105,15 +112,33 @@ class Ledger:
         """
         with self._lock:
             self._count(event)
+            self._hear()
             too_many = len(self._skipped) > self._most_skipped
+        self.tell()
         self._observe(event)
         if self._refuses_changes and isinstance(event, SampleSkipped) and event.changed:
             raise refusal_of(event.object)
         if too_many and isinstance(event, SampleSkipped):
+            whose = "this process alone" if self._shared is None else "the job's process and its workers together"
             raise TooManySkipped(
-                f"{len(self._skipped)} samples are unreadable and the job allows {self._most_skipped}; the last is "
-                f"{event.object} ({event.reason}); mend the data or raise skip_allowance"
+                f"{len(self._skipped)} samples are unreadable and the job allows {self._most_skipped}, by the count of "
+                f"{whose}; the last is {event.object} ({event.reason}); mend the data or raise skip_allowance"
             )
+
+    def tell(self) -> None:
+        """Pass on what other processes could not read since; for the loop's thread, in which observers are told."""
+        with self._lock:
+            self._hear()
+            untold, self._untold = self._untold, []
+        for one in untold:
+            self._observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
+
+    def close(self) -> None:
+        """Hear other processes no more; the counts stay."""
+        with self._lock:
+            self._hear()
+            if self._shared is not None:
+                self._shared.close()
 
     def arrived(self, route: Route, batch: FeatureBatch) -> None:
         """Count a batch as it came."""
@@ -125,11 +150,13 @@ class Ledger:
     def unreadable(self) -> npt.NDArray[np.int64]:
         """Ids of the samples that turned out to be unreadable."""
         with self._lock:
+            self._hear()
             return np.fromiter(self._skipped, np.int64, len(self._skipped))
 
     def statistics(self) -> JobStatistics:
         """The counts so far; ``wire_bytes`` and ``requests`` are the transport's to fill in."""
         with self._lock:
+            self._hear()
             return JobStatistics(
                 **self._sums,
                 codec_error=self._codec_error,
@@ -145,9 +172,10 @@ class Ledger:
     def _count(self, event: Event) -> None:
         match event:
             case SampleSkipped():
-                self._skipped[event.id] = Skipped(
-                    id=event.id, object=event.object, reason=event.reason, changed=event.changed
-                )
+                skipped = Skipped(id=event.id, object=event.object, reason=event.reason, changed=event.changed)
+                if self._shared is not None and event.id not in self._skipped:
+                    self._shared.append(skipped)
+                self._skipped[event.id] = skipped
             case RequestRetried():
                 self._sums["retries"] += 1
             case RequestHedged():
@@ -167,3 +195,13 @@ class Ledger:
                 self._tunings.append(event)
             case _:
                 pass
+
+    def _hear(self) -> None:
+        """Count what other processes could not read since."""
+        if self._shared is None:
+            return
+        found, self._heard = self._shared.read(self._heard)
+        for one in found:
+            if one.id not in self._skipped:
+                self._skipped[one.id] = one
+                self._untold.append(one)

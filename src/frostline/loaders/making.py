@@ -150,6 +150,7 @@ class Maker:
             unreadable=self.ledger.unreadable,
             settings=self.settings,
             observe=self.observe,
+            catch_up=self.ledger.tell,
             has_targets=has_targets,
             tuner=self.tuner,
             memory=memory_for(self.settings.pin_memory, fetcher.trainer_side.device),

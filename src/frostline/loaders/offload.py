@@ -22,6 +22,7 @@ from frostline.loaders.pilot import Clocks, Pilot
 from frostline.loaders.reaching import reach
 from frostline.loaders.reopening import Blueprint
 from frostline.loaders.scene import Scene, tried
+from frostline.loaders.skip_log import SkipLog
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.models.cuts import pixel_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES, Plan, Situation, fixed, make_plan
@@ -140,9 +141,14 @@ def offload(
             observe(PhaseStarted(name=_MEASURING if accuracy == EXACT else _TRYING))
             situation = network.situate(scene, nodes, lacking)
             plan = make_plan(situation, policy) if cut is None else fixed(situation, cut, codec)
+        skipped = SkipLog()
         ledger = Ledger(
-            observe, most_skipped=settings.most_skipped(len(data)), refuses_changes=data.changed == "refuse"
+            observe,
+            most_skipped=settings.most_skipped(len(data)),
+            refuses_changes=data.changed == "refuse",
+            shared=skipped,
         )
+        stack.callback(ledger.close)
         follows = settings.follow and policy == "best" and cut is None
         cut = _plain_cut(nodes, preprocess) if cut is None else cut
         pilot = _pilot(scene, situation, plan, follows=follows, cut=cut)
@@ -165,6 +171,7 @@ def offload(
                 engine=fetcher.engine,
                 accuracy=accuracy,
                 tried=tried(scene),
+                skipped=skipped,
             ),
             pilot=pilot,
             ledger=ledger,

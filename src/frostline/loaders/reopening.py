@@ -23,6 +23,7 @@ from frostline.loaders.making import Maker, tuner_of
 from frostline.loaders.pilot import Clocks, Pilot
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.reaching import reach
+from frostline.loaders.skip_log import SkipLog
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.preprocess import Preprocess
 from frostline.wire.messages import FeatureRequest
@@ -50,6 +51,7 @@ class Blueprint:
         engine: of the node.
         accuracy: that it must have.
         tried: what engines are tried on.
+        skipped: by all processes of the job; None where those cannot be told.
     """
 
     data: Dataset
@@ -65,6 +67,7 @@ class Blueprint:
     engine: str
     accuracy: str | float
     tried: FeatureRequest
+    skipped: SkipLog | None
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -82,7 +85,7 @@ class Blueprint:
         """
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
-        settings, ledger = _share(self.settings, workers), _ledger(self.data, self.settings)
+        settings, ledger = _share(self.settings, workers), self._ledger()
         transport = reach(self.nodes, self.data, settings, self.node, partial(_left_out), stack)
         pilot = Pilot(
             cuts=self.cuts,
@@ -124,6 +127,10 @@ class Blueprint:
             observe=ledger,
             tensors=tuple(map(TensorSpec, self.cuts[-1].shapes, self.cuts[-1].dtypes)),
         )
+
+    def _ledger(self) -> Ledger:
+        most, refuses = self.settings.most_skipped(len(self.data)), self.data.changed == "refuse"
+        return Ledger(_ignore, most_skipped=most, refuses_changes=refuses, shared=self.skipped)
 
     def _trainer_side(self) -> TrainerSide:
         rest = None
@@ -178,11 +185,6 @@ def _share(settings: LoaderSettings, workers: int) -> LoaderSettings:
         follow=False,
         pin_memory=False,
     )
-
-
-def _ledger(data: Dataset, settings: LoaderSettings) -> Ledger:
-    refuses = data.changed == "refuse"
-    return Ledger(_ignore, most_skipped=settings.most_skipped(len(data)), refuses_changes=refuses)
 
 
 def _ignore(_: Event) -> None:

@@ -18,6 +18,11 @@ from frostline.prefetch.tuner import Tuner
 
 __all__ = ("Decode", "Source")
 
+
+def _nothing() -> None:
+    pass
+
+
 Decode = Callable[[FeatureBatch, Samples], FeatureBatch]
 """Decodes the encoded samples of a batch, given where they are; those that cannot be decoded become skipped ones."""
 
@@ -33,6 +38,7 @@ class Source:
         unreadable: ids that are known to be unreadable; they are not asked for again.
         settings: of the window.
         observe: told what happens.
+        catch_up: tells it what happened in workers; for the loop's thread.
         has_targets: the last tensor of every row is its sample's mask.
         tuner: of the windows' bounds; None leaves them as they are set.
         memory: where batches lie; None for memory of this process.
@@ -58,3 +64,4 @@ class Source:
     begins_short: bool = False
     decode: Decode | None = None
     most_finished_bytes: int | None = None
+    catch_up: Callable[[], None] = _nothing

@@ -103,6 +103,8 @@ class WorkerLoader:
                     f"a worker of the loader is gone ({error}): was it killed, or short of memory? A new pass has new "
                     "workers, and goes on from the loader's state"
                 ) from error
+            finally:
+                self._loader.arrays.catch_up()
             if batch is None:
                 return
             given += 1
