@@ -3,6 +3,7 @@ from concurrent.futures import wait
 
 import pytest
 
+from frostline.errors import Unavailable
 from frostline.node.readers import Readers
 
 
@@ -62,3 +63,10 @@ def test_what_is_cancelled_is_not_done_and_what_fails_tells_who_waits():
         readers.close()
     assert first.done()
     assert done == [2]
+
+
+def test_what_comes_when_the_node_is_stopping_is_told_so():
+    readers = Readers(2, 1)
+    readers.close()
+    with pytest.raises(Unavailable, match="the node is stopping"):
+        readers.lane("ann").submit(int)

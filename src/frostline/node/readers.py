@@ -9,6 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from frostline.errors import Unavailable
+
 __all__ = ("Readers",)
 
 P = ParamSpec("P")
@@ -36,10 +38,17 @@ class Readers:
         return _Lane(self, tenant)
 
     def enqueue(self, tenant: str, task: Task) -> None:
-        """Have it done when it is the tenant's turn."""
+        """Have it done when it is the tenant's turn.
+
+        Raises:
+            Unavailable: The node is stopping.
+        """
         with self._lock:
             self._queues.setdefault(tenant, deque()).append(task)
-        self._pool.submit(self._work)
+        try:
+            self._pool.submit(self._work)
+        except RuntimeError as error:
+            raise Unavailable("the node is stopping") from error
 
     def close(self) -> None:
         """Wait until nothing is left to do, and stop the threads."""
