@@ -9,6 +9,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from frostline.checks import check_fields
 from frostline.errors import SettingError
 
 __all__ = (
@@ -84,6 +85,7 @@ class TenantSettings:
     sees_all: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not re.fullmatch(r"[\w.-]{1,64}", self.name):
             raise SettingError(f"a tenant's name has up to 64 letters, digits, '.', '_' and '-': not {self.name!r}")
         if not re.fullmatch(r"[0-9a-f]{64}", self.token_sha256):
@@ -152,6 +154,7 @@ class NodeSettings:
     trainings: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _at_least("memory_bytes", self.memory_bytes, 64 * _MIB)
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise SettingError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
@@ -192,6 +195,7 @@ class IoSettings:
     most_connections: int = 1024
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _at_least("memory_bytes", self.memory_bytes, _MIB)
         _at_least("window_bytes", self.window_bytes, 0)
         _at_least("most_connections", self.most_connections, 2)
@@ -267,6 +271,7 @@ class LoaderSettings:
     token: str | None = field(default_factory=_token, repr=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.requests_in_flight is not None:
             _at_least("requests_in_flight", self.requests_in_flight, 1)
         _at_least("most_requests", self.most_requests, 1)

@@ -58,6 +58,8 @@ def order_of(
             "Blocks are neighbours of one data set, each of which comes once: take shuffle=True for a blend, and "
             "neither for weights"
         )
+    if weights is not None and shuffle:
+        raise SettingError("weights draw an order of their own, by the seed: leave out shuffle, or give no weights")
     if blend is not None:
         if weights is not None:
             raise SettingError("a blend has ratios: draw by weights from one data set, or blend parts of it")
@@ -102,27 +104,29 @@ class Blend:
         ratios: how often each one's turn comes, beside the others.
         ends: an epoch ends when the ``first`` part would have to begin again, or when ``all`` have been seen whole,
             the smaller ones several times; or after so many samples.
+
+    Raises:
+        SettingError: a figure that makes no sense, or a part without samples.
     """
 
     parts: Sequence[Dataset]
     ratios: Sequence[float]
     ends: str | int = "first"
 
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise SettingError("a blend has at least one part")
+        self.order(shuffle=False, seed=0, epoch=0)  # refuses what makes no sense
+
     def joined(self) -> Dataset:
         """The samples of all parts, one after the other.
 
         Raises:
-            SettingError: there is no part, or they are not of one data set.
+            SettingError: they are not of one data set.
         """
-        if not self.parts:
-            raise SettingError("a blend has at least one part")
         return self.parts[0].joined(*self.parts[1:])
 
     def order(self, *, shuffle: bool, seed: int, epoch: int) -> Mixture:
-        """In which these samples come.
-
-        Raises:
-            SettingError: a figure that makes no sense, or a part without samples.
-        """
+        """In which these samples come."""
         sizes = [len(part) for part in self.parts]
         return Mixture.of(sizes, self.ratios, seed=seed, epoch=epoch, ends=self.ends, shuffle=shuffle)

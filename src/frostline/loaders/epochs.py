@@ -6,6 +6,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.ahead import Ahead
+from frostline.loaders.arguments import check_epochs
 from frostline.loaders.rows import EpochRows, Following
 from frostline.ordering import OrderState, RecordedOrder
 
@@ -54,6 +55,7 @@ class Epochs(Generic[L]):
     """
 
     def __init__(self, loader: L, numbers: Sequence[int]) -> None:
+        check_epochs(numbers)
         if not numbers:
             raise SettingError("epochs names the epochs to come, such as range(10), and there is none in it")
         twice = None if isinstance(numbers, range) else _first_repeated(numbers)

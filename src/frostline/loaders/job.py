@@ -14,6 +14,7 @@ from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
+from frostline.loaders.arguments import checked_options
 from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.blend import Blend, GivenWeights
 from frostline.loaders.epochs import Epochs
@@ -177,7 +178,7 @@ class Job:
             data: a part of the job's data set, such as one side of ``Dataset.split``, or a blend of parts; all of it
                 by default.
             weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
-                class's samples then have together.
+                class's samples then have together. They draw an order of their own, so that ``shuffle`` stays False.
             draws: how many of them are an epoch; as many as there are samples by default.
             preprocess: another one than the job's that gives the same shape, such as one without random steps for
                 the held-out samples.
@@ -371,6 +372,8 @@ class Job:
 
     def _arrays(self, batch_size: int, **options: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""
+        options = checked_options({"batch_size": batch_size, **options})
+        batch_size = options.pop("batch_size")
         arrays = self._maker.arrays(batch_size, **options)
         return arrays.made_by(Origin.of(self._blueprint, self._pilot.shares, batch_size, options))
 

@@ -5,9 +5,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from frostline.cache import FeatureStore, Scope
+from frostline.checks import check_type
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, read_as
 from frostline.datasets import Dataset
@@ -96,6 +98,10 @@ def offload(
         NodeUnreachable: There is no node at ``near``; where several are given, at none of them.
         Refused: The node will not serve the data or run the network.
     """
+    check_type("data", data, Dataset)
+    check_type("preprocess", preprocess, Preprocess, NoneType)
+    check_type("settings", settings, LoaderSettings, NoneType)
+    check_type("node", node, NodeSettings, NoneType)
     observe = observe or _ignore
     settings, node = settings or LoaderSettings(), node or NodeSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done

@@ -73,12 +73,14 @@ class OrderState:
         return {_KEY: SCHEMA, **value, "ahead": ahead} if ahead else {_KEY: _WITHOUT_AHEAD, **value}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
+    def from_json(cls, value: object) -> Self:
         """What ``to_json`` gave.
 
         Raises:
             OrderMismatch: it is no such state, or one of a later schema.
         """
+        if not isinstance(value, Mapping):
+            raise OrderMismatch(f"this is no state of a loader: it is a {type(value).__name__}")
         schema = value.get(_KEY)
         if not isinstance(schema, int) or isinstance(schema, bool):
             raise OrderMismatch(f"this is no state of a loader: it has no {_KEY!r}")

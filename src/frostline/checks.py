@@ -1,0 +1,69 @@
+"""Refuses values of another type than their name asks for, in one sentence that names it."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from numbers import Integral, Real
+from os import PathLike
+from types import NoneType
+from typing import Any, get_args
+
+from frostline.errors import SettingError
+
+__all__ = ("check_fields", "check_type", "checked")
+
+_MEANT: Mapping[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), str: (str, PathLike)}
+_WORDS: Mapping[type, str] = {
+    bool: "True or False",
+    float: "a number",
+    int: "a whole number",
+    NoneType: "None",
+    str: "a text",
+}
+_SHOWN = (bool, Integral, Real, str)
+
+
+def check_type(name: str, value: object, *kinds: type) -> None:
+    """Make sure that a value is of one of these types.
+
+    NumPy's numbers are numbers, a whole number is a number, ``True`` is none, and a path is a text.
+
+    Raises:
+        SettingError: it is not.
+    """
+    if not any(_is(value, kind) for kind in kinds):
+        came = repr(value) if isinstance(value, _SHOWN) else type(value).__name__
+        raise SettingError(f"{name} takes {' or '.join(_WORDS.get(kind, kind.__name__) for kind in kinds)}, not {came}")
+
+
+def checked(given: Mapping[str, Any], taken: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+    """The same arguments, whole numbers as Python's own.
+
+    Args:
+        given: by name; ``None`` is left to whoever takes it.
+        taken: the types of those that are looked at.
+
+    Raises:
+        SettingError: one is of another type.
+    """
+    for name, kinds in taken.items():
+        if name in given:
+            check_type(name, given[name], *kinds)
+    return {name: int(value) if _is(value, int) else value for name, value in given.items()}
+
+
+def check_fields(settings: Any) -> None:
+    """Make sure that the fields of a data class that hold numbers, texts and switches do so; secret ones are not shown.
+
+    Raises:
+        SettingError: one does not.
+    """
+    for one in fields(settings):
+        kinds = get_args(one.type) or (one.type,)
+        if one.repr and all(kind in _WORDS for kind in kinds):
+            check_type(one.name, getattr(settings, one.name), *kinds)
+
+
+def _is(value: object, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind in (bool, object)
+    return isinstance(value, _MEANT.get(kind, (kind,)))

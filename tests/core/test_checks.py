@@ -1,0 +1,39 @@
+"""Values of another type than a setting's are refused by its name; secrets are not shown."""
+
+import numpy as np
+import pytest
+
+from frostline.checks import check_type
+from frostline.config import IoSettings, LoaderSettings, NodeSettings, TenantSettings
+from frostline.errors import SettingError
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: LoaderSettings(window_bytes=1.5), r"window_bytes takes a whole number, not 1\.5"),
+        (lambda: LoaderSettings(window_bytes=True), "window_bytes takes a whole number, not True"),
+        (lambda: LoaderSettings(requests_in_flight="8"), "requests_in_flight takes a whole number or None, not '8'"),
+        (lambda: LoaderSettings(retry_for_s="long"), "retry_for_s takes a number, not 'long'"),
+        (lambda: LoaderSettings(ramp=1), "ramp takes True or False, not 1"),
+        (lambda: LoaderSettings(cache_folder=b"here"), "cache_folder takes a text or None, not bytes"),
+        (lambda: NodeSettings(read_threads=2.0), "read_threads takes a whole number"),
+        (lambda: IoSettings(most_connections=None), "most_connections takes a whole number, not NoneType"),
+        (lambda: TenantSettings(name="a", token_sha256="0" * 64, requests=0.5), "requests takes a whole number or"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_its_name(make, said):
+    with pytest.raises(SettingError, match=said):
+        make()
+
+
+def test_numbers_of_numpy_whole_numbers_of_seconds_and_paths_are_taken(tmp_path):
+    settings = LoaderSettings(
+        window_bytes=np.int64(7), retry_for_s=3, hedge_quantile=np.float32(0.5), cache_folder=tmp_path
+    )
+    assert (settings.window_bytes, settings.retry_for_s, settings.hedge_quantile) == (7, 3, 0.5)
+
+
+def test_a_sentence_names_each_type_that_is_taken():
+    with pytest.raises(SettingError, match=r"^data takes LoaderSettings or a text, not dict$"):
+        check_type("data", {}, LoaderSettings, str)
