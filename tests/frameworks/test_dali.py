@@ -104,6 +104,12 @@ def test_dali_decodes_on_the_gpu(job):
         assert len(labels) <= 8
 
 
+def test_a_pipeline_of_smaller_batches_says_what_to_give(job):
+    source = DaliSource(job.arrays(8))
+    with pytest.raises(SettingError, match="8 rows do not fit a pipeline with batch_size=4: give it batch_size=8"):
+        next(source.run(made(source, batch_size=4)))
+
+
 class TestDaliSources(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
     """The tests of every adapter; each pass has a pipeline of its own."""
 

@@ -55,6 +55,13 @@ def test_a_jitted_step_takes_a_batch_whole(job):
         assert float(step(batch)) == pytest.approx(arrays.features.mean() + arrays.labels.sum(), rel=1e-5)
 
 
+def test_encoded_samples_and_tensors_are_refused_with_a_sentence(job):
+    with pytest.raises(SettingError, match="without encoded=True"):
+        JaxLoader(job.arrays(8, encoded=True))
+    with pytest.raises(SettingError, match=r"loader takes what job\.arrays"):
+        JaxLoader(range(8))
+
+
 class InNumPy:
     """Iterators with the same states whose values NumPy's comparisons can take, as Grain's test makes them."""
 

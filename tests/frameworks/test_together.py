@@ -1,5 +1,6 @@
 """One order, one state file and one memory for all frameworks."""
 
+import dataclasses
 import itertools
 import json
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 import torch
 from nvidia.dali import pipeline_def
 
+from frostline.errors import SettingError
 from frostline.loaders.dali import DaliSource
 from frostline.loaders.jax import JaxLoader
 from frostline.loaders.tensorflow import TensorFlowLoader
@@ -118,3 +120,13 @@ def test_every_framework_takes_an_arrays_memory_as_it_is(job, rows):
     assert np.array_equal(jax.numpy.from_dlpack(features), features)
     if features.nbytes >= 64 << 10:  # small memory lies where the C library put it, and XLA asks for whole cache lines
         assert jax.numpy.from_dlpack(features, copy=False).unsafe_buffer_pointer() == address
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_change_of_shapes_that_tensorflow_has_no_place_for_is_a_sentence(job, whole):
+    def flat(batch, _):
+        return dataclasses.replace(batch, features=batch.features.flatten(1))
+
+    loader = TensorFlowLoader(job.arrays(BATCH, augment=flat, drop_last=whole))
+    with pytest.raises(SettingError, match=r"augment made float32 \[2, 3072\], and the data set has float32 \[.*map"):
+        next(iter(loader))

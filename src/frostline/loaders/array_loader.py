@@ -122,6 +122,11 @@ class ArrayLoader:
         return self._source.tensors
 
     @property
+    def batch_size(self) -> int:
+        """The most rows of a batch."""
+        return self._batch_size
+
+    @property
     def whole_rows(self) -> int | None:
         """Rows of every batch; None where one may have fewer, as the last one."""
         return self._batch_size if self._last == "drop" else None

@@ -1,10 +1,12 @@
 """The batch that a training loop takes: activations at the frost line, labels and sample ids, as torch tensors."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
+from frostline.errors import SettingError
 from frostline.loaders.arrays import Arrays, MixedArrays
 
 __all__ = ("Batch", "Features", "Mixed", "arrays_of", "batch_of")
@@ -92,3 +94,11 @@ def _mixed(mixed: MixedArrays) -> Mixed:
 
 def _array(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().numpy()
+
+
+def _refuse_to_collate(_: list[Batch], **__: Any) -> NoReturn:
+    raise SettingError("the loader makes the batches: give DataLoader batch_size=None")
+
+
+# As the documentation of ``torch.utils.data.default_collate`` has it.
+default_collate_fn_map[Batch] = _refuse_to_collate

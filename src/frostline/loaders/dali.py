@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from nvidia.dali import Pipeline, fn
 
-from frostline.loaders.array_loader import ArrayLoader
-from frostline.loaders.epochs import Epochs
-from frostline.loaders.feed import Feed, Parts
+from frostline.errors import SettingError
+from frostline.loaders.feed import Fed, Feed, Parts
 
 __all__ = ("DaliSource",)
 
@@ -27,19 +26,19 @@ class DaliSource:
         ahead: batches that the pipeline holds before it hands them out: its ``prefetch_queue_depth``.
 
     Raises:
-        SettingError: there is no such column, or ``ahead`` is negative.
+        SettingError: there is no such column, ``ahead`` is negative, or the loader's batches are no arrays.
     """
 
     def __init__(
         self,
-        loader: ArrayLoader | Epochs[ArrayLoader],
+        loader: Fed,
         *,
         columns: Sequence[str] = ("features", "labels"),
         ahead: int = 2,
     ) -> None:
         self._columns = tuple(columns)
-        self._tensors = len((loader if isinstance(loader, ArrayLoader) else loader.loader).tensors)
         self._feed = Feed(loader, columns, ahead)
+        self._tensors = len(self._feed.one.tensors)
 
     def __call__(self) -> Iterator[tuple[Any, ...]]:
         """A pass, for ``fn.external_source(source=this, num_outputs=..., cycle="raise")``."""
@@ -57,7 +56,17 @@ class DaliSource:
         return list(fn.external_source(source=self, num_outputs=outputs, cycle="raise", **options))
 
     def run(self, pipeline: Pipeline) -> Iterator[Any]:
-        """What a pipeline gives in an epoch, run after run, counted as the loop has it; then it is reset."""
+        """What a pipeline gives in an epoch, run after run, counted as the loop has it; then it is reset.
+
+        Raises:
+            SettingError: batches are larger than the pipeline's.
+        """
+        rows = self._feed.one.batch_size
+        if rows > pipeline.max_batch_size:
+            raise SettingError(
+                f"batches of {rows} rows do not fit a pipeline with batch_size={pipeline.max_batch_size}: give it "
+                f"batch_size={rows}, or make the loader with fewer"
+            )
         own = None
         try:
             while True:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.arrays import Array, Arrays
 from frostline.loaders.epochs import Epochs
 
-__all__ = ("COLUMNS", "Feed", "Parts", "checked_columns", "columns_of")
+__all__ = ("COLUMNS", "Fed", "Feed", "Parts", "checked_columns", "checked_loader", "columns_of")
 
 COLUMNS = ("features", "labels", "ids", "targets")
 """What a framework may be given of a batch."""
@@ -20,6 +20,8 @@ COLUMNS = ("features", "labels", "ids", "targets")
 _BETWEEN = 2
 
 _State = dict[str, Any]
+Fed = ArrayLoader | Epochs[ArrayLoader]
+"""What a framework's loader is made of."""
 Parts = tuple[Array | tuple[Array, ...], ...]
 """Columns of a batch; several arrays where several tensors cross the frost line."""
 
@@ -34,20 +36,26 @@ class Feed:
         columns: of a batch, by name.
         ahead: batches that the framework may hold. With 0 the loop has what the framework took; else it says so itself
             by ``took``.
+        check: refuses a batch that the framework would.
 
     Attributes:
         failure: why the last pass ended early, in our words; None where it did not.
+        one: the loader, or that of any epoch.
 
     Raises:
-        SettingError: ``ahead`` is negative, or there is no such column.
+        SettingError: ``ahead`` is negative, there is no such column, or the batches are no arrays.
     """
 
-    def __init__(self, loader: ArrayLoader | Epochs[ArrayLoader], columns: Sequence[str], ahead: int = 0) -> None:
+    def __init__(
+        self, loader: Fed, columns: Sequence[str], ahead: int = 0, check: Callable[[Parts], None] | None = None
+    ) -> None:
         if ahead < 0:
             raise SettingError(f"a framework can hold 0 batches or more, not {ahead}")
         self.failure: FrostlineError | None = None
+        self.one = checked_loader(loader)
         self._loader = loader
         self._columns = checked_columns(columns)
+        self._check = check
         self._ahead = ahead
         self._epochs: Iterator[ArrayLoader] = iter(())
         self._pass: Generator[Arrays] | None = None
@@ -74,7 +82,10 @@ class Feed:
                     if not self._goes_on(own):
                         return
                     self._hold()
-                    yield columns_of(batch, self._columns)
+                    parts = columns_of(batch, self._columns)
+                    if self._check is not None:
+                        self._check(parts)
+                    yield parts
             if self._goes_on(own):
                 self._end()
         except FrostlineError as error:
@@ -174,6 +185,21 @@ class Feed:
                 self._held[-1] = self._state()
             else:
                 self._had = self._state()
+
+
+def checked_loader(loader: Fed) -> ArrayLoader:
+    """The loader of arrays that is given, or that of any of the epochs.
+
+    Raises:
+        SettingError: it is none, such as one of PyTorch's tensors.
+    """
+    found: object = loader.loader if isinstance(loader, Epochs) else loader
+    if not isinstance(found, ArrayLoader):
+        raise SettingError(
+            "loader takes what job.arrays(...) gives, or job.arrays(...).epochs(range(10)), and these are the batches "
+            f"of a {type(found).__name__}"
+        )
+    return found
 
 
 def checked_columns(columns: Sequence[str]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from jax.experimental import multihost_utils
 from frostline.errors import SettingError
 from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.arrays import Array, Arrays
-from frostline.loaders.epochs import Epochs
-from frostline.loaders.feed import checked_columns, columns_of
+from frostline.loaders.encoded import ENCODED
+from frostline.loaders.feed import Fed, checked_columns, checked_loader, columns_of
 from frostline.loaders.ranks import Ranks
 from frostline.ordering import RecordedOrder
 
@@ -40,16 +40,18 @@ class JaxLoader:
         columns: what a batch has, of ``features``, ``labels``, ``ids`` and ``targets``.
 
     Raises:
-        SettingError: there is no such column.
+        SettingError: there is no such column, or the loader's batches are no arrays that JAX has.
     """
 
     def __init__(
         self,
-        loader: ArrayLoader | Epochs[ArrayLoader],
+        loader: Fed,
         *,
         sharding: "jax.sharding.Sharding | None" = None,
         columns: Sequence[str] = ("features", "labels"),
     ) -> None:
+        if ENCODED in checked_loader(loader).tensors:
+            raise SettingError("JAX has no arrays of encoded samples: make the loader without encoded=True")
         self._loader = loader
         self._sharding = sharding
         self._columns = checked_columns(columns)
@@ -68,7 +70,7 @@ class JaxIterator:
 
     def __init__(
         self,
-        loader: ArrayLoader | Epochs[ArrayLoader],
+        loader: Fed,
         sharding: "jax.sharding.Sharding | None",
         columns: tuple[str, ...],
     ) -> None:
@@ -122,7 +124,7 @@ class JaxIterator:
             ) from error
 
 
-def _stream(loader: ArrayLoader | Epochs[ArrayLoader]) -> Generator[Arrays]:
+def _stream(loader: Fed) -> Generator[Arrays]:
     """The batches of all epochs."""
     epochs: Iterator[ArrayLoader] = iter((loader,)) if isinstance(loader, ArrayLoader) else iter(loader)
     for one in epochs:

@@ -9,9 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from frostline.errors import SettingError
-from frostline.loaders.array_loader import ArrayLoader
-from frostline.loaders.epochs import Epochs
-from frostline.loaders.feed import Feed
+from frostline.loaders.feed import Fed, Feed, Parts
 from frostline.loaders.ranks import Ranks
 
 __all__ = ("TensorFlowLoader", "ranks")
@@ -52,23 +50,23 @@ class TensorFlowLoader:
             ``tf.distribute``.
 
     Raises:
-        SettingError: there is no such column, or ``prefetch`` or ``ahead`` is negative.
+        SettingError: there is no such column, ``prefetch`` or ``ahead`` is negative, or the batches are no arrays.
     """
 
     def __init__(
         self,
-        loader: ArrayLoader | Epochs[ArrayLoader],
+        loader: Fed,
         *,
         columns: Sequence[str] = ("features", "labels"),
         prefetch: int = 0,
         ahead: int = 0,
     ) -> None:
         self._columns = tuple(columns)
-        self._one = loader if isinstance(loader, ArrayLoader) else loader.loader
         self._prefetch = prefetch
         if min(prefetch, ahead) < 0:
             raise SettingError(f"TensorFlow can hold 0 batches or more, not {min(prefetch, ahead)}")
-        self._feed = Feed(loader, columns, prefetch + ahead)
+        self._feed = Feed(loader, columns, prefetch + ahead, self._check)
+        self._one = self._feed.one
 
     def dataset(self) -> "tf.data.Dataset":
         """The data set; it has one iteration at a time.
@@ -124,6 +122,15 @@ class TensorFlowLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on from there; see ``ArrayLoader.load_state_dict``."""
         self._feed.load_state_dict(state)
+
+    def _check(self, parts: Parts) -> None:
+        """Refuse a batch that the data set has no place for, which TensorFlow would do without a word of why."""
+        for spec, part in zip(tf.nest.flatten(self._signature()), tf.nest.flatten(parts), strict=True):
+            if not spec.is_compatible_with(tf.TensorSpec(part.shape, part.dtype)):
+                raise SettingError(
+                    f"augment made {part.dtype} {list(part.shape)}, and the data set has {spec.dtype.name} "
+                    f"{spec.shape.as_list()}: keep shapes and types there, and change them by dataset().map"
+                )
 
     def _signature(self) -> tuple[Any, ...]:
         rows = self._one.whole_rows
