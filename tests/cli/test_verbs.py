@@ -293,6 +293,8 @@ def test_extract_writes_a_row_for_each_sample(capsys, folder, near, tmp_path):
         (("train", "--data", "{folder}", "--model", "support.networks:Small", "--until", "fc"), "nothing to train"),
         (("serve", "--data-root", "{folder}", "--listen", "7070"), "HOST:PORT"),
         (("io", "--socket", "{folder}/new/io.sock"), "give one of them"),
+        (("io", "--data-root", "{folder}/none"), "--data-root: there is no folder"),
+        (("serve", "--data-root", "file://{folder}/none"), "--data-root: there is no folder"),
         (("io", "--socket", "{open}/io.sock", "--data-root", "{folder}"), "0700"),
         (("io", "--data-root", "{folder}", "--memory", "64MiB", "--window", "65MiB"), "window_bytes"),
         (("serve", "--data-root", "{folder}", "--tenants", "{folder}/none.toml"), "none.toml"),

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from frostline.cli.amounts import BYTES
-from frostline.cli.options import as_json
+from frostline.cli.options import as_json, roots_there
 from frostline.cli.show import print_json, print_table
 from frostline.client.io import IoTransport
 from frostline.config import IoSettings, NodeSettings, io_socket
@@ -31,7 +31,12 @@ _END_S = 30.0
 )
 @click.option("--near", multiple=True, metavar="URL", help="Node to ask; may be repeated, to share the work.")
 @click.option(
-    "--data-root", "roots", multiple=True, metavar="URL", help="Without a node: read data under this URL itself."
+    "--data-root",
+    "roots",
+    multiple=True,
+    callback=roots_there,
+    metavar="URL",
+    help="Without a node: read data under this URL itself.",
 )
 @click.option(
     "--memory",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +11,9 @@ import click
 from frostline.cli.amounts import ACCURACY, BYTES
 from frostline.config import CHANGED, LoaderSettings, NodeSettings
 from frostline.core import EXACT
+from frostline.errors import DataNotFound
 from frostline.planning import POLICIES
+from frostline.stores.urls import parse_url
 from frostline.training.settings import JobSettings
 
 __all__ = (
@@ -21,6 +24,7 @@ __all__ = (
     "list_option",
     "node_options",
     "policy_option",
+    "roots_there",
     "where_option",
 )
 
@@ -50,6 +54,19 @@ list_option = click.option(
 where_option = click.option(
     "--where", metavar="SELECTION", help="Samples to use, such as \"label != 'trash' and length < 200000\"."
 )
+
+
+def roots_there(_: click.Context, __: click.Parameter, roots: tuple[str, ...]) -> tuple[str, ...]:
+    """The roots of a service that reads data, as ``--data-root`` calls it back. Only folders are looked at.
+
+    Raises:
+        DataNotFound: one of them is a folder that is not there.
+    """
+    for root in map(parse_url, roots):
+        if root.scheme == "file" and not Path(root.path).exists():
+            raise DataNotFound(f"--data-root: there is no folder {root.path}")
+    return roots
+
 
 _NODE = (
     click.option(

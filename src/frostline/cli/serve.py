@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from frostline.cli.amounts import BYTES
-from frostline.cli.options import as_json, node_options
+from frostline.cli.options import as_json, node_options, roots_there
 from frostline.cli.show import print_json
 from frostline.config import BATCHING, NodeSettings
 from frostline.errors import SettingError
@@ -21,6 +21,7 @@ __all__ = ("serve",)
     "roots",
     required=True,
     multiple=True,
+    callback=roots_there,
     metavar="URL",
     help="Serve data under this URL; may be repeated.",
 )
