@@ -53,3 +53,16 @@ def test_what_begins_again_begins_where_it_was_put(job):
     feed.begin_again()
     assert feed.state_dict() == state
     assert ids(feed.batches()) == whole[2:]
+
+
+def test_what_a_framework_still_holds_of_a_pass_that_was_overtaken_does_not_count(job):
+    feed = Feed(job.arrays(BATCH, shuffle=True), ("ids",), ahead=2)
+    older = feed.batches()
+    next(older)
+    overtaken = feed.under_way
+    newer = feed.batches()
+    next(newer)
+    feed.took(own=overtaken)
+    assert feed.state_dict()["position"] == 0
+    feed.took(own=feed.under_way)
+    assert feed.state_dict()["position"] == BATCH

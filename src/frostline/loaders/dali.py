@@ -75,7 +75,7 @@ class DaliSource:
                 except StopIteration:
                     break
                 own = own or self._feed.under_way
-                self.took()
+                self._feed.took(own=own)
                 yield found
             pipeline.reset()
         finally:

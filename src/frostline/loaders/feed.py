@@ -119,9 +119,14 @@ class Feed:
             self.close()
             self.load_state_dict(state)
 
-    def took(self, batches: int = 1) -> None:
-        """The loop has so many more of the batches that the framework took, or all. With ``ahead=0`` that is known."""
+    def took(self, batches: int = 1, *, own: object | None = None) -> None:
+        """The loop has so many more of the batches that the framework took, or all. With ``ahead=0`` that is known.
+
+        Those of another pass than the one under way, which a framework may still hold, count no more.
+        """
         with self._counting:
+            if own is not None and self._pass is not own:
+                return
             for _ in range(min(batches, len(self._held))):
                 self._had, self._has_taken = self._held.popleft(), True
 

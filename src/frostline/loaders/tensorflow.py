@@ -92,7 +92,7 @@ class TensorFlowLoader:
         try:
             while (element := next(elements, None)) is not None:
                 own = own or self._feed.under_way
-                self.took()
+                self._feed.took(own=own)
                 yield element
         except tf.errors.OpError as error:
             raise self._feed.failure or error from error
