@@ -147,6 +147,43 @@ def test_a_sample_that_cannot_be_read_leaves_its_batch_shorter_in_workers(tmp_pa
     assert sorted(found) == [7, 8, 8]
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_a_loader_whose_workers_it_does_not_see_gives_no_state_but_says_who_does(folder, node, start):
+    with job_for(folder, near=node.url) as job:
+        loader, other = job.loader(8, shuffle=True, record=True), job.loader(8)
+        workers = in_workers(loader, start, 1)
+        assert loader.state_dict()["position"] == 0, "nothing has begun"
+        batches = iter(workers)
+        for _ in range(3):
+            next(batches)
+        with pytest.raises(SettingError, match="StatefulDataLoader or frostline"):
+            loader.state_dict()
+        with pytest.raises(SettingError, match="StatefulDataLoader or frostline"):
+            loader.recorded()
+        assert loader.state_after(3)["position"] == 24
+        assert other.state_dict()["position"] == 0
+        del batches
+        assert len(loader) == 6
+        next(passing := iter(loader))
+        assert loader.state_dict()["position"] == 8, "the latest pass is here"
+        passing.close()
+
+
+def test_a_loader_has_a_state_again_once_it_is_put_somewhere(folder, node):
+    with job_for(folder, near=node.url) as job:
+        loader = job.loader(8, shuffle=True)
+        pickle.dumps(loader)
+        assert loader.state_dict()["position"] == 0, "nobody was started with that"
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            assert loader.state_dict()["epoch"] == epoch
+            list(in_workers(loader, "fork", 1))
+        loader.load_state_dict(loader.state_after(2))
+        assert loader.state_dict()["position"] == 16
+        next(iter(in_workers(loader, "fork", 1)))
+        assert WorkerLoader(loader, 1).state_dict()["position"] == 16, "where its next pass begins"
+
+
 def broken_folder(place):
     """Forty-five pictures, three of which are none."""
     folder = image_folder(place, per_class=15)

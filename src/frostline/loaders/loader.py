@@ -8,10 +8,12 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from frostline.core import View
+from frostline.errors import SettingError
 from frostline.loaders.array_loader import ArrayLoader, Change
 from frostline.loaders.arrays import Arrays
 from frostline.loaders.augment import Augment
 from frostline.loaders.batch import Batch, arrays_of, batch_of
+from frostline.loaders.elsewhere import Elsewhere
 from frostline.loaders.orphans import end_with_trainer
 from frostline.loaders.passport import Passport
 from frostline.loaders.rows import EpochRows, Following
@@ -32,7 +34,7 @@ class Loader(Skippable, IterableDataset[Batch]):
 
     In a worker of ``DataLoader`` (``batch_size=None``) it makes connections of its own, and the workers take its steps
     in turn, so that together they give its batches in its order. The loader in the process that made them learns
-    nothing of that: ``state_after`` says how far so many batches are.
+    nothing of that, and refuses to give a state then: ``state_after`` says how far so many batches are.
     """
 
     def __init__(self, arrays: ArrayLoader, *, augment: Augment | None = None) -> None:
@@ -40,11 +42,14 @@ class Loader(Skippable, IterableDataset[Batch]):
         self._passport: Passport | None = None
         self._process = os.getpid()
         self._augment = augment
+        self._elsewhere = Elsewhere()
 
     def _become(self, passport: Passport, augment: Augment | None) -> None:
         self._arrays, self._passport, self._process, self._augment = None, passport, os.getpid(), augment
+        self._elsewhere = Elsewhere()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._elsewhere.travels()
         return _travelled, (self.arrays.passport(), self._augment)
 
     @property
@@ -71,6 +76,7 @@ class Loader(Skippable, IterableDataset[Batch]):
 
     def __iter__(self) -> Generator[Batch]:
         """A pass over the epoch; see ``ArrayLoader.__iter__``."""
+        self._elsewhere.begin()
         return self._batches(iter(self.arrays), self.arrays.view)
 
     def in_epoch(self, epoch: int) -> "Loader":
@@ -86,7 +92,12 @@ class Loader(Skippable, IterableDataset[Batch]):
         self.arrays.follow(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``ArrayLoader.state_dict``."""
+        """See ``ArrayLoader.state_dict``.
+
+        Raises:
+            SettingError: workers make the latest pass, and this process does not see how far they are.
+        """
+        self._require_here("state")
         return self.arrays.state_dict()
 
     def state_after(self, batches: int) -> dict[str, Any]:
@@ -97,14 +108,29 @@ class Loader(Skippable, IterableDataset[Batch]):
         """Become the loader of another epoch, for trainers that pass over one loader again and again."""
         if epoch != self.epoch:
             self._arrays = self.arrays.in_epoch(epoch)
+            self._elsewhere.begin()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``ArrayLoader.load_state_dict``."""
         self.arrays.load_state_dict(state)
+        self._elsewhere.begin()
 
     def recorded(self) -> RecordedOrder:
-        """See ``ArrayLoader.recorded``."""
+        """See ``ArrayLoader.recorded``.
+
+        Raises:
+            SettingError: as there; or workers make the latest pass.
+        """
+        self._require_here("recorded order")
         return self.arrays.recorded()
+
+    def _require_here(self, what: str) -> None:
+        if self._elsewhere:
+            raise SettingError(
+                f"this loader has no {what}: workers make its latest pass, and it does not see how far they are; for a "
+                "state use torchdata's StatefulDataLoader or frostline.loaders.WorkerLoader in place of DataLoader, or "
+                "count batches and ask for state_after"
+            )
 
     def _batches(self, arrays: Generator[Arrays], view: View) -> Generator[Batch]:
         with closing(arrays):

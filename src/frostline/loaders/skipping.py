@@ -19,8 +19,6 @@ class _Passed(Protocol):
 
     def set_epoch(self, epoch: int) -> None: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
-
     def state_after(self, batches: int) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -67,7 +65,7 @@ class _Epoch(Dataset[Any]):
         self._loader = loader
 
     def __len__(self) -> int:
-        return int(self._loader.state_dict()["samples"])
+        return int(self._loader.state_after(0)["samples"])
 
     def __getitem__(self, step: _Step) -> Any:
         return step()

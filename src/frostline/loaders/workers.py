@@ -50,7 +50,7 @@ class WorkerLoader:
         self._loader = loader
         options |= _ITS_OWN
         self._data = DataLoader(loader, num_workers=workers, multiprocessing_context=start, **options)
-        self._state = loader.state_dict()
+        self._state = loader.state_after(0)
         self._latest = object()
 
     @property
