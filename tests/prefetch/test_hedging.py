@@ -59,18 +59,28 @@ def one_late(held):
 def test_nothing_is_late_before_twenty_answers_came():
     known = Stragglers(0.9)
     for _ in range(19):
-        known.took(WAY, 1.0)
-    assert known.late_after_s(WAY) is None
-    known.took(WAY, 1.0)
-    assert known.late_after_s(WAY) == 2.0
+        known.took(WAY, ROWS, 1.0)
+    assert known.late_after_s(WAY, ROWS) is None
+    known.took(WAY, ROWS, 1.0)
+    assert known.late_after_s(WAY, ROWS) == 2.0
 
 
 def test_late_is_what_takes_longer_than_the_quantile_and_than_twice_the_median():
     known = Stragglers(0.9)
     for seconds in [1.0] * 15 + [5.0] * 5:
-        known.took(WAY, seconds)
-    assert known.late_after_s(WAY) == 5.0
-    assert known.late_after_s(Route(1)) is None, "each way has times of its own"
+        known.took(WAY, ROWS, seconds)
+    assert known.late_after_s(WAY, ROWS) == 5.0
+    assert known.late_after_s(Route(1), ROWS) is None, "each way has times of its own"
+
+
+def test_a_request_is_late_beside_those_that_were_at_least_as_long():
+    known = Stragglers(0.9)
+    for rows, seconds in [(8, 0.3), (32, 1.2)]:
+        for _ in range(20):
+            known.took(WAY, rows, seconds)
+    assert known.late_after_s(WAY, 32) == 2.4, "short ones say nothing of it"
+    assert known.late_after_s(WAY, 8) == 1.2, "long ones may hold up a short one at the end of an epoch"
+    assert known.late_after_s(WAY, 33) is None, "nothing is known of longer ones"
 
 
 @given(quantile=st.floats(0.5, 0.99), seconds=st.lists(st.floats(0.001, 100), min_size=20, max_size=300))
@@ -78,8 +88,8 @@ def test_no_more_are_made_twice_than_lie_above_the_quantile(quantile, seconds):
     known = Stragglers(quantile)
     hedges = 0
     for one in seconds:
-        known.took(WAY, one)
-        if known.late_after_s(WAY) is not None:
+        known.took(WAY, ROWS, one)
+        if known.late_after_s(WAY, ROWS) is not None:
             known.hedged(WAY)
             hedges += 1
     assert hedges <= (1 - quantile) * len(seconds) + 1
@@ -88,8 +98,8 @@ def test_no_more_are_made_twice_than_lie_above_the_quantile(quantile, seconds):
 def test_times_are_forgotten_so_that_a_link_may_change():
     known = Stragglers(0.9)
     for seconds in [50.0] * 200 + [1.0] * 128:
-        known.took(WAY, seconds)
-    assert known.late_after_s(WAY) == 2.0
+        known.took(WAY, ROWS, seconds)
+    assert known.late_after_s(WAY, ROWS) == 2.0
 
 
 @pytest.mark.parametrize("quantile", [0, -1, 1.5])

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from frostline.core import Route
@@ -26,7 +27,8 @@ class Stragglers:
     share above the quantile are then made twice, and this is held to also where times change at once, as when a link
     becomes slow: then every request looks like a straggler, and a second one would only make it slower. Where times
     hardly differ, as at a node that computes all the time, those above the quantile are not late: a straggler also
-    took twice the median, and 20 ms.
+    took twice the median, and 20 ms. A long request takes longer than a short one: it is compared with those that were
+    at least as long.
 
     Args:
         quantile: above 0 and below 1; 1 never asks twice.
@@ -36,33 +38,40 @@ class Stragglers:
         self._quantile = quantile
         self._ways: dict[Route, _Way] = {}
 
-    def took(self, route: Route, seconds: float) -> None:
-        """An answer came whole after so many seconds."""
+    def took(self, route: Route, rows: int, seconds: float) -> None:
+        """An answer of so many rows came whole after so many seconds."""
         way = self._ways.setdefault(route, _Way())
         way.finished += 1
-        way.seconds.append(seconds)
-        way.late_after_s = max(_rank(way.seconds, self._quantile), _LATE * _rank(way.seconds, 0.5), _LEAST_S)
+        way.times.append((rows, seconds))
+        way.late_after_s.clear()
 
     def hedged(self, route: Route) -> None:
         """A second request was made."""
         self._ways[route].hedged += 1
 
-    def late_after_s(self, route: Route) -> float | None:
-        """From when on a request of this way is a straggler; None where none may be made twice now."""
+    def late_after_s(self, route: Route, rows: int) -> float | None:
+        """From when on a request of this way for so many rows is a straggler; None where it is not made twice now."""
         way = self._ways.get(route)
-        if way is None or way.finished < _FEWEST or way.hedged >= (1 - self._quantile) * way.finished:
+        if way is None or way.hedged >= (1 - self._quantile) * way.finished:
             return None
-        return way.late_after_s
+        if rows not in way.late_after_s:
+            way.late_after_s[rows] = self._late(sorted(took for long, took in way.times if long >= rows))
+        return way.late_after_s[rows]
+
+    def _late(self, times: Sequence[float]) -> float | None:
+        if len(times) < _FEWEST:
+            return None
+        return max(_rank(times, self._quantile), _LATE * _rank(times, 0.5), _LEAST_S)
 
 
 @dataclass(slots=True)
 class _Way:
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    times: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     finished: int = 0
     hedged: int = 0
-    late_after_s: float = math.inf
+    late_after_s: dict[int, float | None] = field(default_factory=dict)
 
 
-def _rank(seconds: deque[float], quantile: float) -> float:
-    """The nearest-rank quantile: one of the times themselves."""
-    return sorted(seconds)[math.ceil(quantile * len(seconds)) - 1]
+def _rank(times: Sequence[float], quantile: float) -> float:
+    """The nearest-rank quantile: one of the times themselves, which ascend."""
+    return times[math.ceil(quantile * len(times)) - 1]

@@ -208,7 +208,7 @@ class Window:
             return self.failed(ask, NodeUnreachable("the answer ended before its last row"), now)
         self._rows_allowed = min(self._rows_allowed + flight.rows, self._most_rows)
         self._end(ask.number)
-        self._stragglers.took(ask.route, now - flight.since)
+        self._stragglers.took(ask.route, flight.rows, now - flight.since)
         for number in tuple(flight.opened.attempts):
             self._end(number)
             self._given_up.append(number)
@@ -294,7 +294,7 @@ class Window:
 
     def _late_at(self, flight: "_Flight") -> float | None:
         """When a request becomes a straggler; None where it is not to be made twice."""
-        late_after_s = self._stragglers.late_after_s(flight.opened.stretch.route)
+        late_after_s = self._stragglers.late_after_s(flight.opened.stretch.route, flight.rows)
         is_alone = len(flight.opened.attempts) == 1 and flight.opened.missing
         return flight.since + late_after_s if is_alone and late_after_s is not None else None
 
