@@ -60,12 +60,14 @@ class _Base:
         rates: of its last periods.
         settled: its rate when the rest began.
         before: the rate from which the steps down began, so that their losses do not add up; 0 where there were none.
+        is_leap: it was reached by a leap just now, so that half of it was never tried.
     """
 
     requests: int
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     settled: float = 0.0
     before: float = 0.0
+    is_leap: bool = False
 
     @property
     def rate(self) -> float:
@@ -226,7 +228,8 @@ class Parallelism:
         # A queue that never empties hides what the link takes without it: seldom, fewer are tried whatever it says.
         if self._rest_s >= _LONGEST_REST_S:
             return target if target < now else None
-        target = max(target, self._ample(period))
+        if not self._base.is_leap:
+            target = max(target, self._ample(period))
         return target if target <= _LESS * now else None
 
     def _ample(self, period: Period) -> int:
@@ -276,7 +279,7 @@ class Parallelism:
         tries = self._further(trial, gain)
         words = f"{in_bytes(rate)}/s with {trial.requests}, {in_bytes(self._base.rate)}/s with {self._base.requests}"
         before = 0.0 if trial.is_up else max(self._base.rate, self._base.before)
-        self._settle(trial.requests, trial.rates, before=before)
+        self._settle(trial.requests, trial.rates, before=before, is_leap=trial.factor == _LEAP)
         self._tries = deque(tries)
         if trial.is_up:
             self._rest_s = _FIRST_REST_S
@@ -298,15 +301,15 @@ class Parallelism:
         words = f"{in_bytes(rate)}/s with {trial.requests}, {in_bytes(before.rate)}/s with {before.requests}"
         return Move(requests=before.requests, reason=words)
 
-    def _settle(self, requests: int, rates: list[float], *, before: float = 0.0) -> None:
-        self._base = _Base(requests=requests, before=before)
+    def _settle(self, requests: int, rates: list[float], *, before: float = 0.0, is_leap: bool = False) -> None:
+        self._base = _Base(requests=requests, before=before, is_leap=is_leap)
         self._base.rates.extend(rates)
 
     def _rest(self, now_s: float) -> None:
         self._tries.clear()
         self._surprises = []
         self._base.settled = self._base.rate if self._base.rates else 0.0
-        self._base.before = 0.0
+        self._base.before, self._base.is_leap = 0.0, False
         self._rests_until_s = now_s + self._rest_s
         self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
 
