@@ -1,6 +1,7 @@
 """An I/O service in this process, for tests that look into it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,9 +50,14 @@ def descriptors(pid="self"):
 def shared_memory():
     """All that is there: what other processes have goes with them, what a service left behind would stay.
 
-    Semaphores of joblib's pools bear its name; Frostline has none, and tests that run beside this one keep theirs.
+    Semaphores of living pools of joblib's, which bear a process's number, are those of tests that run beside this one.
     """
-    return {one for one in Path("/dev/shm").iterdir() if not one.name.startswith("sem.loky-")}
+    return {one for one in Path("/dev/shm").iterdir() if not _is_a_living_pools(one.name)}
+
+
+def _is_a_living_pools(name):
+    found = re.match(r"sem\.loky-(\d+)-", name)
+    return found is not None and Path("/proc", found[1]).exists()
 
 
 def of_sessions(sessions):
