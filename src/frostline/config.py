@@ -109,6 +109,8 @@ class NodeSettings:
         read_threads: samples that a store away from this machine is asked for at once; more hides a longer round trip.
             A table of CQL has all in flight that there is memory for, whatever this is. The default is where decoding
             begins to count on two cores (``benchmarks/reads_ahead.py``).
+        hedge_quantile: a read of an object that somebody waits for, and that takes longer than this share of those
+            before it, is made a second time; 1 makes none twice.
         compute_threads: threads of the engine inside one operation.
         device: where prefixes run, in torch's words.
         device_batch: samples in one run of the network, a multiple of 8.
@@ -135,6 +137,7 @@ class NodeSettings:
     memory_bytes: int = 2 * _GIB
     decode_threads: int = field(default_factory=_cores)
     read_threads: int = 64
+    hedge_quantile: float = 0.95
     compute_threads: int = field(default_factory=_cores)
     device: str = "cpu"
     device_batch: int = 32
@@ -160,6 +163,7 @@ class NodeSettings:
             raise SettingError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
         _at_least("decode_threads", self.decode_threads, 1)
         _at_least("read_threads", self.read_threads, 1)
+        _quantile("hedge_quantile", self.hedge_quantile)
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
         _at_least("least_bytes_per_s", self.least_bytes_per_s, 1)
@@ -282,8 +286,7 @@ class LoaderSettings:
         _at_least("cache_bytes", self.cache_bytes, 0)
         _at_least("views", self.views, 0)
         _at_least("slack", self.slack or 0, 0)
-        if not 0 < self.hedge_quantile <= 1:
-            raise SettingError(f"hedge_quantile must be above 0 and at most 1, not {self.hedge_quantile}")
+        _quantile("hedge_quantile", self.hedge_quantile)
         _at_least("retry_for_s", self.retry_for_s, 0)
         _at_least("deadline_s", self.deadline_s, 0.001)
         _whole_eights("device_batch", self.device_batch)
@@ -339,6 +342,11 @@ def _apart(what: str, values: list[str]) -> None:
 def _whole_eights(name: str, value: int) -> None:
     if value < 8 or value % 8:
         raise SettingError(f"{name} must be a multiple of 8, not {value}")
+
+
+def _quantile(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise SettingError(f"{name} must be above 0 and at most 1, not {value}")
 
 
 def _at_least(name: str, value: float, least: float) -> None:

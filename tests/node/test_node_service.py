@@ -80,9 +80,39 @@ def test_a_store_far_away_has_as_many_reads_under_way_as_the_node_was_told(tmp_p
         ids, _, _, skipped = joined(node.features(request(images, cut)))
         assert len(ids) == 60
         assert skipped == []
-        assert node.statistics().memory["ahead"].peak_bytes > 0
+        # What stays encoded is read into memory of its batch.
+        assert (node.statistics().memory["ahead"].peak_bytes > 0) == (cut > 0)
         assert is_idle(node)
         assert within_budget(node)
+
+
+class Hung(Wrapped):
+    """Answers no read before it may."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.go = threading.Event()
+
+    def read_version(self, object, offset, length):
+        assert self.go.wait(60)
+        return self._store.read_version(object, offset, length)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_an_answer_is_closed_while_its_reads_hang_and_another_request_gets_its_readers(tmp_path, monkeypatch, cut):
+    images = make_images(tmp_path / "images", 60)
+    hung = Hung(FolderStore(str(images)))
+    monkeypatch.setattr(requests, "open_samples", lambda *_, **__: hung)
+    with node_at(images, read_threads=50) as node, ThreadPoolExecutor(1) as other:
+        answer = node.features(request(images, cut))
+        waits = other.submit(next, answer, None)
+        until(lambda: node.statistics().requests_in_work == 1)
+        answer.close()
+        assert waits.result(60) is None
+        assert not hung.go.is_set(), "the reads still hang"
+        hung.go.set()
+        assert len(joined(node.features(request(images, cut)))[0]) == 60
+        assert is_idle(node)
 
 
 def test_an_image_that_never_fits_is_skipped_naming_the_knob(images):

@@ -1,5 +1,6 @@
 """The driver against a scripted transport: threads, failures, closing."""
 
+import itertools
 import signal
 import threading
 import time
@@ -43,6 +44,13 @@ def features(transport):
     return lambda ask: transport.features(
         FeatureRequest(data="memory://", samples=ask.samples, prefix="0" * 64, cut=ask.route.cut, preprocess={})
     )
+
+
+def deliveries_until(deliveries, rows):
+    came = []
+    while sum(len(one.batch) for one in came) < rows:
+        came.append(next(deliveries))
+    return came
 
 
 def ids_of(deliveries):
@@ -168,6 +176,39 @@ def test_a_straggler_is_asked_for_again_and_its_first_attempt_is_closed():
     assert hedged == [8] * (len(transport.requests) - 26)
     assert hedged, "the first attempt would never have been answered"
     assert sum(isinstance(one, RequestFinished) for one in events) == 26, "an attempt that was given up is not one"
+
+
+class Slow:
+    """An answer that never comes, and whose end has to be waited for."""
+
+    def __init__(self, may_end):
+        self._may_end = may_end
+        self.is_ending = threading.Event()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        assert self.is_ending.wait(60)
+        raise StopIteration
+
+    def close(self):
+        self.is_ending.set()
+        assert self._may_end.wait(60)
+
+
+def test_the_end_of_an_answer_that_was_given_up_holds_nothing_up():
+    others, may_end = features(ScriptedTransport()), threading.Event()
+    asked, slow = itertools.count(), Slow(may_end)
+
+    def fetch(ask):
+        return slow if next(asked) == 25 else others(ask)
+
+    with prefetcher(fetch, count=50 * 8, hedge_quantile=0.5) as deliveries:
+        came = ids_of(deliveries_until(deliveries, 50 * 8))
+        assert slow.is_ending.is_set(), "it was given up"
+        may_end.set()
+    assert came == list(range(50 * 8))
 
 
 def test_with_slack_what_arrived_does_not_wait_for_what_is_missing():

@@ -2,7 +2,8 @@
 
 import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -12,6 +13,7 @@ from frostline.node.memory import Pool
 from frostline.stores.ahead import Ahead
 from frostline.stores.faces import Place
 from frostline.stores.joined import Joined
+from frostline.stores.late import LateReads
 from frostline.stores.objects import open_store
 from frostline.stores.wrapped import Wrapped
 
@@ -27,6 +29,27 @@ class Met(Wrapped):
 
     def read_version(self, object, offset, length):
         self._barrier.wait(60)
+        return self._store.read_version(object, offset, length)
+
+
+class Held(Wrapped):
+    """Answers the first read of each of some places when it may, and all others at once."""
+
+    def __init__(self, store, *offsets, error=None):
+        super().__init__(store)
+        self._held = set(offsets)
+        self._error = error
+        self.asked = Counter()
+        self.is_reading, self.go = threading.Event(), threading.Event()
+
+    def read_version(self, object, offset, length):
+        self.asked[offset] += 1
+        if offset in self._held:
+            if self.asked[offset] == 1:
+                self.is_reading.set()
+                assert self.go.wait(60)
+            elif self._error:
+                raise self._error
         return self._store.read_version(object, offset, length)
 
 
@@ -111,3 +134,70 @@ def test_a_store_that_fails_under_way_fails_what_it_had_not_given(memory, thread
         assert bytes(ahead.read("x", 0, 2)) == DATA[:2]
         with pytest.raises(StoreUnavailable, match="gone"):
             ahead.read("x", 2, 2)
+
+
+def test_who_waits_for_a_read_under_way_is_freed_at_the_end_and_its_memory_when_it_ends(memory, threads):
+    store, room = Held(memory, 0), Pool(1 << 20)
+    ahead = Ahead(store, room.take, threads)
+    ahead.expect(places(1))
+    assert store.is_reading.wait(60)
+    waits = threads.submit(ahead.read, *places(1)[0])
+    ahead.close()
+    with pytest.raises(CancelledError):
+        waits.result(60)
+    assert room.statistics().reserved_bytes == 2
+    store.go.set()
+    threads.shutdown()
+    assert room.statistics().reserved_bytes == 0
+
+
+def test_who_waits_for_a_read_that_had_not_begun_is_freed_too(memory):
+    store, room = Held(memory, 0), Pool(1 << 20)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        ahead = Ahead(store, room.take, one)
+        ahead.expect(places(2))
+        assert store.is_reading.wait(60)
+        waits = other.submit(ahead.read, *places(2)[1])
+        ahead.close()
+        with pytest.raises(CancelledError):
+            waits.result(60)
+        store.go.set()
+    assert store.asked == {0: 1}
+    assert room.statistics().reserved_bytes == 0
+
+
+def all_read(memory, threads, store, *, quantile=0.95, late=None):
+    """Forty places, of which the last but one is held up; with the room and how often a read was made again."""
+    room, again = Pool(1 << 20), Counter()
+    late = LateReads(quantile) if late is None else late
+    with closing(Ahead(store, room.take, threads, late, lambda: again.update("x"))) as ahead:
+        ahead.expect(places(40))
+        found = [bytes(ahead.read(*place)) for place in places(40)]
+    assert found == [DATA[number : number + 2] for number in range(40)]
+    store.go.set()
+    threads.shutdown()
+    assert room.statistics().reserved_bytes == 0
+    return again["x"]
+
+
+def test_a_straggler_is_read_a_second_time_by_who_waits_for_it_and_no_other_read_is(memory, threads):
+    store = Held(memory, 38)
+    assert all_read(memory, threads, store) == 1
+    assert store.asked[38] == 2
+    assert sum(store.asked.values()) == 41
+
+
+def test_the_first_read_counts_where_the_second_fails(memory, threads):
+    store = Held(memory, 38, error=StoreUnavailable("gone"))
+    threading.Timer(0.3, store.go.set).start()
+    assert all_read(memory, threads, store) == 1
+
+
+@pytest.mark.parametrize("late", [LateReads(1.0), None])
+def test_none_is_made_twice_where_nobody_wants_that(memory, threads, late):
+    store, room = Held(memory, 38), Pool(1 << 20)
+    threading.Timer(0.3, store.go.set).start()
+    with closing(Ahead(store, room.take, threads, late)) as ahead:
+        ahead.expect(places(40))
+        assert [bytes(ahead.read(*place)) for place in places(40)] == [DATA[n : n + 2] for n in range(40)]
+    assert sum(store.asked.values()) == 40

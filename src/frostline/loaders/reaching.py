@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from frostline.client.http import HttpTransport
 from frostline.client.io import IoTransport
@@ -39,7 +40,9 @@ def reach(
         ways = [_way(url, settings) for url in nodes]
         transport = ways[0] if len(ways) == 1 else SpreadTransport(ways, left_out=left_out)
     else:
-        embedded = Node(node, data.roots)
+        # Who wants no request made twice wants no read made twice either.
+        quantile = max(node.hedge_quantile, settings.hedge_quantile)
+        embedded = Node(replace(node, hedge_quantile=quantile), data.roots)
         stack.callback(embedded.close)
         transport = LocalTransport(embedded)
     stack.callback(transport.close)

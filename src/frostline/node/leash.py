@@ -29,10 +29,18 @@ class Leash:
         self._lock = threading.Lock()
         self._is_cut = False
         self._under_way: set[Future[object]] = set()
+        self._ends: list[Callable[[], None]] = []
 
     def is_cut(self) -> bool:
         """Nobody wants the result."""
         return self._is_cut
+
+    def on_cut(self, end: Callable[[], None]) -> None:
+        """Have something ended too when it is cut, in the thread that does so; more than once, perhaps."""
+        with self._lock:
+            self._ends.append(end)
+        if self._is_cut:
+            end()
 
     def submit(self, executor: Executor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Have something done, unless it is no longer wanted.
@@ -64,9 +72,11 @@ class Leash:
         """Cancel what has not started, and free what waits for memory or for a turn. Calling it again does nothing."""
         with self._lock:
             self._is_cut = True
-            under_way = list(self._under_way)
+            under_way, ends = list(self._under_way), list(self._ends)
         for future in under_way:
             future.cancel()
+        for end in ends:
+            end()
         for place in self._places:
             place.wake()
 

@@ -1,7 +1,8 @@
 """Opens what a request needs: the store of its samples, what reads and decodes them, and its prefix with an engine."""
 
+import threading
 from contextlib import ExitStack
-from threading import Semaphore
+from weakref import WeakKeyDictionary
 
 from frostline.config import NodeSettings
 from frostline.core import REFERENCE
@@ -18,6 +19,7 @@ from frostline.node.tenants import Account
 from frostline.preprocess import Preprocess
 from frostline.stores.blocks import BlockReads
 from frostline.stores.faces import Place, Versioned
+from frostline.stores.late import LateReads
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Opening",)
@@ -43,8 +45,11 @@ class Opening:
         self._waiters = sharing.waiters
         self._ahead: Pool = sharing.pools["ahead"]
         self._memory: Pool = sharing.pools["decode"]
-        self._decoders = Semaphore(settings.decode_threads)
+        self._decoders = threading.Semaphore(settings.decode_threads)
         self._blocks = BlockShelf()
+        self._hedge_quantile = settings.hedge_quantile
+        self._lock = threading.Lock()
+        self._late: WeakKeyDictionary[Versioned, LateReads] = WeakKeyDictionary()
 
     def blocks(self, data: str, reading: str, account: Account, most_bytes: int) -> BlockReads | None:
         """What reads a data set's samples in blocks before they are asked for; see ``BlockShelf.open``.
@@ -74,7 +79,10 @@ class Opening:
         decoding = Decoding(memory=self._memory, turns=self._decoders, counters=counters)
         samples = request.samples
         places = list(map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
-        ahead = self._blocks.over(store, places) or read_ahead(store, request, places, self._ahead, threads, held)
+        ahead = self._blocks.over(store, places)
+        if ahead is None:
+            late = self._late_reads(store)
+            ahead = read_ahead(store, request, places, self._ahead, threads, late, counters, leash, held)
         return SampleReader(ahead, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def resident(
@@ -101,6 +109,10 @@ class Opening:
                 f"and the prefix takes {list(resident.prefix.input_shape)}"
             )
         return resident
+
+    def _late_reads(self, store: Versioned) -> LateReads:
+        with self._lock:
+            return self._late.setdefault(store, LateReads(self._hedge_quantile))
 
     def _store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:
         return self.stores.store(

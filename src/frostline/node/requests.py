@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 
@@ -14,12 +15,15 @@ from frostline.datasets.reading import check_object, open_samples
 from frostline.datasets.urls import UrlReader
 from frostline.engines.identity import levels_of
 from frostline.errors import BadRequest, SettingError
+from frostline.node.leash import Leash
 from frostline.node.memory import Pool, Reservation
+from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
 from frostline.stores.ahead import Ahead
 from frostline.stores.cql import CqlStore
 from frostline.stores.faces import Place, Versioned
 from frostline.stores.folder import FolderStore
+from frostline.stores.late import LateReads
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import is_within, normalise_url
 from frostline.stores.together import Together
@@ -128,6 +132,9 @@ def read_ahead(
     places: Sequence[Place],
     ahead: Pool,
     threads: Executor,
+    late: LateReads,
+    counters: Counters,
+    leash: Leash,
     held: ExitStack,
 ) -> Versioned:
     """The store, or one that reads samples of the request before they are asked for.
@@ -140,6 +147,9 @@ def read_ahead(
         places: of these samples.
         ahead: memory for what was read and is not asked for yet.
         threads: that wait for the store.
+        late: which of its reads are made twice.
+        counters: told of those.
+        leash: of the request; who waits for a read ahead is freed when it is cut.
         held: closed when the request ends.
     """
     # A folder's next bytes are in the system's cache already, and cells are read by whole row groups.
@@ -155,9 +165,21 @@ def read_ahead(
         held.callback(together.close)
         if together.joins:
             return together
-    one_by_one = Ahead(store, room, threads)
+    # What stays encoded is read into memory of its batch: all of it may begin, and in the order of requests.
+    one_by_one = Ahead(store, room if request.cut else _HeldAlready, threads, late, partial(counters.add, read_again=1))
     held.callback(one_by_one.close)
+    leash.on_cut(one_by_one.close)
     return one_by_one
+
+
+class _HeldAlready:
+    """Memory that a request has for a sample before it is read."""
+
+    def __init__(self, nbytes: int) -> None:
+        pass
+
+    def release(self) -> None:
+        """See ``Room``; whoever holds it gives it back."""
 
 
 def _check_levels(engine: str, preprocess: Preprocess) -> None:

@@ -27,6 +27,7 @@ class Totals:
         bytes_read: from the store.
         bytes_answered: payload of the answers as they were packed, without framing.
         decoded_again: samples read twice because their image was larger than expected.
+        read_again: reads of stragglers that were made a second time.
         uploads: prefixes taken in.
         evicted: prefixes dropped for others; if it grows, give the node more memory.
         cache_hits: samples whose features were found in the cache: neither read nor decoded nor computed.
@@ -56,6 +57,7 @@ class Totals:
     bytes_read: int = 0
     bytes_answered: int = 0
     decoded_again: int = 0
+    read_again: int = 0
     uploads: int = 0
     evicted: int = 0
     cache_hits: int = 0

@@ -239,7 +239,7 @@ class Prefetcher:
             payload_bytes = self._receive(ask)
         except (Unavailable, StoreUnavailable) as reason:
             with self._lock:
-                self._go_on(self._window.failed(ask, reason, self._clock()))
+                left = self._go_on(self._window.failed(ask, reason, self._clock()))
         else:
             with self._lock:
                 now = self._clock()
@@ -249,20 +249,27 @@ class Prefetcher:
                     happened = RequestFinished(
                         samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started, route=ask.route
                     )
-                self._go_on(happened)
+                left = self._go_on(happened)
+        # Ending an answer may wait for a read that is under way: nobody else may wait for that.
+        for answer in left:
+            _close(answer)
 
     def _took(self, ask: Ask, seconds: float) -> None:
         if self._tuner is not None and ask.attempt == 1:
             self._tuner.took(self._window, seconds)
 
-    def _go_on(self, happened: Event | None) -> None:
+    def _go_on(self, happened: Event | None) -> list[Iterator[FeatureBatch]]:
+        """Ask for what may be asked for now.
+
+        Returns:
+            Answers that were given up, to be closed.
+        """
         if happened is not None:
             self.happened.put(happened)
-        for number in self._window.given_up():
-            self._given_up.add(number)
-            if (answer := self._answers.get(number)) is not None:
-                _close(answer)
+        given_up = self._window.given_up()
+        self._given_up.update(given_up)
         self._ask()
+        return [self._answers[number] for number in given_up if number in self._answers]
 
     def _receive(self, ask: Ask) -> int:
         answer = self._fetch(ask)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch
+from frostline.core.stragglers import Stragglers
 from frostline.errors import NodeUnreachable, StoreUnavailable, Unavailable
 from frostline.events import RequestRetried
-from frostline.prefetch.hedging import Stragglers
 from frostline.prefetch.lengthening import FIRST_REQUESTS
 from frostline.prefetch.opened import Opened
 from frostline.prefetch.patience import Failing, delay_s

@@ -3,11 +3,14 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
+from frostline.errors import FrostlineError
 from frostline.stores.faces import Batched, Buffer, Place, Versioned
+from frostline.stores.late import LateReads
 from frostline.stores.together import Room
 
 __all__ = ("Ahead",)
@@ -15,10 +18,12 @@ __all__ = ("Ahead",)
 _Found = tuple[Buffer, str]
 
 
-class _Read(NamedTuple):
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Read:
     place: Place
     room: Room
-    answer: "Future[_Found]"
+    answer: "Future[_Found]" = field(default_factory=Future)
+    begun_at: float | None = None
 
 
 class Ahead:
@@ -33,12 +38,23 @@ class Ahead:
         store: that is read.
         room: sets memory aside for a place, without waiting; None where there is none.
         threads: that wait for the store.
+        late: knows which of its reads are stragglers; None where none is made twice.
+        on_again: called when a read is made a second time.
     """
 
-    def __init__(self, store: Versioned, room: Callable[[int], Room | None], threads: Executor) -> None:
+    def __init__(
+        self,
+        store: Versioned,
+        room: Callable[[int], Room | None],
+        threads: Executor,
+        late: LateReads | None = None,
+        on_again: Callable[[], None] | None = None,
+    ) -> None:
         self._store = store
         self._room = room
         self._threads = threads
+        self._late = late
+        self._on_again = on_again
         self._lock = threading.Lock()
         self._waiting: OrderedDict[Place, None] = OrderedDict()
         self._begun: dict[Place, _Read] = {}
@@ -58,24 +74,58 @@ class Ahead:
         place = Place(object, offset, length)
         with self._lock:
             self._waiting.pop(place, None)
-            read = self._begun.pop(place, None)
+            read = self._begun.get(place)
         if read is None:
             return self._store.read_version(*place)
         try:
-            return read.answer.result()
+            return self._waited(read)
         finally:
-            read.room.release()
-            self._begin()
+            self._taken(read)
 
     def close(self) -> None:
-        """Let go of what nobody asked for; memory of reads that are under way is given back when they end."""
+        """Let go of all: who waits is told at once that it was cancelled. Calling it again does nothing.
+
+        Memory of reads that are under way is given back when they end.
+        """
         with self._lock:
             left = list(self._begun.values())
             self._waiting.clear()
             self._begun.clear()
         for read in left:
-            read.answer.cancel()
-            read.answer.add_done_callback(partial(_let_go, read.room))
+            if read.answer.cancel() or not _settled(partial(read.answer.set_exception, CancelledError())):
+                read.room.release()
+
+    def _waited(self, read: _Read) -> _Found:
+        if self._late is None:
+            return read.answer.result()
+        nbytes = read.place.length
+        while True:
+            with suppress(TimeoutError):
+                return read.answer.result(self._late.wait_s(nbytes, read.begun_at))
+            if read.answer.done():  # with such an error of the store, perhaps
+                return read.answer.result()
+            if read.begun_at is not None and self._late.is_late(nbytes, read.begun_at):
+                return self._read_again(read)
+
+    def _read_again(self, read: _Read) -> _Found:
+        if self._on_again is not None:
+            self._on_again()
+        try:
+            found = self._store.read_version(*read.place)
+        except FrostlineError:
+            return read.answer.result()
+        if _settled(partial(read.answer.set_result, found)):
+            # Its first read is under way: that gives the memory back.
+            with self._lock:
+                self._begun.pop(read.place, None)
+        return found
+
+    def _taken(self, read: _Read) -> None:
+        with self._lock:
+            is_open = self._begun.pop(read.place, None) is read
+        if is_open:
+            read.room.release()
+            self._begin()
 
     def _begin(self) -> None:
         begun: list[_Read] = []
@@ -86,7 +136,7 @@ class Ahead:
                 if room is None:
                     break
                 del self._waiting[place]
-                begun.append(_Read(place, room, Future()))
+                begun.append(_Read(place=place, room=room))
                 self._begun[place] = begun[-1]
         if isinstance(self._store, Batched):
             if begun:
@@ -97,25 +147,42 @@ class Ahead:
 
     def _read_one(self, read: _Read) -> None:
         if read.answer.set_running_or_notify_cancel():
+            if self._late is not None:
+                read.begun_at = self._late.now()
             try:
-                read.answer.set_result(self._store.read_version(*read.place))
+                found = self._store.read_version(*read.place)
             except BaseException as error:  # noqa: BLE001 (whoever asks for it gets it)
-                read.answer.set_exception(error)
+                self._tell(read, error)
+                return
+            if self._late is not None and read.begun_at is not None:
+                self._late.took(read.place.length, read.begun_at)
+            self._tell(read, found)
 
     def _read_many(self, store: Batched, reads: Sequence[_Read]) -> None:
-        left = {number: read.answer for number, read in enumerate(reads) if read.answer.set_running_or_notify_cancel()}
-        numbers = list(left)
+        wanted = [read for read in reads if read.answer.set_running_or_notify_cancel()]
+        left = dict(enumerate(wanted))
         try:
-            for index, found in store.read_many([reads[number].place for number in numbers]):
-                answer = left.pop(numbers[index])
-                if isinstance(found, tuple):
-                    answer.set_result(found)
-                else:
-                    answer.set_exception(found)
+            for index, found in store.read_many([read.place for read in wanted]):
+                self._tell(left.pop(index), found)
         except BaseException as error:  # noqa: BLE001 (whoever asks for one gets it)
-            for answer in left.values():
-                answer.set_exception(error)
+            for read in left.values():
+                self._tell(read, error)
+
+    def _tell(self, read: _Read, found: _Found | BaseException) -> None:
+        """Hand on what became of a read; where nobody waits for it any more, its memory is free now."""
+        if isinstance(found, BaseException):
+            settle = partial(read.answer.set_exception, found)
+        else:
+            settle = partial(read.answer.set_result, found)
+        if not _settled(settle):
+            read.room.release()
+            self._begin()
 
 
-def _let_go(room: Room, _: "Future[_Found]") -> None:
-    room.release()
+def _settled(settle: Callable[[], None]) -> bool:
+    """Whether this settled a future, and not another thread before."""
+    try:
+        settle()
+    except InvalidStateError:
+        return False
+    return True

@@ -1,11 +1,9 @@
-"""Decides when a request is so late that a second one for the same samples is worth its cost. Pure."""
+"""Decides when a request is so late that a second one for the same is worth its cost."""
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-
-from frostline.core import Route
 
 __all__ = ("Stragglers",)
 
@@ -27,8 +25,10 @@ class Stragglers:
     share above the quantile are then made twice, and this is held to also where times change at once, as when a link
     becomes slow: then every request looks like a straggler, and a second one would only make it slower. Where times
     hardly differ, as at a node that computes all the time, those above the quantile are not late: a straggler also
-    took twice the median, and 20 ms. A long request takes longer than a short one: it is compared with those that were
-    at least as long.
+    took twice the median, and 20 ms. A large request takes longer than a small one: it is compared with those that were
+    at least as large.
+
+    Requests are of a way, any value, and compared with those of the same; their size is in rows or in bytes.
 
     Args:
         quantile: above 0 and below 1; 1 never asks twice.
@@ -36,27 +36,27 @@ class Stragglers:
 
     def __init__(self, quantile: float) -> None:
         self._quantile = quantile
-        self._ways: dict[Route, _Way] = {}
+        self._ways: dict[Hashable, _Way] = {}
 
-    def took(self, route: Route, rows: int, seconds: float) -> None:
-        """An answer of so many rows came whole after so many seconds."""
-        way = self._ways.setdefault(route, _Way())
-        way.finished += 1
-        way.times.append((rows, seconds))
-        way.late_after_s.clear()
+    def took(self, way: Hashable, size: int, seconds: float) -> None:
+        """An answer came whole after so many seconds."""
+        known = self._ways.setdefault(way, _Way())
+        known.finished += 1
+        known.times.append((size, seconds))
+        known.late_after_s.clear()
 
-    def hedged(self, route: Route) -> None:
+    def hedged(self, way: Hashable) -> None:
         """A second request was made."""
-        self._ways[route].hedged += 1
+        self._ways[way].hedged += 1
 
-    def late_after_s(self, route: Route, rows: int) -> float | None:
-        """From when on a request of this way for so many rows is a straggler; None where it is not made twice now."""
-        way = self._ways.get(route)
-        if way is None or way.hedged >= (1 - self._quantile) * way.finished:
+    def late_after_s(self, way: Hashable, size: int) -> float | None:
+        """From when on a request of this way and size is a straggler; None where it is not made twice now."""
+        known = self._ways.get(way)
+        if known is None or known.hedged >= (1 - self._quantile) * known.finished:
             return None
-        if rows not in way.late_after_s:
-            way.late_after_s[rows] = self._late(sorted(took for long, took in way.times if long >= rows))
-        return way.late_after_s[rows]
+        if size not in known.late_after_s:
+            known.late_after_s[size] = self._late(sorted(took for other, took in known.times if other >= size))
+        return known.late_after_s[size]
 
     def _late(self, times: Sequence[float]) -> float | None:
         if len(times) < _FEWEST:

@@ -1,0 +1,43 @@
+"""Which reads are stragglers: compared with those before them, counted, and few."""
+
+import pytest
+
+from frostline.stores.late import LateReads
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def known(clock, quantile=0.9, reads=40, took_s=0.5, nbytes=100):
+    late = LateReads(quantile, clock)
+    for _ in range(reads):
+        late.took(nbytes, clock() - took_s)
+    return late
+
+
+def test_a_read_is_late_after_twice_the_median_and_is_counted_once():
+    clock = Clock()
+    late = known(clock)
+    assert late.wait_s(100, clock()) == pytest.approx(1.0)
+    assert late.wait_s(100, None) == pytest.approx(1.0), "one that has not begun is not late"
+    assert not late.is_late(100, clock() - 0.9)
+    assert late.is_late(100, clock() - 1.1)
+
+
+def test_of_so_many_reads_a_tenth_is_made_twice():
+    clock = Clock()
+    late = known(clock)
+    assert [late.is_late(100, clock() - 2) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert late.wait_s(100, clock() - 2) > 0, "it is asked again later, and not all the time"
+
+
+@pytest.mark.parametrize("settings", [{"reads": 19}, {"nbytes": 99}, {"quantile": 1.0}])
+def test_none_is_late_while_nothing_is_known_of_such_reads(settings):
+    clock = Clock()
+    late = known(clock, **settings)
+    assert not late.is_late(100, clock() - 1000)
+    assert late.wait_s(100, clock()) > 0
