@@ -70,3 +70,18 @@ def test_what_comes_when_the_node_is_stopping_is_told_so():
     readers.close()
     with pytest.raises(Unavailable, match="the node is stopping"):
         readers.lane("ann").submit(int)
+
+
+def test_what_is_urgent_is_done_before_what_the_tenant_asked_for_earlier():
+    go, order = threading.Event(), []
+    readers = Readers(threads=1, most=1)
+    try:
+        (first,), begun = held(readers.lane("one"), 1, go)
+        assert begun[0].wait(60)
+        made = [readers.lane("one").submit(order.append, number) for number in range(3)]
+        made.append(readers.lane("one", is_urgent=True).submit(order.append, "urgent"))
+        go.set()
+        wait([first, *made], 20)
+    finally:
+        readers.close()
+    assert order == ["urgent", 0, 1, 2]

@@ -10,7 +10,7 @@ import pytest
 
 from frostline.errors import ObjectNotFound, StoreUnavailable
 from frostline.node.memory import Pool
-from frostline.stores.ahead import Ahead
+from frostline.stores.ahead import Ahead, SecondReads
 from frostline.stores.faces import Place
 from frostline.stores.joined import Joined
 from frostline.stores.late import LateReads
@@ -166,11 +166,11 @@ def test_who_waits_for_a_read_that_had_not_begun_is_freed_too(memory):
     assert room.statistics().reserved_bytes == 0
 
 
-def all_read(memory, threads, store, *, quantile=0.95, late=None):
-    """Forty places, of which the last but one is held up; with the room and how often a read was made again."""
+def all_read(memory, threads, store, quantile=0.95):
+    """Forty places, of which the last but one is held up; how often one was read again."""
     room, again = Pool(1 << 20), Counter()
-    late = LateReads(quantile) if late is None else late
-    with closing(Ahead(store, room.take, threads, late, lambda: again.update("x"))) as ahead:
+    second = SecondReads(late=LateReads(quantile), threads=threads, made=lambda: again.update("x"))
+    with closing(Ahead(store, room.take, threads, second)) as ahead:
         ahead.expect(places(40))
         found = [bytes(ahead.read(*place)) for place in places(40)]
     assert found == [DATA[number : number + 2] for number in range(40)]
@@ -193,11 +193,8 @@ def test_the_first_read_counts_where_the_second_fails(memory, threads):
     assert all_read(memory, threads, store) == 1
 
 
-@pytest.mark.parametrize("late", [LateReads(1.0), None])
-def test_none_is_made_twice_where_nobody_wants_that(memory, threads, late):
-    store, room = Held(memory, 38), Pool(1 << 20)
+def test_none_is_made_twice_where_nobody_wants_that(memory, threads):
+    store = Held(memory, 38)
     threading.Timer(0.3, store.go.set).start()
-    with closing(Ahead(store, room.take, threads, late)) as ahead:
-        ahead.expect(places(40))
-        assert [bytes(ahead.read(*place)) for place in places(40)] == [DATA[n : n + 2] for n in range(40)]
+    assert all_read(memory, threads, store, quantile=1.0) == 0
     assert sum(store.asked.values()) == 40

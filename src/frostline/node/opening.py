@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import ExitStack
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from frostline.config import NodeSettings
@@ -17,6 +18,7 @@ from frostline.node.sharing import Sharing
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Account
 from frostline.preprocess import Preprocess
+from frostline.stores.ahead import SecondReads
 from frostline.stores.blocks import BlockReads
 from frostline.stores.faces import Place, Versioned
 from frostline.stores.late import LateReads
@@ -81,8 +83,12 @@ class Opening:
         places = list(map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
         ahead = self._blocks.over(store, places)
         if ahead is None:
-            late = self._late_reads(store)
-            ahead = read_ahead(store, request, places, self._ahead, threads, late, counters, leash, held)
+            second = SecondReads(
+                late=self._late_reads(store),
+                threads=self._waiters.lane(account.name, is_urgent=True),
+                made=partial(counters.add, read_again=1),
+            )
+            ahead = read_ahead(store, request, places, self._ahead, threads, second, leash, held)
         return SampleReader(ahead, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def resident(

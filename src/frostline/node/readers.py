@@ -33,18 +33,24 @@ class Readers:
         self._queues: OrderedDict[str, deque[Task]] = OrderedDict()  # whose turn it is comes first
         self._at_work: Counter[str] = Counter()
 
-    def lane(self, tenant: str) -> Executor:
-        """What has things done in a tenant's name; there is no need to shut it down."""
-        return _Lane(self, tenant)
+    def lane(self, tenant: str, *, is_urgent: bool = False) -> Executor:
+        """What has things done in a tenant's name; there is no need to shut it down.
 
-    def enqueue(self, tenant: str, task: Task) -> None:
-        """Have it done when it is the tenant's turn.
+        Args:
+            tenant: its name.
+            is_urgent: they are done before what else the tenant has asked for.
+        """
+        return _Lane(self, tenant, is_urgent=is_urgent)
+
+    def enqueue(self, tenant: str, task: Task, *, is_urgent: bool = False) -> None:
+        """Have it done when it is the tenant's turn; before its other tasks where it is urgent.
 
         Raises:
             Unavailable: The node is stopping.
         """
         with self._lock:
-            self._queues.setdefault(tenant, deque()).append(task)
+            queue = self._queues.setdefault(tenant, deque())
+            (queue.appendleft if is_urgent else queue.append)(task)
         try:
             self._pool.submit(self._work)
         except RuntimeError as error:
@@ -82,13 +88,14 @@ class Readers:
 
 
 class _Lane(Executor):
-    def __init__(self, readers: Readers, tenant: str) -> None:
+    def __init__(self, readers: Readers, tenant: str, *, is_urgent: bool) -> None:
         self._readers = readers
         self._tenant = tenant
+        self._is_urgent = is_urgent
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         future: Future[T] = Future()
-        self._readers.enqueue(self._tenant, (future, partial(fn, *args, **kwargs)))
+        self._readers.enqueue(self._tenant, (future, partial(fn, *args, **kwargs)), is_urgent=self._is_urgent)
         return future
 
 

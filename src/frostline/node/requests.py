@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from functools import partial
 
 import numpy as np
 
@@ -17,13 +16,11 @@ from frostline.engines.identity import levels_of
 from frostline.errors import BadRequest, SettingError
 from frostline.node.leash import Leash
 from frostline.node.memory import Pool, Reservation
-from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
-from frostline.stores.ahead import Ahead
+from frostline.stores.ahead import Ahead, SecondReads
 from frostline.stores.cql import CqlStore
 from frostline.stores.faces import Place, Versioned
 from frostline.stores.folder import FolderStore
-from frostline.stores.late import LateReads
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import is_within, normalise_url
 from frostline.stores.together import Together
@@ -132,8 +129,7 @@ def read_ahead(
     places: Sequence[Place],
     ahead: Pool,
     threads: Executor,
-    late: LateReads,
-    counters: Counters,
+    second: SecondReads,
     leash: Leash,
     held: ExitStack,
 ) -> Versioned:
@@ -147,8 +143,7 @@ def read_ahead(
         places: of these samples.
         ahead: memory for what was read and is not asked for yet.
         threads: that wait for the store.
-        late: which of its reads are made twice.
-        counters: told of those.
+        second: how its reads are made a second time.
         leash: of the request; who waits for a read ahead is freed when it is cut.
         held: closed when the request ends.
     """
@@ -166,7 +161,7 @@ def read_ahead(
         if together.joins:
             return together
     # What stays encoded is read into memory of its batch: all of it may begin, and in the order of requests.
-    one_by_one = Ahead(store, room if request.cut else _HeldAlready, threads, late, partial(counters.add, read_again=1))
+    one_by_one = Ahead(store, room if request.cut else _HeldAlready, threads, second)
     held.callback(one_by_one.close)
     leash.on_cut(one_by_one.close)
     return one_by_one

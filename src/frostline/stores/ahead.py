@@ -13,7 +13,7 @@ from frostline.stores.faces import Batched, Buffer, Place, Versioned
 from frostline.stores.late import LateReads
 from frostline.stores.together import Room
 
-__all__ = ("Ahead",)
+__all__ = ("Ahead", "SecondReads")
 
 _Found = tuple[Buffer, str]
 
@@ -26,20 +26,35 @@ class _Read:
     begun_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondReads:
+    """How reads of a store are made a second time.
+
+    Attributes:
+        late: knows which are stragglers.
+        threads: that make them, before what else they have to do.
+        made: called for each.
+    """
+
+    late: LateReads
+    threads: Executor
+    made: Callable[[], None]
+
+
 class Ahead:
     """A ``Versioned`` that is told which places will be asked for. Safe for threads.
 
     Reading waits for its store while whoever decodes holds memory for decoding; so reads that are under way hold
     memory for their bytes alone, and there may be many more of them. A store that has many reads under way at once
     without a thread for each (``Batched``) is given all that may begin. Places that nobody told of, and those for
-    which there is no room yet, are read by whoever asks.
+    which there is no room yet, are read by whoever asks. Where somebody waits for a read that is a straggler it is
+    made a second time, before others, and what comes first counts.
 
     Args:
         store: that is read.
         room: sets memory aside for a place, without waiting; None where there is none.
         threads: that wait for the store.
-        late: knows which of its reads are stragglers; None where none is made twice.
-        on_again: called when a read is made a second time.
+        second: how reads are made a second time; None where none is.
     """
 
     def __init__(
@@ -47,14 +62,12 @@ class Ahead:
         store: Versioned,
         room: Callable[[int], Room | None],
         threads: Executor,
-        late: LateReads | None = None,
-        on_again: Callable[[], None] | None = None,
+        second: SecondReads | None = None,
     ) -> None:
         self._store = store
         self._room = room
         self._threads = threads
-        self._late = late
-        self._on_again = on_again
+        self._second = second
         self._lock = threading.Lock()
         self._waiting: OrderedDict[Place, None] = OrderedDict()
         self._begun: dict[Place, _Read] = {}
@@ -96,29 +109,29 @@ class Ahead:
                 read.room.release()
 
     def _waited(self, read: _Read) -> _Found:
-        if self._late is None:
-            return read.answer.result()
-        nbytes = read.place.length
-        while True:
+        second = self._second
+        while second is not None:
             with suppress(TimeoutError):
-                return read.answer.result(self._late.wait_s(nbytes, read.begun_at))
+                return read.answer.result(second.late.wait_s(read.place.length, read.begun_at))
             if read.answer.done():  # with such an error of the store, perhaps
-                return read.answer.result()
-            if read.begun_at is not None and self._late.is_late(nbytes, read.begun_at):
-                return self._read_again(read)
+                break
+            if read.begun_at is not None and second.late.is_late(read.place.length, read.begun_at):
+                second.made()
+                second.threads.submit(self._read_again, read)
+                break
+        return read.answer.result()
 
-    def _read_again(self, read: _Read) -> _Found:
-        if self._on_again is not None:
-            self._on_again()
+    def _read_again(self, read: _Read) -> None:
         try:
             found = self._store.read_version(*read.place)
-        except FrostlineError:
-            return read.answer.result()
-        if _settled(partial(read.answer.set_result, found)):
-            # Its first read is under way: that gives the memory back.
-            with self._lock:
-                self._begun.pop(read.place, None)
-        return found
+        except FrostlineError:  # the first read may bring it
+            return
+        with self._lock:
+            is_open = self._begun.pop(read.place, None) is read
+        # Where the first read is under way, its end gives the memory back.
+        if is_open and not _settled(partial(read.answer.set_result, found)):
+            read.room.release()
+            self._begin()
 
     def _taken(self, read: _Read) -> None:
         with self._lock:
@@ -147,15 +160,15 @@ class Ahead:
 
     def _read_one(self, read: _Read) -> None:
         if read.answer.set_running_or_notify_cancel():
-            if self._late is not None:
-                read.begun_at = self._late.now()
+            if self._second is not None:
+                read.begun_at = self._second.late.now()
             try:
                 found = self._store.read_version(*read.place)
             except BaseException as error:  # noqa: BLE001 (whoever asks for it gets it)
                 self._tell(read, error)
                 return
-            if self._late is not None and read.begun_at is not None:
-                self._late.took(read.place.length, read.begun_at)
+            if self._second is not None and read.begun_at is not None:
+                self._second.late.took(read.place.length, read.begun_at)
             self._tell(read, found)
 
     def _read_many(self, store: Batched, reads: Sequence[_Read]) -> None:
