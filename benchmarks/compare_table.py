@@ -56,6 +56,7 @@ def _tables(what, groups):
         (f"{what}, seconds to the first batch", lambda found, at: f"{middle(found, 'first_batch_s'):.2f}"),
         (f"{what}, seconds to the second batch", lambda found, at: _begun(found, "second_batch_s")),
         (f"{what}, samples after 2 and 4 s", lambda found, at: _begun(found, "samples_after")),
+        (f"{what}, % of the processors that the host took", lambda found, at: _stolen(found)),
     ]
     for title, cell in columns:
         lines = [
@@ -83,6 +84,11 @@ def _begun(found, name):
     if name == "samples_after":
         return ", ".join(f"{statistics.median(one[at] for one in known):.0f}" for at in known[0])
     return f"{statistics.median(known):.2f}"
+
+
+def _stolen(found):
+    known = [one["stolen"] for one in found if "stolen" in one]
+    return f"{100 * statistics.median(known):.0f}" if known else "-"
 
 
 def middle(found, name):
