@@ -33,7 +33,7 @@ class Time:
 
 
 def asking(events, time, retry_for_s=60.0):
-    return Asking(retry_for_s=retry_for_s, observe=events.append, clock=lambda: time.now, wait=time.wait)
+    return Asking(retry_for_s=retry_for_s, observe=events.append, clock=lambda: time.now, wait=time.wait, jitter=float)
 
 
 def full(retry_after_s):

@@ -1,5 +1,6 @@
 """The window: each sample exactly once, in order, within its bytes, whatever fails."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
 from frostline.prefetch import Window, stretches
+from frostline.prefetch.patience import Failing, delay_s
 from support.mixing import one_way
 
 ROW_BYTES = 16
@@ -28,11 +30,11 @@ def table(count):
     )
 
 
-def window(count=40, *, per_request=4, row_bytes=ROW_BYTES, **settings):
+def window(count=40, *, per_request=4, row_bytes=ROW_BYTES, jitter=float, **settings):
     chosen = LoaderSettings(samples_per_request=per_request, **settings)
     everything = np.arange(count)
     asked = stretches(table(count), everything, everything, one_way(per_request, row_bytes))
-    return Window(asked, chosen)
+    return Window(asked, chosen, jitter=jitter)
 
 
 def answer(ids, *, unreadable=()):
@@ -409,6 +411,25 @@ def test_delays_double_up_to_a_limit():
         delays.append(held.failed(ask, NodeUnreachable("gone"), now).delay_s)
         now += delays[-1]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+
+
+@given(jitter=st.floats(0, 1, exclude_max=True), failures=st.integers(1, 40), asked_s=st.floats(0.01, 7))
+def test_jitter_spreads_clients_that_failed_together_and_none_comes_before_it_may(jitter, failures, asked_s):
+    failing = Failing(samples=4, failures=failures, since=0.0)
+    without = delay_s(failing, NodeUnreachable("gone"), 0, 1000)
+    assert delay_s(failing, NodeUnreachable("gone"), 0, 1000, jitter) == pytest.approx(without * (1 - jitter / 2))
+    busy = Overloaded("busy", retry_after_s=asked_s)
+    assert delay_s(failing, busy, 0, 1000, jitter) >= asked_s
+    assert delay_s(failing, busy, 0, asked_s, jitter) == pytest.approx(asked_s), "the last attempt is within patience"
+
+
+def test_windows_that_fail_together_come_back_one_by_one():
+    luck = itertools.cycle([0.0, 0.2, 0.4, 0.6, 0.8])
+    delays = set()
+    for _ in range(5):
+        held = window(4, jitter=lambda: next(luck))
+        delays.add(held.failed(held.asks(0)[0], NodeUnreachable("gone"), 0).delay_s)
+    assert len(delays) == 5
 
 
 def test_an_overloaded_node_is_left_alone_as_long_as_it_asked():

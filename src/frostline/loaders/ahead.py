@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Self
 
 from frostline.core import FeatureBatch
+from frostline.loaders.asking import jitter
 from frostline.loaders.filling import Arrivals
 from frostline.loaders.rows import EpochRows
 from frostline.prefetch.driver import Prefetcher
@@ -70,7 +71,7 @@ class Ahead:
         self._begun, self._offsets, self._asked = {}, {}, set()
         self._now, self._is_handed_out = place, False
         source = self._first(place).source
-        window = Window(_Drawn(self._draw), source.settings)
+        window = Window(_Drawn(self._draw), source.settings, jitter=jitter)
         if not window.is_done:
             prefetcher = Prefetcher(
                 window,

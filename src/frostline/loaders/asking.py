@@ -3,15 +3,20 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import TypeVar
 
 from frostline.errors import Overloaded
 from frostline.events import NodeFull, Observer
 from frostline.prefetch.patience import Failing, delay_s
 
-__all__ = ("Asking",)
+__all__ = ("Asking", "jitter")
 
 T = TypeVar("T")
+
+# Of the system, since forked workers would all have the same of a generator with a state.
+jitter = SystemRandom().random
+"""From 0 to below 1; see ``delay_s``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,12 +31,14 @@ class Asking:
         observe: told of every wait, before it.
         clock: monotonic seconds.
         wait: lets so many seconds pass.
+        jitter: see ``delay_s``.
     """
 
     retry_for_s: float
     observe: Observer
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = jitter
 
     def __call__(self, ask: Callable[[], T]) -> T:
         """What ``ask`` gives, which is called until a node is not full.
@@ -47,6 +54,6 @@ class Asking:
                 now = self.clock()
                 failures, since = failures + 1, since if failures else now
                 failing = Failing(samples=0, failures=failures, since=since)
-                pause_s = delay_s(failing, reason, now, self.retry_for_s)
+                pause_s = delay_s(failing, reason, now, self.retry_for_s, self.jitter())
                 self.observe(NodeFull(attempt=failures + 1, delay_s=pause_s, reason=str(reason)))
             self.wait(pause_s)

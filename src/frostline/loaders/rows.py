@@ -16,6 +16,7 @@ from frostline.core import FeatureBatch, SampleTable
 from frostline.engines.hardware import usable_cores
 from frostline.errors import DataError
 from frostline.events import Observer, SampleSkipped
+from frostline.loaders.asking import jitter
 from frostline.loaders.blocks import BlocksAhead
 from frostline.loaders.decoding import Decoding
 from frostline.loaders.filling import Arrivals, Filled
@@ -203,7 +204,7 @@ class EpochRows:
     @contextmanager
     def arrivals(self) -> Iterator[Arrivals]:
         """What the epoch must ask for, asked for by a window of its own."""
-        window = Window(self.stretches(), self.source.settings)
+        window = Window(self.stretches(), self.source.settings, jitter=jitter)
         if window.is_done:
             yield Arrivals()
             return
@@ -319,7 +320,7 @@ class EpochRows:
 
     def _deliveries(self, asked: Iterator[Stretch]) -> Iterator[Delivery]:
         """What is asked for and waited for now."""
-        window = Window(asked, self.source.settings)
+        window = Window(asked, self.source.settings, jitter=jitter)
         if window.is_done:
             return
         with self._prefetcher(window, self._tell) as self._reading:

@@ -26,10 +26,21 @@ class Failing:
     since: float
 
 
-def delay_s(failing: Failing, reason: Unavailable | StoreUnavailable, now: float, retry_for_s: float) -> float:
+def delay_s(
+    failing: Failing, reason: Unavailable | StoreUnavailable, now: float, retry_for_s: float, jitter: float = 0.0
+) -> float:
     """Seconds until the next attempt, the last of them when ``retry_for_s`` ends.
 
-    It doubles with each failure in a row, and is at least what an ``Overloaded`` node asked for.
+    It doubles with each failure in a row, and is at least what an ``Overloaded`` node asked for. Jitter makes it up to
+    half as long, and up to a quarter longer than the node asked for: clients that failed at one time would else come
+    back at one time ("equal jitter": Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015).
+
+    Args:
+        failing: what was asked for in vain.
+        reason: of the last failure.
+        now: in seconds.
+        retry_for_s: how long to try.
+        jitter: from 0, for none, to 1.
 
     Raises:
         NodeUnreachable: it has been failing for ``retry_for_s``, or would be before the node wants to be
@@ -42,7 +53,8 @@ def delay_s(failing: Failing, reason: Unavailable | StoreUnavailable, now: float
         raise _surrender(failing, reason, now, retry_for_s) from reason
     # The exponent is bounded so that a long outage does not overflow.
     backoff_s = min(_FIRST_DELAY_S * 2.0 ** min(failing.failures - 1, 16), _LONGEST_DELAY_S)
-    return max(min(backoff_s, left_s), asked_s)
+    asked_s = min(asked_s * (1 + jitter / 4), left_s)
+    return max(min(backoff_s * (1 - jitter / 2), left_s), asked_s)
 
 
 def _surrender(

@@ -5,7 +5,7 @@ for. It is not safe for several threads: its driver holds a lock.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from frostline.config import LoaderSettings
@@ -70,7 +70,7 @@ class Window:
     from one request.
 
     While a failed stretch waits for its next attempt nothing new is asked for: a node that is down is probed, not
-    stormed. A straggler is asked for a second time (``hedging.Stragglers``), and whichever answer brings a row first
+    stormed. A straggler is asked for a second time (``core.stragglers``), and whichever answer brings a row first
     is taken; the other attempt is given up when nothing of the stretch is missing.
 
     Args:
@@ -78,9 +78,13 @@ class Window:
             may have some later.
         settings: ``slack``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
+        jitter: from 0 to below 1, another each time, so that many windows do not ask a node again at once.
     """
 
-    def __init__(self, stretches: Iterable[Stretch], settings: LoaderSettings) -> None:
+    def __init__(
+        self, stretches: Iterable[Stretch], settings: LoaderSettings, *, jitter: Callable[[], float] = float
+    ) -> None:
+        self._jitter = jitter
         self._source = iter(stretches)
         self._settings = settings
         self._slack = _NO_BOUND if settings.slack is None else settings.slack
@@ -236,7 +240,7 @@ class Window:
         one.failing_since = now if one.failing_since is None else one.failing_since
         one.failures += 1
         failing = Failing(samples=one.missing, failures=one.failures, since=one.failing_since)
-        wait_s = delay_s(failing, reason, now, self._settings.retry_for_s)
+        wait_s = delay_s(failing, reason, now, self._settings.retry_for_s, self._jitter())
         one.not_before = now + wait_s
         self._waiting.append(one)
         self._retries += 1
