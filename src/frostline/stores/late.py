@@ -1,4 +1,4 @@
-"""Knows which reads of a store are stragglers, so that whoever waits for one may make it a second time."""
+"""Knows which reads of a store are stragglers, so that those which somebody waits for are made a second time."""
 
 import threading
 import time
