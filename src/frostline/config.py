@@ -110,7 +110,8 @@ class NodeSettings:
             A table of CQL has all in flight that there is memory for, whatever this is. The default is where decoding
             begins to count on two cores (``benchmarks/reads_ahead.py``).
         hedge_quantile: a read of an object that somebody waits for, and that takes longer than this share of those
-            before it, is made a second time; 1 makes none twice.
+            before it that were as large, is made a second time; 1 makes none twice. Of a job with a node in its
+            process the larger of this and the job's own counts.
         compute_threads: threads of the engine inside one operation.
         device: where prefixes run, in torch's words.
         device_batch: samples in one run of the network, a multiple of 8.

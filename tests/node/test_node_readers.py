@@ -79,9 +79,9 @@ def test_what_is_urgent_is_done_before_what_the_tenant_asked_for_earlier():
         (first,), begun = held(readers.lane("one"), 1, go)
         assert begun[0].wait(60)
         made = [readers.lane("one").submit(order.append, number) for number in range(3)]
-        made.append(readers.lane("one", is_urgent=True).submit(order.append, "urgent"))
+        made += [readers.lane("one", is_urgent=True).submit(order.append, f"urgent {one}") for one in "ab"]
         go.set()
         wait([first, *made], 20)
     finally:
         readers.close()
-    assert order == ["urgent", 0, 1, 2]
+    assert order == ["urgent a", "urgent b", 0, 1, 2]

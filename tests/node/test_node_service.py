@@ -2,7 +2,9 @@
 
 import itertools
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,39 +82,67 @@ def test_a_store_far_away_has_as_many_reads_under_way_as_the_node_was_told(tmp_p
         ids, _, _, skipped = joined(node.features(request(images, cut)))
         assert len(ids) == 60
         assert skipped == []
-        # What stays encoded is read into memory of its batch.
-        assert (node.statistics().memory["ahead"].peak_bytes > 0) == (cut > 0)
+        assert node.statistics().memory["ahead"].peak_bytes > 0
         assert is_idle(node)
         assert within_budget(node)
 
 
 class Hung(Wrapped):
-    """Answers no read before it may."""
+    """Does not answer reads before it may, but some objects or all others at once."""
 
-    def __init__(self, store):
+    def __init__(self, store, hangs):
         super().__init__(store)
+        self._hangs = hangs
+        self.asked = Counter()
         self.go = threading.Event()
 
     def read_version(self, object, offset, length):
-        assert self.go.wait(60)
+        self.asked[object] += 1
+        if self._hangs(object, self.asked[object]):
+            assert self.go.wait(60)
         return self._store.read_version(object, offset, length)
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_an_answer_is_closed_while_its_reads_hang_and_another_request_gets_its_readers(tmp_path, monkeypatch, cut):
+def test_an_answer_is_closed_while_its_reads_hang_and_others_get_its_readers(tmp_path, monkeypatch, cut):
     images = make_images(tmp_path / "images", 60)
-    hung = Hung(FolderStore(str(images)))
-    monkeypatch.setattr(requests, "open_samples", lambda *_, **__: hung)
-    with node_at(images, read_threads=50) as node, ThreadPoolExecutor(1) as other:
-        answer = node.features(request(images, cut))
-        waits = other.submit(next, answer, None)
-        until(lambda: node.statistics().requests_in_work == 1)
-        answer.close()
+    names = sorted(one.name for one in images.iterdir())
+    # The readers are 16, and all wait.
+    store = Hung(FolderStore(str(images)), lambda name, _: name in names[:40])
+    monkeypatch.setattr(requests, "open_samples", lambda *_, **__: store)
+    with node_at(images, read_threads=50) as node, ThreadPoolExecutor(2) as others:
+        hung, free = request(images, cut), request(images, cut)
+        hung = replace(hung, samples=hung.samples.take(np.arange(40)))
+        free = replace(free, samples=free.samples.take(np.arange(40, 60)))
+        answer = node.features(hung)
+        waits = others.submit(next, answer, None)
+        until(lambda: len(store.asked) == 40)
+        others.submit(answer.close).result(60)
         assert waits.result(60) is None
-        assert not hung.go.is_set(), "the reads still hang"
-        hung.go.set()
-        assert len(joined(node.features(request(images, cut)))[0]) == 60
-        assert is_idle(node)
+        assert len(others.submit(joined, node.features(free)).result(60)[0]) == 20
+        assert node.statistics().memory["ahead"].reserved_bytes > 0, "what is being read takes memory all the same"
+        store.go.set()
+        until(lambda: is_idle(node))
+        assert within_budget(node)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_read_that_straggles_is_made_a_second_time_unless_nobody_wants_that(tmp_path, monkeypatch, cut):
+    images = make_images(tmp_path / "images", 60)
+    names = sorted(one.name for one in images.iterdir())
+    for quantile, again in ((0.5, 1), (1.0, 0)):
+        store = Hung(FolderStore(str(images)), lambda name, times: name == names[50] and times == 1)
+        monkeypatch.setattr(requests, "open_samples", lambda *_, found=store, **__: found)
+        with node_at(images, read_threads=16, hedge_quantile=quantile) as node, ThreadPoolExecutor(1) as other:
+            answer = other.submit(joined, node.features(request(images, cut)))
+            if again:
+                assert len(answer.result(60)[0]) == 60
+                assert not store.go.is_set(), "the first read hangs"
+            store.go.set()
+            assert len(answer.result(60)[0]) == 60
+            assert store.asked[names[50]] == 1 + again
+            assert node.statistics().totals.read_again >= again
+            until(lambda node=node: is_idle(node))
 
 
 def test_an_image_that_never_fits_is_skipped_naming_the_knob(images):

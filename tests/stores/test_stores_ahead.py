@@ -3,14 +3,14 @@
 import threading
 import uuid
 from collections import Counter
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
 from frostline.errors import ObjectNotFound, StoreUnavailable
 from frostline.node.memory import Pool
-from frostline.stores.ahead import Ahead, SecondReads
+from frostline.stores.ahead import Ahead, Line, SecondReads
 from frostline.stores.faces import Place
 from frostline.stores.joined import Joined
 from frostline.stores.late import LateReads
@@ -35,21 +35,17 @@ class Met(Wrapped):
 class Held(Wrapped):
     """Answers the first read of each of some places when it may, and all others at once."""
 
-    def __init__(self, store, *offsets, error=None):
+    def __init__(self, store, *offsets):
         super().__init__(store)
         self._held = set(offsets)
-        self._error = error
         self.asked = Counter()
         self.is_reading, self.go = threading.Event(), threading.Event()
 
     def read_version(self, object, offset, length):
         self.asked[offset] += 1
-        if offset in self._held:
-            if self.asked[offset] == 1:
-                self.is_reading.set()
-                assert self.go.wait(60)
-            elif self._error:
-                raise self._error
+        if offset in self._held and self.asked[offset] == 1:
+            self.is_reading.set()
+            assert self.go.wait(60)
         return self._store.read_version(object, offset, length)
 
 
@@ -81,19 +77,23 @@ def threads():
         yield pool
 
 
+def line(threads, room=None, most=32):
+    return Line((room or Pool(1 << 20)).take, threads, most=most)
+
+
 def places(count):
     return [Place("x", number, 2) for number in range(count)]
 
 
 def test_as_many_reads_are_under_way_as_there_are_threads(memory, threads):
-    with closing(Ahead(Met(memory, 32), Pool(1 << 20).take, threads)) as ahead:
+    with closing(Ahead(Met(memory, 32), line(threads))) as ahead:
         ahead.expect(places(64))
         assert [bytes(ahead.read(*place)) for place in places(64)] == [DATA[n : n + 2] for n in range(64)]
 
 
 def test_a_store_that_takes_many_places_is_given_them_at_once(memory, threads):
     store = Many(memory)
-    with closing(Ahead(store, Pool(1 << 20).take, threads)) as ahead:
+    with closing(Ahead(store, line(threads))) as ahead:
         ahead.expect(places(200))
         assert [bytes(ahead.read(*place)) for place in places(200)] == [DATA[n : n + 2] for n in range(200)]
     assert store.given == [200]
@@ -101,7 +101,7 @@ def test_a_store_that_takes_many_places_is_given_them_at_once(memory, threads):
 
 def test_no_more_is_read_than_there_is_room_for_and_all_of_it_is_given_back(memory, threads):
     room = Pool(10)
-    ahead = Ahead(memory, room.take, threads)
+    ahead = Ahead(memory, line(threads, room))
     ahead.expect(places(50))
     for place in places(20):
         assert bytes(ahead.read(*place)) == DATA[place.offset : place.offset + 2]
@@ -112,7 +112,7 @@ def test_no_more_is_read_than_there_is_room_for_and_all_of_it_is_given_back(memo
 
 
 def test_what_nobody_told_of_and_what_is_asked_for_again_is_read_by_itself(memory, threads):
-    with closing(Ahead(memory, Pool(1 << 20).take, threads)) as ahead:
+    with closing(Ahead(memory, line(threads))) as ahead:
         ahead.expect(places(2))
         for place in (*places(2), *places(2), Place("x", 9, 5), Place("x", 9, 0)):
             assert bytes(ahead.read(*place)) == DATA[place.offset : place.offset + place.length]
@@ -120,7 +120,7 @@ def test_what_nobody_told_of_and_what_is_asked_for_again_is_read_by_itself(memor
 
 @pytest.mark.parametrize("wrapped", [Wrapped, Many])
 def test_what_is_wrong_with_one_place_is_said_of_that_one(memory, threads, wrapped):
-    with closing(Ahead(wrapped(memory), Pool(1 << 20).take, threads)) as ahead:
+    with closing(Ahead(wrapped(memory), line(threads))) as ahead:
         ahead.expect([*places(2), Place("y", 0, 1)])
         with pytest.raises(ObjectNotFound):
             ahead.read("y", 0, 1)
@@ -129,19 +129,33 @@ def test_what_is_wrong_with_one_place_is_said_of_that_one(memory, threads, wrapp
 
 def test_a_store_that_fails_under_way_fails_what_it_had_not_given(memory, threads):
     store = Many(memory, StoreUnavailable("gone"))
-    with closing(Ahead(store, Pool(1 << 20).take, threads)) as ahead:
+    with closing(Ahead(store, line(threads))) as ahead:
         ahead.expect(places(3))
         assert bytes(ahead.read("x", 0, 2)) == DATA[:2]
         with pytest.raises(StoreUnavailable, match="gone"):
             ahead.read("x", 2, 2)
 
 
+class Waited(LateReads):
+    """Tells when somebody waits for a read."""
+
+    def __init__(self):
+        super().__init__(0.95)
+        self.is_waited_for = threading.Event()
+
+    def wait_s(self, nbytes, begun_at):
+        self.is_waited_for.set()
+        return super().wait_s(nbytes, begun_at)
+
+
 def test_who_waits_for_a_read_under_way_is_freed_at_the_end_and_its_memory_when_it_ends(memory, threads):
-    store, room = Held(memory, 0), Pool(1 << 20)
-    ahead = Ahead(store, room.take, threads)
-    ahead.expect(places(1))
+    store, room, (place,) = Held(memory, 0), Pool(1 << 20), places(1)
+    late = Waited()
+    ahead = Ahead(store, line(threads, room), SecondReads(late=late, threads=threads, made=int))
+    ahead.expect([place])
     assert store.is_reading.wait(60)
-    waits = threads.submit(ahead.read, *places(1)[0])
+    waits = threads.submit(ahead.read, *place)
+    assert late.is_waited_for.wait(60)
     ahead.close()
     with pytest.raises(CancelledError):
         waits.result(60)
@@ -151,13 +165,15 @@ def test_who_waits_for_a_read_under_way_is_freed_at_the_end_and_its_memory_when_
     assert room.statistics().reserved_bytes == 0
 
 
-def test_who_waits_for_a_read_that_had_not_begun_is_freed_too(memory):
-    store, room = Held(memory, 0), Pool(1 << 20)
+def test_who_waits_for_a_read_that_no_thread_has_come_to_is_freed_too(memory):
+    store, room, (first, second) = Held(memory, 0), Pool(1 << 20), places(2)
+    late = Waited()
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        ahead = Ahead(store, room.take, one)
-        ahead.expect(places(2))
+        ahead = Ahead(store, line(one, room), SecondReads(late=late, threads=one, made=int))
+        ahead.expect([first, second])
         assert store.is_reading.wait(60)
-        waits = other.submit(ahead.read, *places(2)[1])
+        waits = other.submit(ahead.read, *second)
+        assert late.is_waited_for.wait(60)
         ahead.close()
         with pytest.raises(CancelledError):
             waits.result(60)
@@ -166,11 +182,56 @@ def test_who_waits_for_a_read_that_had_not_begun_is_freed_too(memory):
     assert room.statistics().reserved_bytes == 0
 
 
+def test_what_is_closed_reads_no_more(memory, threads):
+    store, room = Held(memory), Pool(1 << 20)
+    ahead = Ahead(store, line(threads, room))
+    ahead.close()
+    ahead.expect(places(3))
+    with pytest.raises(CancelledError):
+        ahead.read(*places(1)[0])
+    assert not store.asked
+    assert room.statistics().reserved_bytes == 0
+
+
+def test_requests_begin_in_the_order_in_which_they_came(memory):
+    """Room for four places: the second request has none at first, and a third one comes while some is given back."""
+    order, room = [], Pool(8)
+
+    class Told(Wrapped):
+        def read_version(self, object, offset, length):
+            order.append(offset)
+            return self._store.read_version(object, offset, length)
+
+    with ThreadPoolExecutor(1) as one:
+        waiting, all_places = line(one, room), places(12)
+        first, second, third = (Ahead(Told(memory), waiting) for _ in range(3))
+        first.expect(all_places[:4])
+        second.expect(all_places[4:8])
+        for place in all_places[:2]:
+            first.read(*place)
+        third.expect(all_places[8:])
+        for ahead, some in ((first, all_places[2:4]), (second, all_places[4:8]), (third, all_places[8:])):
+            for place in some:
+                ahead.read(*place)
+    assert sorted(order) == list(range(12))
+    assert [number // 4 for number in order] == sorted(number // 4 for number in order)
+    assert room.statistics().reserved_bytes == 0
+
+
+def test_a_place_larger_than_all_room_holds_no_other_up(memory, threads):
+    room = Pool(4)
+    with closing(Ahead(memory, Line(room.take, threads, most=4, most_bytes=4))) as ahead:
+        ahead.expect([Place("x", 0, 5), *places(2)])
+        assert bytes(ahead.read(*places(2)[1])) == DATA[1:3]
+        assert room.statistics().peak_bytes > 0, "those after it were begun"
+        assert bytes(ahead.read("x", 0, 5)) == DATA[:5]
+
+
 def all_read(memory, threads, store, quantile=0.95):
     """Forty places, of which the last but one is held up; how often one was read again."""
     room, again = Pool(1 << 20), Counter()
     second = SecondReads(late=LateReads(quantile), threads=threads, made=lambda: again.update("x"))
-    with closing(Ahead(store, room.take, threads, second)) as ahead:
+    with closing(Ahead(store, line(threads, room), second)) as ahead:
         ahead.expect(places(40))
         found = [bytes(ahead.read(*place)) for place in places(40)]
     assert found == [DATA[number : number + 2] for number in range(40)]
@@ -180,7 +241,7 @@ def all_read(memory, threads, store, quantile=0.95):
     return again["x"]
 
 
-def test_a_straggler_is_read_a_second_time_by_who_waits_for_it_and_no_other_read_is(memory, threads):
+def test_a_straggler_is_read_a_second_time_and_no_other_read_is(memory, threads):
     store = Held(memory, 38)
     assert all_read(memory, threads, store) == 1
     assert store.asked[38] == 2
@@ -188,9 +249,17 @@ def test_a_straggler_is_read_a_second_time_by_who_waits_for_it_and_no_other_read
 
 
 def test_the_first_read_counts_where_the_second_fails(memory, threads):
-    store = Held(memory, 38, error=StoreUnavailable("gone"))
-    threading.Timer(0.3, store.go.set).start()
+    class Failing(Held):
+        def read_version(self, object, offset, length):
+            if offset == 38 and self.asked[38]:
+                self.go.set()
+                self.asked[38] += 1
+                raise StoreUnavailable("gone")
+            return super().read_version(object, offset, length)
+
+    store = Failing(memory, 38)
     assert all_read(memory, threads, store) == 1
+    assert store.asked[38] == 2
 
 
 def test_none_is_made_twice_where_nobody_wants_that(memory, threads):
@@ -198,3 +267,67 @@ def test_none_is_made_twice_where_nobody_wants_that(memory, threads):
     threading.Timer(0.3, store.go.set).start()
     assert all_read(memory, threads, store, quantile=1.0) == 0
     assert sum(store.asked.values()) == 40
+
+
+class Later(Executor):
+    """Does what it is given when it is told to."""
+
+    def __init__(self):
+        self.calls = []
+
+    def submit(self, call, *args):
+        self.calls.append(lambda: call(*args))
+
+
+def known(quantile=0.5):
+    late = LateReads(quantile)
+    for _ in range(20):
+        late.took(2, late.now())
+    return late
+
+
+def test_a_second_read_that_nobody_waits_for_any_more_is_not_made(memory, threads):
+    store, later, room, (place,) = Held(memory, 0), Later(), Pool(1 << 20), places(1)
+    second = SecondReads(late=known(), threads=later, made=store.go.set)
+    with closing(Ahead(store, line(threads, room), second)) as ahead:
+        ahead.expect([place])
+        assert bytes(ahead.read(*place)) == DATA[:2]
+        (make,) = later.calls
+        make()
+    assert store.asked == {0: 1}
+    threads.shutdown()
+    assert room.statistics().reserved_bytes == 0
+
+
+def test_a_second_read_that_ends_late_lets_a_newer_read_of_the_same_place_be(memory, threads):
+    later, room, (place,) = Later(), Pool(1 << 20), places(1)
+    is_second, may_end, done = threading.Event(), threading.Event(), []
+
+    class Slow(Held):
+        def read_version(self, object, offset, length):
+            if self.asked[0] == 1:
+                is_second.set()
+                assert may_end.wait(60)
+            return super().read_version(object, offset, length)
+
+    store = Slow(memory, 0)
+
+    def made():
+        # The second read begins, and while it is under way the first one comes.
+        thread = threading.Thread(target=later.calls[0])
+        thread.start()
+        done.append(thread)
+        assert is_second.wait(60)
+        store.go.set()
+
+    with closing(Ahead(store, line(threads, room), SecondReads(late=known(), threads=later, made=made))) as ahead:
+        ahead.expect([place])
+        assert bytes(ahead.read(*place)) == DATA[:2]
+        store.asked[0] = 2  # for the newer read is not held up
+        ahead.expect([place])
+        may_end.set()
+        done[0].join(60)
+        assert bytes(ahead.read(*place)) == DATA[:2]
+    assert store.asked[0] == 4, "what was begun anew was taken"
+    threads.shutdown()
+    assert room.statistics().reserved_bytes == 0

@@ -19,7 +19,7 @@ def known(clock, quantile=0.9, reads=40, took_s=0.5, nbytes=100):
     return late
 
 
-def test_a_read_is_late_after_twice_the_median_and_is_counted_once():
+def test_a_read_is_late_after_twice_the_median():
     clock = Clock()
     late = known(clock)
     assert late.wait_s(100, clock()) == pytest.approx(1.0)
@@ -35,7 +35,14 @@ def test_of_so_many_reads_a_tenth_is_made_twice():
     assert late.wait_s(100, clock() - 2) > 0, "it is asked again later, and not all the time"
 
 
-@pytest.mark.parametrize("settings", [{"reads": 19}, {"nbytes": 99}, {"quantile": 1.0}])
+def test_reads_are_compared_with_those_that_were_as_large_by_powers_of_two():
+    clock = Clock()
+    late = known(clock, nbytes=65)
+    assert late.is_late(127, clock() - 1.1)
+    assert not late.is_late(128, clock() - 1000)
+
+
+@pytest.mark.parametrize("settings", [{"reads": 19}, {"nbytes": 63}, {"quantile": 1.0}])
 def test_none_is_late_while_nothing_is_known_of_such_reads(settings):
     clock = Clock()
     late = known(clock, **settings)

@@ -18,7 +18,7 @@ from frostline.node.sharing import Sharing
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Account
 from frostline.preprocess import Preprocess
-from frostline.stores.ahead import SecondReads
+from frostline.stores.ahead import Line, SecondReads
 from frostline.stores.blocks import BlockReads
 from frostline.stores.faces import Place, Versioned
 from frostline.stores.late import LateReads
@@ -49,8 +49,9 @@ class Opening:
         self._memory: Pool = sharing.pools["decode"]
         self._decoders = threading.Semaphore(settings.decode_threads)
         self._blocks = BlockShelf()
-        self._hedge_quantile = settings.hedge_quantile
+        self._settings = settings
         self._lock = threading.Lock()
+        self._lines: dict[str, Line] = {}
         self._late: WeakKeyDictionary[Versioned, LateReads] = WeakKeyDictionary()
 
     def blocks(self, data: str, reading: str, account: Account, most_bytes: int) -> BlockReads | None:
@@ -77,18 +78,13 @@ class Opening:
             BadRequest: They do not lie under a root of this node that the account may read.
         """
         store = self._store(request, preprocess, account)
-        threads = self._waiters.lane(account.name)
         decoding = Decoding(memory=self._memory, turns=self._decoders, counters=counters)
         samples = request.samples
         places = list(map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
         ahead = self._blocks.over(store, places)
         if ahead is None:
-            second = SecondReads(
-                late=self._late_reads(store),
-                threads=self._waiters.lane(account.name, is_urgent=True),
-                made=partial(counters.add, read_again=1),
-            )
-            ahead = read_ahead(store, request, places, self._ahead, threads, second, leash, held)
+            line, second = self._line(account.name), self._second_reads(store, account, counters)
+            ahead = read_ahead(store, request, places, self._ahead, line, second, leash, held)
         return SampleReader(ahead, request.samples, preprocess, request.view, decoding, leash.is_cut)
 
     def resident(
@@ -116,9 +112,18 @@ class Opening:
             )
         return resident
 
-    def _late_reads(self, store: Versioned) -> LateReads:
+    def _line(self, tenant: str) -> Line:
+        most = {"most": self._settings.read_threads, "most_bytes": self._ahead.total_bytes}
         with self._lock:
-            return self._late.setdefault(store, LateReads(self._hedge_quantile))
+            return self._lines.setdefault(tenant, Line(self._ahead.take, self._waiters.lane(tenant), **most))
+
+    def _second_reads(self, store: Versioned, account: Account, counters: Counters) -> SecondReads | None:
+        if self._settings.hedge_quantile == 1:
+            return None
+        with self._lock:
+            late = self._late.setdefault(store, LateReads(self._settings.hedge_quantile))
+        threads = self._waiters.lane(account.name, is_urgent=True)
+        return SecondReads(late=late, threads=threads, made=partial(counters.add, read_again=1))
 
     def _store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:
         return self.stores.store(

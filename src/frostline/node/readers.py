@@ -5,6 +5,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -30,7 +31,7 @@ class Readers:
         self._pool = ThreadPoolExecutor(threads, "frostline-read")
         self._most = most
         self._lock = threading.Lock()
-        self._queues: OrderedDict[str, deque[Task]] = OrderedDict()  # whose turn it is comes first
+        self._queues: OrderedDict[str, _Queue] = OrderedDict()  # whose turn it is comes first
         self._at_work: Counter[str] = Counter()
 
     def lane(self, tenant: str, *, is_urgent: bool = False) -> Executor:
@@ -49,8 +50,8 @@ class Readers:
             Unavailable: The node is stopping.
         """
         with self._lock:
-            queue = self._queues.setdefault(tenant, deque())
-            (queue.appendleft if is_urgent else queue.append)(task)
+            queue = self._queues.setdefault(tenant, _Queue())
+            (queue.urgent if is_urgent else queue.others).append(task)
         try:
             self._pool.submit(self._work)
         except RuntimeError as error:
@@ -75,9 +76,10 @@ class Readers:
             tenant = next((one for one in self._queues if self._at_work[one] < self._most), None)
             if tenant is None:
                 return None
-            task = self._queues[tenant].popleft()
+            queue = self._queues[tenant]
+            task = (queue.urgent or queue.others).popleft()
             self._queues.move_to_end(tenant)
-            if not self._queues[tenant]:
+            if not (queue.urgent or queue.others):
                 del self._queues[tenant]
             self._at_work[tenant] += 1
             return tenant, task
@@ -85,6 +87,14 @@ class Readers:
     def _done(self, tenant: str) -> None:
         with self._lock:
             self._at_work[tenant] -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """What a tenant has asked for, each in its order."""
+
+    urgent: deque[Task] = field(default_factory=deque)
+    others: deque[Task] = field(default_factory=deque)
 
 
 class _Lane(Executor):

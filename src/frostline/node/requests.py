@@ -3,7 +3,6 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack
 
 import numpy as np
@@ -17,7 +16,7 @@ from frostline.errors import BadRequest, SettingError
 from frostline.node.leash import Leash
 from frostline.node.memory import Pool, Reservation
 from frostline.preprocess import Preprocess
-from frostline.stores.ahead import Ahead, SecondReads
+from frostline.stores.ahead import Ahead, Line, SecondReads
 from frostline.stores.cql import CqlStore
 from frostline.stores.faces import Place, Versioned
 from frostline.stores.folder import FolderStore
@@ -128,8 +127,8 @@ def read_ahead(
     request: FeatureRequest,
     places: Sequence[Place],
     ahead: Pool,
-    threads: Executor,
-    second: SecondReads,
+    line: Line,
+    second: SecondReads | None,
     leash: Leash,
     held: ExitStack,
 ) -> Versioned:
@@ -141,9 +140,9 @@ def read_ahead(
         store: that holds its samples.
         request: whose samples will be read.
         places: of these samples.
-        ahead: memory for what was read and is not asked for yet.
-        threads: that wait for the store.
-        second: how its reads are made a second time.
+        ahead: memory for what was read with its neighbours and is not asked for yet.
+        line: in which its other reads wait.
+        second: how its reads are made a second time; None where none is.
         leash: of the request; who waits for a read ahead is freed when it is cut.
         held: closed when the request ends.
     """
@@ -160,21 +159,10 @@ def read_ahead(
         held.callback(together.close)
         if together.joins:
             return together
-    # What stays encoded is read into memory of its batch: all of it may begin, and in the order of requests.
-    one_by_one = Ahead(store, room if request.cut else _HeldAlready, threads, second)
+    one_by_one = Ahead(store, line, second)
     held.callback(one_by_one.close)
     leash.on_cut(one_by_one.close)
     return one_by_one
-
-
-class _HeldAlready:
-    """Memory that a request has for a sample before it is read."""
-
-    def __init__(self, nbytes: int) -> None:
-        pass
-
-    def release(self) -> None:
-        """See ``Room``; whoever holds it gives it back."""
 
 
 def _check_levels(engine: str, preprocess: Preprocess) -> None:

@@ -63,7 +63,8 @@ class Prefetcher:
         self._fetch = fetch
         self._clock = clock
         self._observe = observe
-        self._pool = ThreadPoolExecutor(threads + 1, _THREADS)  # one more, to wait until a time
+        # One more, to wait until a time; and where each request was made twice, one reads its loser, one ends that.
+        self._pool = ThreadPoolExecutor(3 * threads + 1, _THREADS)
         # The consumer takes a bare lock and waits on a queue: both are whole in C, so that an interrupt in its thread
         # cannot leave the lock held, as it can between the lines of Condition.
         self._lock = threading.RLock()  # guards the window and all below
@@ -250,7 +251,7 @@ class Prefetcher:
                         samples=len(ask.samples), payload_bytes=payload_bytes, seconds=now - started, route=ask.route
                     )
                 left = self._go_on(happened)
-        # Ending an answer may wait for a read that is under way: nobody else may wait for that.
+        # Ending an answer may wait for a read that is under way. Nobody else waits for that.
         for answer in left:
             _close(answer)
 

@@ -31,9 +31,9 @@ def delay_s(
 ) -> float:
     """Seconds until the next attempt, the last of them when ``retry_for_s`` ends.
 
-    It doubles with each failure in a row, and is at least what an ``Overloaded`` node asked for. Jitter makes it up to
-    half as long, and up to a quarter longer than the node asked for: clients that failed at one time would else come
-    back at one time ("equal jitter": Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015).
+    It doubles with each failure in a row, and is at least what an ``Overloaded`` node asked for. Jitter shortens it by
+    up to a half, and makes it up to a quarter longer than the node asked for: clients that failed at one time would
+    else come back at one time ("equal jitter": Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015).
 
     Args:
         failing: what was asked for in vain.

@@ -15,8 +15,14 @@ _LOOK_AGAIN_S = 1.0
 class LateReads:
     """How long the reads of one store take. Safe for threads.
 
+    A read is compared with those before it that were as large, by powers of two. The few that are larger than nearly
+    all are not made twice: nothing is known of such reads.
+
     Args:
         quantile: see ``Stragglers``.
+        now: monotonic seconds.
+
+    Attributes:
         now: monotonic seconds.
     """
 
@@ -28,12 +34,12 @@ class LateReads:
     def took(self, nbytes: int, begun_at: float) -> None:
         """A read that began then has ended well."""
         with self._lock:
-            self._stragglers.took(None, nbytes, self.now() - begun_at)
+            self._stragglers.took(None, nbytes.bit_length(), self.now() - begun_at)
 
     def wait_s(self, nbytes: int, begun_at: float | None) -> float:
         """How long to wait for a read before asking ``is_late``; it began then, or not yet."""
         with self._lock:
-            late_after_s = self._stragglers.late_after_s(None, nbytes)
+            late_after_s = self._stragglers.late_after_s(None, nbytes.bit_length())
         if late_after_s is None:
             return _LOOK_AGAIN_S
         return late_after_s if begun_at is None else max(0.0, begun_at + late_after_s - self.now())
@@ -41,7 +47,7 @@ class LateReads:
     def is_late(self, nbytes: int, begun_at: float) -> bool:
         """Whether to make the read a second time: then that is counted as done."""
         with self._lock:
-            late_after_s = self._stragglers.late_after_s(None, nbytes)
+            late_after_s = self._stragglers.late_after_s(None, nbytes.bit_length())
             is_late = late_after_s is not None and self.now() - begun_at >= late_after_s
             if is_late:
                 self._stragglers.hedged(None)

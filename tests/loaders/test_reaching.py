@@ -1,0 +1,29 @@
+"""The way to a node in this process takes over what a job says of asking twice."""
+
+from contextlib import ExitStack
+
+import pytest
+
+import frostline as fl
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.loaders import reaching
+from support.nodes import make_images
+
+
+@pytest.mark.parametrize(
+    ("of_job", "of_node", "holds"), [(0.95, 0.95, 0.95), (1.0, 0.95, 1.0), (0.95, 0.99, 0.99), (0.5, 0.9, 0.9)]
+)
+def test_who_asks_twice_more_seldom_is_obeyed(tmp_path, monkeypatch, of_job, of_node, holds):
+    made = []
+
+    class Told(reaching.Node):
+        def __init__(self, settings, roots):
+            made.append(settings)
+            super().__init__(settings, roots)
+
+    monkeypatch.setattr(reaching, "Node", Told)
+    data = fl.Dataset(make_images(tmp_path / "images", 2))
+    with ExitStack() as stack:
+        settings, node = LoaderSettings(hedge_quantile=of_job), NodeSettings(hedge_quantile=of_node)
+        reaching.reach((), data, settings, node, lambda *_: None, stack)
+    assert [one.hedge_quantile for one in made] == [holds]
