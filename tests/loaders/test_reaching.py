@@ -22,7 +22,8 @@ def test_who_asks_twice_more_seldom_is_obeyed(tmp_path, monkeypatch, of_job, of_
             super().__init__(settings, roots)
 
     monkeypatch.setattr(reaching, "Node", Told)
-    data = fl.Dataset(make_images(tmp_path / "images", 2))
+    make_images(tmp_path / "images" / "cats", 2)
+    data = fl.Dataset(tmp_path / "images")
     with ExitStack() as stack:
         settings, node = LoaderSettings(hedge_quantile=of_job), NodeSettings(hedge_quantile=of_node)
         reaching.reach((), data, settings, node, lambda *_: None, stack)
