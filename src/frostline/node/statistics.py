@@ -24,7 +24,7 @@ class Totals:
         samples: answered.
         skipped: could not be read or decoded.
         batches: answered.
-        bytes_read: from the store.
+        bytes_read: from the store; of a read that was made twice, once.
         bytes_answered: payload of the answers as they were packed, without framing.
         decoded_again: samples read twice because their image was larger than expected.
         read_again: reads of stragglers that were made a second time.
