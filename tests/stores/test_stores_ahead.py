@@ -148,17 +148,23 @@ class Waited(LateReads):
         return super().wait_s(nbytes, begun_at)
 
 
-def test_who_waits_for_a_read_under_way_is_freed_at_the_end_and_its_memory_when_it_ends(memory, threads):
-    store, room, (place,) = Held(memory, 0), Pool(1 << 20), places(1)
+def close_under_who_waits(store, threads, room, expected):
+    """Close what reads ahead while somebody waits for the last of some places, who is told."""
     late = Waited()
     ahead = Ahead(store, line(threads, room), SecondReads(late=late, threads=threads, made=int))
-    ahead.expect([place])
+    ahead.expect(expected)
     assert store.is_reading.wait(60)
-    waits = threads.submit(ahead.read, *place)
-    assert late.is_waited_for.wait(60)
-    ahead.close()
-    with pytest.raises(CancelledError):
-        waits.result(60)
+    with ThreadPoolExecutor(1) as other:
+        waits = other.submit(ahead.read, *expected[-1])
+        assert late.is_waited_for.wait(60)
+        ahead.close()
+        with pytest.raises(CancelledError):
+            waits.result(60)
+
+
+def test_who_waits_for_a_read_under_way_is_freed_at_the_end_and_its_memory_when_it_ends(memory, threads):
+    store, room = Held(memory, 0), Pool(1 << 20)
+    close_under_who_waits(store, threads, room, places(1))
     assert room.statistics().reserved_bytes == 2
     store.go.set()
     threads.shutdown()
@@ -166,17 +172,9 @@ def test_who_waits_for_a_read_under_way_is_freed_at_the_end_and_its_memory_when_
 
 
 def test_who_waits_for_a_read_that_no_thread_has_come_to_is_freed_too(memory):
-    store, room, (first, second) = Held(memory, 0), Pool(1 << 20), places(2)
-    late = Waited()
-    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        ahead = Ahead(store, line(one, room), SecondReads(late=late, threads=one, made=int))
-        ahead.expect([first, second])
-        assert store.is_reading.wait(60)
-        waits = other.submit(ahead.read, *second)
-        assert late.is_waited_for.wait(60)
-        ahead.close()
-        with pytest.raises(CancelledError):
-            waits.result(60)
+    store, room = Held(memory, 0), Pool(1 << 20)
+    with ThreadPoolExecutor(1) as one:
+        close_under_who_waits(store, one, room, places(2))
         store.go.set()
     assert store.asked == {0: 1}
     assert room.statistics().reserved_bytes == 0
