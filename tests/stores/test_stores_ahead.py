@@ -1,6 +1,9 @@
 """Reading places before they are asked for: the same bytes, within the room there is, and as many at once as said."""
 
+import itertools
+import random
 import threading
+import time
 import uuid
 from collections import Counter
 from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
@@ -329,3 +332,40 @@ def test_a_second_read_that_ends_late_lets_a_newer_read_of_the_same_place_be(mem
     assert store.asked[0] == 4, "what was begun anew was taken"
     threads.shutdown()
     assert room.statistics().reserved_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_comes_together_each_gets_its_bytes_and_all_memory_is_given_back(memory, seed):
+    """Requests that share a line, read out of order and twice, and close at any time; the store straggles and fails."""
+    chance, room = random.Random(seed), Pool(24)
+    pauses = [chance.choice([0, 0, 0, 0.001, 0.03]) for _ in range(997)]
+    turn = itertools.count()
+
+    class Uneven(Wrapped):
+        def read_version(self, object, offset, length):
+            number = next(turn)
+            time.sleep(pauses[number % 997])
+            if number % 61 == 0:
+                raise StoreUnavailable("gone")
+            return self._store.read_version(object, offset, length)
+
+    def asks(number):
+        own = random.Random(1000 * seed + number)
+        ahead = Ahead(Uneven(memory), waiting, SecondReads(late=late, threads=urgent, made=int))
+        wanted = own.sample(places(100), 20)
+        ahead.expect(wanted)
+        for place in [*wanted, *wanted[:3]][: own.choice([5, 23, 23])]:
+            try:
+                assert bytes(ahead.read(*place)) == DATA[place.offset : place.offset + 2]
+            except StoreUnavailable:
+                ahead.expect([place])
+        ahead.close()
+
+    late = LateReads(0.8)
+    with ThreadPoolExecutor(4) as reads, ThreadPoolExecutor(2) as urgent:
+        waiting = line(reads, room, most=4)
+        with ThreadPoolExecutor(6) as callers:
+            for done in [callers.submit(asks, number) for number in range(30)]:
+                done.result(60)
+    assert room.statistics().reserved_bytes == 0
+    assert room.statistics().peak_bytes <= 24
