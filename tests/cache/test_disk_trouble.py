@@ -14,11 +14,13 @@ from support import stored
 from support.stored import ENVIRONMENT, ROWS, checked, put, python, writing
 
 SMALL = 16 << 20
+# None of the rows that writers write before they are killed has to make room for others.
+LARGE = 64 << 20
 
 
 def killed_at_random(folder, first, draw):
     """Have a process write rows from ``first`` on, kill it, and say how far it had said to be."""
-    with writing(folder, 2 * SMALL, first) as writer:
+    with writing(folder, LARGE, first) as writer:
         said = first
         for _ in range(draw.randrange(1, 30)):
             said = int(writer.stdout.readline())
@@ -34,7 +36,7 @@ def test_a_writer_killed_at_random_moments_leaves_every_row_it_reported_and_none
     draw, done = random.Random(5), 0
     for _ in range(10):
         stop = killed_at_random(tmp_path, done, draw)
-        with FeatureStore(tmp_path, 2 * SMALL) as store:
+        with FeatureStore(tmp_path, LARGE) as store:
             found = checked(store, range(stop + 10 * ROWS))
             assert found[:stop] == list(range(stop))
             assert store.statistics().started_anew == store.statistics().damaged == store.statistics().failed == 0
