@@ -16,9 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from frostline.tuning import Following, Setting, Steady
-from support.shared_line import SharedLine
+from support.shared_line import hundred_mbit
 
-PHOTOGRAPH_BYTES = 57_000
 MOST = Setting(requests=64, window_bytes=256 << 20)
 FIXED = (4, 8, 16, 32, 64)
 PHOTOGRAPHS, ROUND_TRIPS_MS = (1, 8, 16, 32), (0, 20, 75, 150)
@@ -62,17 +61,7 @@ def rate(run):
         if fixed is None
         else Steady(Setting(requests=fixed, window_bytes=MOST.window_bytes))
     )
-    line = SharedLine(
-        rule,
-        request_bytes=PHOTOGRAPH_BYTES * photographs,
-        size_spread=0.33 / photographs**0.5,
-        bytes_per_s=11.9e6,
-        round_trip_s=round_trip_ms / 1000,
-        service_s=0.001 * photographs**0.5,
-        spread=0.5,
-        weather=0.12,
-        seed=seed,
-    )
+    line = hundred_mbit(rule, photographs, round_trip_ms, seed)
     line.run(seconds)
     return line.carried_rate(FROM_S, seconds)
 

@@ -271,13 +271,15 @@ def test_none_is_made_twice_where_nobody_wants_that(memory, threads):
 
 
 class Later(Executor):
-    """Does what it is given when it is told to."""
+    """Does what it is given when it is told to, and tells that it was given something."""
 
     def __init__(self):
         self.calls = []
+        self.given = int
 
     def submit(self, call, *args):
         self.calls.append(lambda: call(*args))
+        self.given()
 
 
 def known(quantile=0.5):
@@ -288,14 +290,16 @@ def known(quantile=0.5):
 
 
 def test_a_second_read_that_nobody_waits_for_any_more_is_not_made(memory, threads):
-    store, later, room, (place,) = Held(memory, 0), Later(), Pool(1 << 20), places(1)
-    second = SecondReads(late=known(), threads=later, made=store.go.set)
+    store, later, room, (place,), made = Held(memory, 0), Later(), Pool(1 << 20), places(1), Counter()
+    later.given = store.go.set
+    second = SecondReads(late=known(), threads=later, made=lambda: made.update("x"))
     with closing(Ahead(store, line(threads, room), second)) as ahead:
         ahead.expect([place])
         assert bytes(ahead.read(*place)) == DATA[:2]
         (make,) = later.calls
         make()
     assert store.asked == {0: 1}
+    assert not made
     threads.shutdown()
     assert room.statistics().reserved_bytes == 0
 
@@ -313,7 +317,7 @@ def test_a_second_read_that_ends_late_lets_a_newer_read_of_the_same_place_be(mem
 
     store = Slow(memory, 0)
 
-    def made():
+    def given():
         # The second read begins, and while it is under way the first one comes.
         thread = threading.Thread(target=later.calls[0])
         thread.start()
@@ -321,7 +325,8 @@ def test_a_second_read_that_ends_late_lets_a_newer_read_of_the_same_place_be(mem
         assert is_second.wait(60)
         store.go.set()
 
-    with closing(Ahead(store, line(threads, room), SecondReads(late=known(), threads=later, made=made))) as ahead:
+    later.given = given
+    with closing(Ahead(store, line(threads, room), SecondReads(late=known(), threads=later, made=int))) as ahead:
         ahead.expect([place])
         assert bytes(ahead.read(*place)) == DATA[:2]
         store.asked[0] = 2  # for the newer read is not held up

@@ -3,30 +3,14 @@
 import pytest
 
 from frostline.tuning import Following, Setting, Steady
-from support.shared_line import SharedLine
+from support.shared_line import hundred_mbit
 
-PHOTOGRAPH = 57_000
 MOST = Setting(requests=64, window_bytes=256 << 20)
-
-
-def line(rule, photographs, round_trip_ms, seed):
-    """Of 100 Mbit/s less what frames take, whose rate wanders by an eighth."""
-    return SharedLine(
-        rule,
-        request_bytes=PHOTOGRAPH * photographs,
-        size_spread=0.33 / photographs**0.5,
-        bytes_per_s=11.9e6,
-        round_trip_s=round_trip_ms / 1000,
-        service_s=0.001 * photographs**0.5,
-        spread=0.5,
-        weather=0.12,
-        seed=seed,
-    )
 
 
 def rate(rule, *cell):
     """Bytes a second from the tenth second on."""
-    held = line(rule, *cell)
+    held = hundred_mbit(rule, *cell)
     held.run(30)
     return held.carried_rate(10, 30)
 

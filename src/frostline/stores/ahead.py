@@ -242,14 +242,14 @@ class Ahead:
             if not read.is_again and begun_at is not None and second.late.is_late(nbytes, begun_at):
                 read.is_again = True
                 with suppress(Unavailable):  # the node is stopping
-                    second.threads.submit(self._read_again, read)
-                    second.made()
+                    second.threads.submit(self._read_again, read, second)
             return read.is_again
 
-    def _read_again(self, read: _Read) -> None:
+    def _read_again(self, read: _Read, second: SecondReads) -> None:
         room = None if read.answer.done() else self._line.take(read.place.length)
         if room is None:
             return
+        second.made()
         try:
             found = self._store.read_version(*read.place)
         except FrostlineError:  # the first read may bring it
