@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from frostline.background import in_background
 from frostline.cache.bundles import Bundle, keys_of, stretches
 from frostline.cache.known import KnownRows
 from frostline.cache.rows import RowLayout, Tensors, fill, opened, sealed
@@ -111,9 +112,10 @@ class SharedStore:
         self._counts: Counter[str] = Counter()
         self._looks: OrderedDict[bytes, _Look] = OrderedDict()
         self._rests_until_s = -1.0
-        self._readers = ThreadPoolExecutor(_READERS, "frostline-shared-read")
-        self._looker = ThreadPoolExecutor(1, "frostline-shared-look")
-        self._heads = ThreadPoolExecutor(_READERS, "frostline-shared-look")  # does not hold up whoever reads rows
+        self._readers = ThreadPoolExecutor(_READERS, "frostline-shared-read", in_background)
+        self._looker = ThreadPoolExecutor(1, "frostline-shared-look", in_background)
+        # Its own threads, so that looking does not hold up whoever reads rows.
+        self._heads = ThreadPoolExecutor(_READERS, "frostline-shared-look", in_background)
         self._writer = BundleWriter(
             self._store,
             budget_bytes,

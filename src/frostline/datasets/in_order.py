@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Generic, TypeVar
 
+from frostline.background import in_background
 from frostline.core import OBJECTS, Samples, Skipped
 from frostline.datasets.reading import open_samples
 from frostline.errors import ObjectNotFound, SampleError, StoreError
@@ -66,7 +67,7 @@ class InOrder:
 
     def _each(self, places: Sequence[Place]) -> Iterator[tuple[int, _Found]]:
         rest = iter(range(len(places)))
-        with ThreadPoolExecutor(self._most, "frostline-read") as threads:
+        with ThreadPoolExecutor(self._most, "frostline-read", in_background) as threads:
             under_way: set[Future[tuple[int, _Found]]] = set()
             while True:
                 under_way |= {

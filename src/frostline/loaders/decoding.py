@@ -10,6 +10,7 @@ from typing import Final, Self
 
 import numpy as np
 
+from frostline.background import in_background
 from frostline.core import SampleTable
 from frostline.prefetch import Deal, Dealer
 from frostline.prefetch.stretches import Delivery
@@ -74,7 +75,7 @@ class Decoding:
         self._rows = rows
         self._threads = threads
         self.is_starved = False
-        self._pool = ThreadPoolExecutor(threads, THREADS)
+        self._pool = ThreadPoolExecutor(threads, THREADS, in_background)
         self._listener: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:

@@ -13,6 +13,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from frostline.background import in_background
 from frostline.events import Event, Observer
 from frostline.loaders.decoding import THREADS as DECODING
 from frostline.loaders.decoding import Decoding
@@ -107,7 +108,7 @@ class Filling:
         self._happened = arrivals.happened
         self._observe = observe
         self._interrupt = interrupt
-        self._rest = ThreadPoolExecutor(1, _THREADS[0])  # fills what no thread that brings rows does
+        self._rest = ThreadPoolExecutor(1, _THREADS[0], in_background)  # fills what no thread that brings rows does
         self._is_ahead = self._prefetcher is not None
         self._is_scheduled = False
         self._turn = threading.Lock()  # held by who fills

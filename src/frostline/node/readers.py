@@ -10,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from frostline.background import in_background
 from frostline.errors import Unavailable
 
 __all__ = ("Readers",)
@@ -28,7 +29,7 @@ class Readers:
     """
 
     def __init__(self, threads: int, most: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, "frostline-read")
+        self._pool = ThreadPoolExecutor(threads, "frostline-read", in_background)
         self._most = most
         self._lock = threading.Lock()
         self._queues: OrderedDict[str, _Queue] = OrderedDict()  # whose turn it is comes first

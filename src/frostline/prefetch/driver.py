@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Self
 
+from frostline.background import in_background
 from frostline.core import FeatureBatch
 from frostline.errors import StoreUnavailable, Unavailable
 from frostline.events import Event, Observer, RequestFinished, RequestHedged, SampleSkipped, Waiting
@@ -64,7 +65,7 @@ class Prefetcher:
         self._clock = clock
         self._observe = observe
         # One more, to wait until a time; and where each request was made twice, one reads its loser, one ends that.
-        self._pool = ThreadPoolExecutor(3 * threads + 1, _THREADS)
+        self._pool = ThreadPoolExecutor(3 * threads + 1, _THREADS, in_background)
         # The consumer takes a bare lock and waits on a queue: both are whole in C, so that an interrupt in its thread
         # cannot leave the lock held, as it can between the lines of Condition.
         self._lock = threading.RLock()  # guards the window and all below

@@ -23,6 +23,7 @@ from cassandra.pool import NoConnectionsAvailable
 from cassandra.protocol import ErrorMessage
 from cassandra.query import tuple_factory
 
+from frostline.background import background
 from frostline.errors import SettingError
 from frostline.stores.cql_access import CqlAccess
 from frostline.stores.cql_urls import CqlPlace
@@ -85,7 +86,8 @@ def connect(place: CqlPlace, access: CqlAccess) -> tuple[Cluster, Session]:
         **known,
     )
     try:
-        return cluster, cluster.connect()
+        with background():
+            return cluster, cluster.connect()
     except BaseException:
         cluster.shutdown()
         raise

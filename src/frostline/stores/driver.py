@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from frostline.background import background
 from frostline.errors import AccessDenied, ObjectNotFound, StoreError
 from frostline.stores.driver_errors import error_of_driver
 from frostline.stores.faces import Buffer, Dated, Entry
@@ -193,7 +194,13 @@ def _version(found: "ObjectMeta") -> str:
 
 @cache
 def _driven_by() -> int:
-    # The process that started the driver's threads; a forked child remembers its parent here.
+    # The process that started the driver's threads; a forked child remembers its parent here. They start with the first
+    # call, whatever it is.
+    with background():
+        from obstore import put
+        from obstore.store import MemoryStore
+
+        put(MemoryStore(), "first", b"")
     return os.getpid()
 
 
