@@ -158,6 +158,16 @@ def torch_files(task):
     yield from DataLoader(Files(), BATCH, shuffle=True, num_workers=task.workers)
 
 
+def decoding_alone(task):
+    """What no loader can exceed on this core: samples in memory, made one after another and put into batches."""
+    make = task.make()
+    paths = shuffled(task, sorted(Path(task.local, task.key("files")).glob("*/*")))
+    samples = [(path.read_bytes(), int(path.parent.name)) for path in paths]
+    for start in range(0, len(samples) - BATCH + 1, BATCH):
+        encoded, labels = zip(*samples[start : start + BATCH], strict=True)
+        yield np.stack([make(one) for one in encoded]), np.array(labels)
+
+
 def torch_s3(task, batch=BATCH):
     """PyTorch's DataLoader over s3torchconnector's map-style data set."""
     from s3torchconnector import S3ClientConfig, S3MapDataset
@@ -354,4 +364,5 @@ LOADERS = {
     "Ray Data": ray_data,
     "tf.data": tf_data,
     "DataLoader, local files": torch_files,
+    "decoding alone": decoding_alone,
 }

@@ -25,6 +25,7 @@ and 2 at 0 ms; `prefetch_batches=4`; decoding is fused with the read, as its tip
 | WebDataset | tars of 8 MiB | 8 workers (4 at 0 and 20 ms); curl reads, as in its guide; batched in the workers, \
 shuffled over 1,000 samples |
 | DataLoader, local files | files of this machine | 2 workers; no link at all |
+| decoding alone | memory | no loader: what the core decodes where it does nothing else |
 
 Shards are smaller than those projects ask for (64 MB and more), so that there are several for each worker.
 """
