@@ -17,7 +17,8 @@ NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 SETTINGS = LoaderSettings(samples_per_request=4, requests_in_flight=2, retry_for_s=0.2, skip_allowance=0)
 GONE_S = 60  # a worker looks for its parent every 5 s
 
-# Begins a pass, keeps it, and ends by an error of its own code.
+# Begins a pass, keeps it, and ends by an error of its own code: when each worker has given a batch, since PyTorch says
+# of one that is ended before it has begun that it was killed.
 TRAINER = """
     import os, sys
     import frostline as fl
@@ -27,8 +28,9 @@ TRAINER = """
     os.setsid()
     job = fl.offload(None, fl.Dataset(sys.argv[1]), preprocess=tiny_preprocess())
     batches = iter(WorkerLoader(job.loader(2), 2, start=sys.argv[2]))
-    for batch in batches:
-        raise ZeroDivisionError("in the loop")
+    for number, batch in enumerate(batches):
+        if number == 1:
+            raise ZeroDivisionError("in the loop")
 """
 
 
