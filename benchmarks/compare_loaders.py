@@ -159,7 +159,7 @@ def torch_files(task):
 
 
 def decoding_alone(task):
-    """What no loader can exceed on this core: samples in memory, made one after another and put into batches."""
+    """What the core makes where it does nothing else: of samples in memory, one after another, put into batches."""
     make = task.make()
     paths = shuffled(task, sorted(Path(task.local, task.key("files")).glob("*/*")))
     samples = [(path.read_bytes(), int(path.parent.name)) for path in paths]
