@@ -18,7 +18,7 @@ UV_VERSION := 0.13.8
 # Tests start some hundred processes, which would each compile Frostline and TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check browser cassandra frameworks install install-test docs map lock clean
+.PHONY: demo test check fuzz browser cassandra frameworks install install-test docs map lock clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -43,6 +43,11 @@ check:
 	$(BIN)/lint-imports --no-cache
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Graphs that strangers could upload, made at random, for SECONDS; the tests try a few of them.
+SECONDS ?= 600
+fuzz: install-test
+	$(BIN)/python tests/support/graph_fuzz.py --seconds $(SECONDS)
 
 install: $(STAMPS)/demo
 install-test: $(STAMPS)/test

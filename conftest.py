@@ -32,11 +32,17 @@ def make_photos(folder, each=12):
 def enter(namespace):
     namespace["_left"], namespace["_folder"] = Path.cwd(), tempfile.TemporaryDirectory()
     os.chdir(namespace["_folder"].name)
+    namespace["_cache"] = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = f"{namespace['_folder'].name}/cache"
     make_photos(Path("photos"))
 
 
 def leave(namespace):
     os.chdir(namespace["_left"])
+    if namespace["_cache"] is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = namespace["_cache"]
     namespace["_folder"].cleanup()
 
 

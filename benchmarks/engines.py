@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from networks import CLASSES, NETWORKS, calibrated, frozen
+from networks import NETWORKS, calibrated, frozen, load
 from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.datasets import Dataset
@@ -37,7 +37,6 @@ from frostline.errors import EngineUnfit
 from frostline.models import cut_network
 from frostline.preprocess.apply import decode_into, pixels_into
 from frostline.stores.objects import open_store
-from frostline.training.networks import load_model
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 CALIBRATED_ON, JUDGED_ON = 64, 32
@@ -75,7 +74,7 @@ def ceiling_flops(device):
 
 
 def measured(name, data, wanted, ceiling):
-    pretrained = load_model(NETWORKS[name], classes=CLASSES)
+    pretrained = load(NETWORKS[name])
     pixels = decoded(data, pretrained.preprocess, CALIBRATED_ON + JUDGED_ON)
     calibration, judged = pixels[:CALIBRATED_ON], pixels[CALIBRATED_ON:]
     model = pretrained.model if name == "efficientnet_lite0" else calibrated(pretrained.model, calibration)

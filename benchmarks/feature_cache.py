@@ -302,7 +302,7 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process import start_node
 
-    settings = NodeSettings(cache_folder=wanted.cache, cache_bytes=4 << 30)
+    settings = NodeSettings(cache_folder=wanted.cache, cache_bytes=4 << 30, open_to_all=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()

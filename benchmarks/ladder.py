@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from networks import CLASSES, NETWORKS, calibrated, frozen
+from networks import NETWORKS, calibrated, frozen, load
 
 import frostline as fl
 from engines import built, decoded, features, relative_error, timed
@@ -47,7 +47,6 @@ from frostline.node.process import start_node
 from frostline.preprocess import Applied
 from frostline.preprocess.apply import decode_into
 from frostline.stores.objects import open_store
-from frostline.training.networks import load_model
 
 SEVEN = [name for name in NETWORKS if name not in ("vgg19", "vit_base")]
 ROWS = 32
@@ -55,7 +54,7 @@ ALONE_S = 2.0
 STREAMED_S = 5.0
 MEMORY_BYTES = 8 << 30  # AlexNet's and VGG's weights do not fit into the default node
 FUSED = ("torch-compiled", "onnxruntime", "openvino")
-STREAMED = {"fp16": "+ prefetch, 16 bits", "int8": "+ prefetch, 8 bits"}
+STREAMED = {"bf16": "+ prefetch, 16 bits", "int8": "+ prefetch, 8 bits"}
 
 
 def main():
@@ -75,7 +74,7 @@ def main():
 def climbed(name, wanted):
     """All steps of one network, in their order."""
     doing(name, "decoding, and cutting the network")
-    pretrained = load_model(NETWORKS[name], classes=CLASSES)
+    pretrained = load(NETWORKS[name])
     preprocess, data = pretrained.preprocess, Dataset(wanted.data)
     pixels = decoded(data, preprocess, 96)
     calibration, judged = pixels[:64], pixels[64:]
@@ -107,7 +106,7 @@ def climbed(name, wanted):
                 if turn:
                     times[step].append(rate)
         rows = [row(step, offer, times[step], alone[offer], errors[offer]) for step, offer, _ in steps]
-        by_accuracy = {"fp16": rows[-2]["engine"], "int8": rows[-1]["engine"]}
+        by_accuracy = {"bf16": rows[-2]["engine"], "int8": rows[-1]["engine"]}
         kept_pixels = decoded(data, preprocess, 96, as_kept=True)
         alone = {}
         for offer in by_accuracy.values():
@@ -162,7 +161,7 @@ def planned(alone):
     def fastest(names):
         return max((name for name in names if name in alone), key=alone.get, default=None)
 
-    of_16 = fastest([name for name in alone if offer_of(name).precision in ("fp32", "16-bit")])
+    of_16 = fastest([name for name in alone if offer_of(name).precision in ("fp32", "bf16")])
     of_8 = fastest([name for name in alone if offer_of(name).precision == "int8"])
     return [
         ("eager fp32", REFERENCE, "jpeg"),

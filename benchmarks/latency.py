@@ -98,7 +98,8 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process import start_node
 
-    with start_node((str(Path(wanted.data).resolve()),), NodeSettings(), host=STORE_ADDRESS) as node:
+    settings = NodeSettings(open_to_all=True)
+    with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
         bare_link.serve(STORE_ADDRESS)
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()

@@ -3,6 +3,7 @@
 import torch
 
 from frostline.models.freezing import classifier_of, used_parameters
+from frostline.training.networks import load_model
 
 CLASSES = 10
 NETWORKS = {
@@ -16,6 +17,11 @@ NETWORKS = {
     "vit_base": "timm:vit_base_patch16_224",
     "vit_small": "timm:vit_small_patch16_224",
 }
+
+
+def load(name, classes=CLASSES):
+    """A network by its full name: the demo's with its weights, the others with random ones, which cost as much."""
+    return load_model(name, classes=classes, weights=None if name.startswith("demo:") else "random")
 
 
 # With random weights of full size, sixteen residual branches in a row make a network in which small errors double and

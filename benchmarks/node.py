@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from networks import load
 
 from frostline.client.http import HttpTransport
 from frostline.config import NodeSettings
@@ -28,7 +29,6 @@ from frostline.models.artifact import digest_of, write_prefix
 from frostline.node.process import start_node
 from frostline.preprocess.apply import decode_into
 from frostline.stores.objects import open_store
-from frostline.training.networks import load_model
 from frostline.wire.messages import FeatureRequest
 
 
@@ -37,7 +37,7 @@ def main():
     if wanted.keep_freed:
         keep_freed_memory()
     data = Dataset(wanted.data)
-    pretrained = load_model(wanted.model, classes=10)
+    pretrained = load(wanted.model)
     preprocess = pretrained.preprocess
     model = freeze(pretrained.model.eval(), "features")
     network = cut_network(model, preprocess.shape)

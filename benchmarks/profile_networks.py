@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from networks import CLASSES, NETWORKS, calibrated, frozen
+from networks import NETWORKS, calibrated, frozen, load
 
 from frostline.datasets import Dataset
 from frostline.engines.allocator import keep_freed_memory
@@ -33,7 +33,6 @@ from frostline.planning import Link, Situation
 from frostline.preprocess.apply import decode_into
 from frostline.profiles import CutCost, Profile
 from frostline.stores.objects import open_store
-from frostline.training.networks import load_model
 from frostline.wire.codecs import CODECS
 
 SEVEN = [name for name in NETWORKS if name != "efficientnet_lite0"]
@@ -68,7 +67,7 @@ def main():
 
 
 def measured(name, data):
-    pretrained = load_model(name, classes=CLASSES)
+    pretrained = load(name)
     read_s, decode_s, pixels = decoded(data, pretrained.preprocess)
     model = calibrated(pretrained.model, pixels)
     network = cut_network(frozen(model, pretrained.preprocess.shape), pretrained.preprocess.shape)

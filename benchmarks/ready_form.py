@@ -22,6 +22,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+from networks import load
 from PIL import Image
 
 from frostline.client.http import HttpTransport
@@ -38,7 +39,6 @@ from frostline.preprocess.apply import decode_into
 from frostline.stores.folder import FolderStore
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import open_store
-from frostline.training.networks import load_model
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 
@@ -52,7 +52,7 @@ def main():
     wanted = arguments()
     images = Dataset(wanted.data)
     images = images.take(np.arange(min(wanted.samples, len(images))))
-    pretrained = load_model(wanted.model, classes=10)
+    pretrained = load(wanted.model)
     declared = pretrained.preprocess
     network = cut_network(freeze(pretrained.model.eval(), "features"), declared.shape)
     artifact = write_prefix(network.prefix)

@@ -105,7 +105,8 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process import start_node
 
-    with start_node((str(Path(wanted.data).resolve()),), NodeSettings(device_batch=BATCH), host=STORE_ADDRESS) as node:
+    settings = NodeSettings(device_batch=BATCH, open_to_all=True)
+    with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()
 
@@ -120,12 +121,12 @@ class Trainer:
 
     def __init__(self, wanted):
         import torch
+        from networks import load
 
         import frostline as fl
         from frostline.config import LoaderSettings
         from frostline.engines.allocator import keep_freed_memory
         from frostline.models import freeze
-        from frostline.training.networks import load_model
 
         keep_freed_memory()  # as the node does, so that both sides compute alike
         torch.manual_seed(0)
@@ -135,7 +136,7 @@ class Trainer:
         self._offload = fl.offload
         self._data = fl.Dataset(wanted.data)
         self._part = self._data.split(wanted.samples / len(self._data), 0)[1]
-        self._network = load_model(named, classes=len(self._data.classes))
+        self._network = load(named, len(self._data.classes))
         # All but the last layer: the three that AlexNet has behind its module "features" would take all the time.
         until = "classifier.5" if wanted.networks == "alexnet" else "features"
         freeze(self._network.model, until, input_shape=self._network.preprocess.shape)
@@ -144,8 +145,10 @@ class Trainer:
         self._settings = LoaderSettings(
             cache_bytes=0, samples_per_request=BATCH, requests_in_flight=10, device_batch=BATCH, follow=False
         )
+        from frostline.planning.situation import ACCURACIES
+
         accuracy = wanted.accuracy
-        self._accuracy = accuracy if accuracy in ("exact", "fp16", "int8") else float(accuracy)
+        self._accuracy = accuracy if accuracy in ACCURACIES else float(accuracy)
         self._job = None
         self._finished = []
 

@@ -119,7 +119,7 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process import start_node
 
-    settings = NodeSettings(max_requests=2 * MOST)
+    settings = NodeSettings(max_requests=2 * MOST, open_to_all=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()

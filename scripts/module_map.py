@@ -19,7 +19,21 @@ HEIGHTS = (
     ("Deciding", ("planning", "batching", "tuning", "prefetch", "cache")),
     ("Data and networks", ("datasets", "preprocess", "models", "stores", "engines")),
     ("Shared words", ("wire", "profiles", "ordering")),
-    ("Ground", ("events", "config", "core", "checks", "background", "version", "errors")),
+    (
+        "Ground",
+        (
+            "events",
+            "config",
+            "core",
+            "checks",
+            "background",
+            "private",
+            "processors",
+            "file_locks",
+            "version",
+            "errors",
+        ),
+    ),
 )
 
 

@@ -59,6 +59,14 @@ def _subprocesses_import_torchvision():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _a_cache_folder_of_its_own(tmp_path_factory):
+    """Manifests of local folders are kept in the user's cache folder, which is none of a test's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def photographs(tmp_path_factory):
     """A folder of real photographs in class folders; read it, don't write to it."""

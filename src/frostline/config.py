@@ -11,6 +11,7 @@ from platformdirs import user_cache_path
 
 from frostline.checks import check_fields
 from frostline.errors import SettingError
+from frostline.processors import usable_cores, usable_memory_bytes
 
 __all__ = (
     "BATCHING",
@@ -21,6 +22,7 @@ __all__ = (
     "NodeSettings",
     "TenantSettings",
     "cache_folder",
+    "default_node_memory_bytes",
     "environment",
     "io_socket",
 )
@@ -40,11 +42,6 @@ TUNING = ("auto", "fixed", "prisma")
 """Rules by which a loader's window gets its bounds: its own, none, and one to compare with."""
 # As many as the window had before it was tuned: enough for a link within a building, and no storm for a small store.
 _FIRST_REQUESTS = 8
-
-
-def _cores() -> int:
-    """Processor cores that this process may use: fewer than the machine has where it is pinned to some."""
-    return len(os.sched_getaffinity(0))
 
 
 def _io() -> str | None:
@@ -98,17 +95,30 @@ class TenantSettings:
                 raise SettingError(f"{name} of tenant {self.name} must be above 0, not {value}")
 
 
+def default_node_memory_bytes() -> int:
+    """A quarter of the memory that this process may use; on a small machine 6 GiB, and half of it at most.
+
+    A node of 6 GiB takes in VGG-16 up to its last layer.
+    """
+    usable = usable_memory_bytes()
+    return max(64 * _MIB, usable // 4, min(6 * _GIB, usable // 2))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
     """What a node may use.
 
     Attributes:
-        memory_bytes: for weights, samples in work and answers not yet sent. Never exceeded: raise it when
-            the node answers that a request is over budget.
+        memory_bytes: for weights, samples in work and answers not yet sent. A bound, not an allocation, and never
+            exceeded: raise it when the node answers that a request is over budget, and lower it where several nodes
+            share a machine.
         decode_threads: images decoded at once; one a core.
         read_threads: samples that a store away from this machine is asked for at once; more hides a longer round trip.
             A table of CQL has all in flight that there is memory for, whatever this is. The default is where decoding
             begins to count on two cores (``benchmarks/reads_ahead.py``).
+        store_deadline_s: how long a store may be silent, and how long a read of it is tried again, where
+            ``FROSTLINE_STORE_TIMEOUT_S`` and ``FROSTLINE_STORE_PATIENCE_S`` do not say less. A job with a node in its
+            process gives it its own ``deadline_s``.
         hedge_quantile: a read of an object that somebody waits for, and that takes longer than this share of those
             before it that were as large, is made a second time; 1 makes none twice. Of a job with a node in its
             process the larger of this and the job's own counts.
@@ -122,24 +132,42 @@ class NodeSettings:
             gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
         tenants: who may use the node; where there are none, everybody may, as one tenant.
         trial_s: for trying engines on one prefix, once for this hardware; 0 tries none.
+        trial_niceness: by which such trials step back behind what the node serves (nice(2)): 5 leaves them a quarter of
+            a core that the node wants too. 0 where nobody else uses the node, as of one that a job starts for itself:
+            the sooner it has the faster engine, the sooner all is done.
         engines: names of those that may be tried; None for all that there are (``engines.catalog``).
         cache_folder: where features are kept for later epochs, jobs and tenants; several nodes of one machine may
             share it. None keeps none.
         cache_bytes: most bytes on disk for them.
+        local_tier: folder for encoded samples of stores that are away from this machine, such as S3 or tables, so that
+            a second epoch reads nothing of them; processes of one machine may share it. None is in the user's cache
+            folder.
+        local_tier_bytes: most bytes of them. 0 keeps none; None is a quarter of the disk that is free, at most 50 GiB,
+            and nothing where that is little.
         shared_cache: URL under which features are kept for all nodes that are given the same; None keeps none there.
         shared_cache_bytes: most bytes under it, by all nodes; what nobody used for an hour makes room for others.
         shared_cache_wait_s: longest that a batch waits for features from there before they are computed. About what
             computing a batch takes.
+        open_to_all: It may listen beyond this machine without tenants: whoever can reach it may use it.
+        follow_links: Symbolic links in folders may lead out of the data roots. A node in the process of a job follows
+            them, since it reads for nobody else.
+        max_graph_nodes: Operations of a network that is uploaded; ten times those of a ViT-B/16.
+        max_graph_values: Tensors that one run of it makes, every part of a split counted.
+        max_check_s: Processor seconds of the process that checks it; ViT-B/16 takes one.
+        max_run_s: Estimated seconds of a run of eight samples to the frost line; raise it for very large networks.
+        max_operation_s: Estimated seconds of any one operation in such a run. A run can be given up, and another
+            tenant's can go first, between two operations; so nobody waits longer than that for it.
         allow_training: train heads beside it, for policy ``all_in_store``.
         training_memory_bytes: of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are torch's.
         trainings: at once; one more is refused with 429.
     """
 
-    memory_bytes: int = 2 * _GIB
-    decode_threads: int = field(default_factory=_cores)
+    memory_bytes: int = field(default_factory=default_node_memory_bytes)
+    decode_threads: int = field(default_factory=lambda: len(usable_cores()))
     read_threads: int = 64
+    store_deadline_s: float = math.inf
     hedge_quantile: float = 0.95
-    compute_threads: int = field(default_factory=_cores)
+    compute_threads: int = field(default_factory=lambda: len(usable_cores()))
     device: str = "cpu"
     device_batch: int = 32
     max_requests: int = 64
@@ -147,12 +175,22 @@ class NodeSettings:
     batching: str = "fair"
     tenants: tuple[TenantSettings, ...] = ()
     trial_s: float = 600.0
+    trial_niceness: int = 5
     engines: tuple[str, ...] | None = None
     cache_folder: str | None = None
     cache_bytes: int = 10 * _GIB
+    local_tier: str | None = None
+    local_tier_bytes: int | None = None
     shared_cache: str | None = None
     shared_cache_bytes: int = 100 * _GIB
     shared_cache_wait_s: float = 1.0
+    open_to_all: bool = False
+    follow_links: bool = False
+    max_graph_nodes: int = 4000
+    max_graph_values: int = 20_000
+    max_check_s: float = 20.0
+    max_run_s: float = 120.0
+    max_operation_s: float = 2.0
     allow_training: bool = False
     training_memory_bytes: int = 2 * _GIB
     trainings: int = 1
@@ -164,11 +202,19 @@ class NodeSettings:
             raise SettingError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
         _at_least("decode_threads", self.decode_threads, 1)
         _at_least("read_threads", self.read_threads, 1)
+        _at_least("store_deadline_s", self.store_deadline_s, 1e-3)
         _quantile("hedge_quantile", self.hedge_quantile)
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
         _at_least("least_bytes_per_s", self.least_bytes_per_s, 1)
         _at_least("trial_s", self.trial_s, 0)
+        _at_least("trial_niceness", self.trial_niceness, 0)
+        _at_least("max_graph_nodes", self.max_graph_nodes, 1)
+        _at_least("max_graph_values", self.max_graph_values, 1)
+        _at_least("max_check_s", self.max_check_s, 1)
+        _at_least("max_run_s", self.max_run_s, 0.001)
+        _at_least("max_operation_s", self.max_operation_s, 0.001)
+        _at_least("local_tier_bytes", self.local_tier_bytes or 0, 0)
         _at_least("shared_cache_bytes", self.shared_cache_bytes, 1)
         _at_least("shared_cache_wait_s", self.shared_cache_wait_s, 0)
         _at_least("training_memory_bytes", self.training_memory_bytes, 512 * _MIB)
@@ -241,12 +287,19 @@ class LoaderSettings:
         ramp: begin with the samples of two requests and more with each answer; False sends all that are allowed at
             once, which a long link answers with losses and a node with a queue.
         retry_for_s: how long a sample is asked for again while its node does not answer, before the job stops.
-        deadline_s: longest silence on a connection before it counts as broken.
+        deadline_s: longest silence on a connection before it counts as broken, also of a store that a node in this
+            process reads.
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
             the node's, so that features are the same bits wherever they are computed.
         skip_allowance: share of a data set's samples that may be unreadable before the job stops. A job and its worker
             processes count together, each rank for itself.
         follow: plan again while the job runs, where what is measured says so.
+        trial_s: seconds that a job allows for trials of engines at its node, whether they pay for it or not; 0 tries
+            none, and takes what is known. None has those tried that save the job more time than they take, and any
+            that take less than a twentieth of it.
+        measure_first: measure both sides and the link, and try engines, before the job hands out anything. Else it
+            begins with what an earlier job on the same network, data and machines found, or with all frozen layers at
+            the node, and measures while it runs, where that pays.
         pin_memory: let batches lie in page-locked memory, from which a GPU copies while the loop goes on, as of
             PyTorch's ``DataLoader``; None does where the model is on such a GPU.
         io: address of the I/O service that jobs of this machine share, such as
@@ -271,6 +324,8 @@ class LoaderSettings:
     device_batch: int = 32
     skip_allowance: float = 0.01
     follow: bool = True
+    trial_s: float | None = None
+    measure_first: bool = False
     pin_memory: bool | None = None
     io: str | None = field(default_factory=_io)
     token: str | None = field(default_factory=_token, repr=False)
@@ -291,6 +346,7 @@ class LoaderSettings:
         _at_least("retry_for_s", self.retry_for_s, 0)
         _at_least("deadline_s", self.deadline_s, 0.001)
         _whole_eights("device_batch", self.device_batch)
+        _at_least("trial_s", self.trial_s or 0, 0)
         if not 0 <= self.skip_allowance <= 1:
             raise SettingError(f"skip_allowance is a share between 0 and 1, not {self.skip_allowance}")
         # What it is stays out of the sentence.

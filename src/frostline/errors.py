@@ -12,6 +12,7 @@ FrostlineError
 │   │   ├── UnknownModel      no such model; carries the nearest names
 │   │   ├── UnknownLayer      no such layer; carries the nearest names
 │   │   ├── WeightsMismatch   a weights file that does not fit the network
+│   │   ├── WeightsMissing    no pretrained weights on this machine, and none to be fetched
 │   │   ├── NotTraceable      torch.export cannot follow the network
 │   │   ├── NothingFrozen     no computation stands before the first trainable layer
 │   │   └── FrozenInTrainMode a frozen layer would behave differently in train mode
@@ -80,6 +81,7 @@ __all__ = (
     "UnsafeArtifact",
     "UserError",
     "WeightsMismatch",
+    "WeightsMissing",
     "nearest",
 )
 
@@ -130,6 +132,10 @@ class UnknownLayer(ModelError):
 
 class WeightsMismatch(ModelError):
     """A weights file does not fit the network."""
+
+
+class WeightsMissing(ModelError):
+    """The pretrained weights are not on this machine and cannot be fetched; the message names the file to bring."""
 
 
 class NotTraceable(ModelError):

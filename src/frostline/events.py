@@ -9,14 +9,19 @@ __all__ = (
     "BatchTaken",
     "ColumnsLeft",
     "Counted",
+    "EngineChanged",
     "EpochFinished",
     "EpochStarted",
     "EpochTrained",
+    "EpochsChosen",
     "Evaluated",
     "Event",
+    "HeadKept",
+    "MeasuringFailed",
     "NodeFull",
     "NodeLeftOut",
     "NodeRestarted",
+    "NotAsAsked",
     "Observer",
     "PhaseStarted",
     "Replanned",
@@ -24,9 +29,11 @@ __all__ = (
     "RequestHedged",
     "RequestRetried",
     "SampleSkipped",
+    "SplitsTaken",
     "StepFinished",
     "Tuned",
     "Waiting",
+    "WeightsLoaded",
 )
 
 
@@ -103,6 +110,32 @@ class Replanned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChanged:
+    """The node runs the frozen layers by another engine from now on, for samples that were not asked for yet.
+
+    Attributes:
+        at_s: seconds since the job was made.
+        before: name of the engine until now.
+        after: from now on.
+        error: its largest relative error against the reference, on samples of the job.
+        samples_per_s: by its trial, alone on the node; None where it is not known.
+    """
+
+    at_s: float
+    before: str
+    after: str
+    error: float
+    samples_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuringFailed:
+    """The job could not measure what its plan and its engine could be chosen by, and goes on as it began."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
     """The window of a loader has other bounds from now on; samples and their order stay as they are.
 
@@ -150,6 +183,16 @@ class SampleSkipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SplitsTaken:
+    """Which split a run trains on and which it scores; None where a side is a share, or all, of what is there."""
+
+    train: str | None
+    train_samples: int
+    held_out: str | None
+    held_out_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFinished:
     """A pass over an epoch ended, whole or early: ``samples`` handed out, ``from_cache`` of them not fetched again."""
 
@@ -177,7 +220,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinished:
-    """The optimiser took a step: number ``step`` of the ``steps`` that the whole run has."""
+    """The optimiser took a step: number ``step`` of the ``steps`` that the whole run has; 0 where nobody knows yet."""
 
     epoch: int
     step: int
@@ -205,6 +248,22 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochsChosen:
+    """A training begins that nobody told how many epochs it has: so many at most, for a ``reason`` in words."""
+
+    epochs: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadKept:
+    """Training ended, and the head is that of ``epoch``, whose held-out loss was the lowest of these ``epochs``."""
+
+    epoch: int
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFull:
     """A node takes nothing more just now, and a job that begins asks it again after ``delay_s`` seconds."""
 
@@ -229,25 +288,47 @@ class NodeRestarted:
     url: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotAsAsked:
+    """A job was made, but not as it was asked for: another frost line, or frozen layers that run elsewhere."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsLoaded:
+    """A network was built; ``source`` says where its weights came from."""
+
+    model: str
+    source: str
+
+
 Event = (
     BatchTaken
     | ColumnsLeft
     | Counted
+    | EngineChanged
     | EpochFinished
     | EpochStarted
     | EpochTrained
+    | EpochsChosen
     | Evaluated
+    | HeadKept
+    | MeasuringFailed
     | NodeFull
     | NodeLeftOut
     | NodeRestarted
+    | NotAsAsked
     | PhaseStarted
     | Replanned
     | RequestFinished
     | RequestHedged
     | RequestRetried
     | SampleSkipped
+    | SplitsTaken
     | StepFinished
     | Tuned
     | Waiting
+    | WeightsLoaded
 )
 Observer = Callable[[Event], None]

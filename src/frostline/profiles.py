@@ -5,7 +5,7 @@ from typing import Any
 
 __all__ = ("PRECISIONS", "CodecCost", "CutCost", "Profile", "Trial")
 
-PRECISIONS = ("fp32", "16-bit", "int8")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 """Of an engine's numbers, the finest first."""
 
 

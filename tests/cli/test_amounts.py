@@ -62,7 +62,7 @@ def test_accuracies(text, accuracy):
         (TIMES, "nan", "is no factor"),
         (TIMES, "inf", "is no factor"),
         (TIMES, "twice", "0.5 or 2"),
-        (ACCURACY, "fp8", "exact, fp16, int8 or a relative error"),
+        (ACCURACY, "fp8", "exact, float32, fp16, bf16, int8 or a relative error"),
         (ACCURACY, "-0.1", "is no accuracy"),
         (ACCURACY, "nan", "is no accuracy"),
         (ACCURACY, "1", "is no accuracy"),

@@ -87,8 +87,11 @@ with fl.offload(None, fl.Dataset(folder), preprocess=imagenet(32)) as job:
         pass
     named = {thread.native_id: thread.name for thread in threading.enumerate()}
     for task in os.listdir("/proc/self/task"):
-        name = named.get(int(task)) or Path(f"/proc/self/task/{task}/comm").read_text().strip()
-        print(name, os.sched_getscheduler(int(task)))
+        try:
+            name = named.get(int(task)) or Path(f"/proc/self/task/{task}/comm").read_text().strip()
+            print(name, os.sched_getscheduler(int(task)))
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # a thread that has ended meanwhile
 """
 
 

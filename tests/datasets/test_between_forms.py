@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 import frostline as fl
+from frostline.datasets.forms.metadata import SOURCE
 from frostline.datasets.ingest import ingest
 from frostline.datasets.into_cql import put_into_table
 from frostline.datasets.metadata_left import metadata_in
-from frostline.datasets.packing import SOURCE
 from frostline.datasets.reading import open_samples
 from frostline.datasets.repack import repack
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize

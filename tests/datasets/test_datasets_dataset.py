@@ -1,4 +1,4 @@
-"""A data set: its samples, its manifest beside the data, its parts, and what is said of bad ones."""
+"""A data set: its samples, its manifest, its parts, and what is said of bad ones."""
 
 import os
 import threading
@@ -76,13 +76,13 @@ class ListedLast:
 
 
 def test_the_last_manifest_is_read_while_the_data_is_listed(tmp_path):
-    digest = Dataset(fill(tmp_path)).digest
+    digest = Dataset(fill(tmp_path), beside=True).digest
     found = load_manifest(ListedLast(open_store(tmp_path.as_uri())), cache=tmp_path / "cache")
     assert (found.digest, found.found) == (digest, True)
 
 
 def test_a_manifest_that_was_read_in_vain_is_not_taken(tmp_path):
-    before = Dataset(fill(tmp_path)).digest
+    before = Dataset(fill(tmp_path), beside=True).digest
     fill(tmp_path, {"cat/new.jpg": b"new"})
     found = load_manifest(ListedLast(open_store(tmp_path.as_uri())), cache=tmp_path / "cache")
     assert found.digest != before
@@ -97,7 +97,7 @@ def test_nothing_is_read_until_it_is_needed(tmp_path):
 
 
 def test_the_manifest_is_built_once_and_found_after_that(tmp_path):
-    first, second = Dataset(str(fill(tmp_path))), Dataset(str(tmp_path))
+    first, second = Dataset(str(fill(tmp_path)), beside=True), Dataset(str(tmp_path))
     assert not first.statistics().manifest_found
     assert second.statistics().manifest_found
     assert rows(first) == rows(second)
@@ -132,7 +132,7 @@ def last_byte_of_ids(path):
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other"])
 def test_a_damaged_manifest_is_rebuilt(tmp_path, damage):
-    whole = rows(Dataset(str(fill(tmp_path))))
+    whole = rows(Dataset(str(fill(tmp_path)), beside=True))
     [path] = manifests(tmp_path)
     good = path.read_bytes()
     middle = last_byte_of_ids(path)
@@ -150,12 +150,12 @@ def test_a_damaged_manifest_is_rebuilt(tmp_path, damage):
 
 
 def test_the_manifest_of_another_listing_under_this_name_is_not_believed(tmp_path):
-    Dataset(str(fill(tmp_path / "one"))).manifest  # noqa: B018
-    two = Dataset(str(fill(tmp_path / "two", {"a/1.jpg": b"x", "b/2.jpg": b"y"})))
+    Dataset(str(fill(tmp_path / "one")), beside=True).manifest  # noqa: B018
+    two = Dataset(str(fill(tmp_path / "two", {"a/1.jpg": b"x", "b/2.jpg": b"y"})), beside=True)
     digest = two.digest
     [path] = manifests(tmp_path / "two")
     path.write_bytes(manifests(tmp_path / "one")[0].read_bytes())
-    again = Dataset(str(tmp_path / "two"))
+    again = Dataset(str(tmp_path / "two"), beside=True)
     assert (again.digest, len(again), again.manifest.found) == (digest, 2, False)
 
 

@@ -23,7 +23,7 @@ def manifests(store):
 def grown(folder, number):
     """The data with one more object, listed."""
     (folder / "noise" / f"more-{number}.jpg").write_bytes(b"x" * number)
-    return fl.Dataset(folder, cache=folder.parent / "cache").manifest
+    return fl.Dataset(folder, cache=folder.parent / "cache", beside=True).manifest
 
 
 def test_the_newest_manifests_stay_and_older_ones_go(tmp_path):
@@ -31,13 +31,13 @@ def test_the_newest_manifests_stay_and_older_ones_go(tmp_path):
     built = [grown(folder, number).digest for number in range(7)]
     assert manifests(open_store(str(folder))) == {f".frostline/manifests/{one}.parquet" for one in built[-KEPT:]}
     (folder / "noise" / "more-6.jpg").unlink()
-    assert fl.Dataset(folder, cache=tmp_path / "cache").manifest.found, "going back one step finds it"
+    assert fl.Dataset(folder, cache=tmp_path / "cache", beside=True).manifest.found, "going back one step finds it"
 
 
 def test_a_manifest_whose_splits_were_saved_stays(tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=4)
     grown(folder, 0)
-    data = fl.Dataset(folder, cache=tmp_path / "cache")
+    data = fl.Dataset(folder, cache=tmp_path / "cache", beside=True)
     data.save_splits(data.split({"train": 0.5, "test": 0.5}))
     for number in range(1, 8):
         grown(folder, number)
@@ -80,7 +80,7 @@ def test_manifests_of_other_data_in_the_cache_folder_stay(tmp_path):
 
 def test_who_has_an_old_one_open_reads_on(tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=2)
-    first = fl.Dataset(folder, cache=tmp_path / "cache")
+    first = fl.Dataset(folder, cache=tmp_path / "cache", beside=True)
     names = list(first.names)
     for number in range(KEPT + 2):
         grown(folder, number)

@@ -2,6 +2,7 @@
 
 import io
 import multiprocessing
+import os
 import pickle
 import tarfile
 from functools import partial
@@ -116,6 +117,28 @@ def test_labels_too_far_apart_to_be_counted_beforehand_are_counted_when_they_are
     assert mapped.manifest.columns.is_mapped
     assert mapped.manifest.columns.labels is None
     assert [part.names for part in mapped.split(0.3, seed=1)] == [part.names for part in plain]
+
+
+def test_what_a_killed_process_left_of_a_copy_goes_and_what_others_write_stays(tmp_path, monkeypatch):
+    ended = multiprocessing.get_context("fork").Process()
+    ended.start()
+    ended.join()
+    data, cache = folder(tmp_path / "data"), tmp_path / "cache"
+    copies = copy_of(cache, open_store(str(data)).url, "0" * 64).parent
+    pids = {"ended": ended.pid, "own": os.getpid(), "somebody else's": 1, "no number": "x"}
+    for pid in pids.values():
+        (copies / f".spool-{pid}-0").mkdir(parents=True)
+    kill = os.kill
+
+    def as_a_user(pid, signal):
+        if pid == 1:
+            raise PermissionError
+        kill(pid, signal)
+
+    monkeypatch.setattr(os, "kill", as_a_user)
+    loaded(data, cache)
+    left = {who for who, pid in pids.items() if (copies / f".spool-{pid}-0").exists()}
+    assert left == {"own", "somebody else's"}
 
 
 def test_the_last_manifest_is_opened_without_a_listing(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -343,13 +344,31 @@ def test_a_copy_that_was_killed_goes_on_and_is_the_same(tmp_path):
 def test_what_a_killed_copy_had_begun_to_write_is_removed_from_class_folders_and_nowhere_else(images, tmp_path):
     place, begun = tmp_path / "copy", ".partial-0123456789abcdef"
     copied(images, place, "original")
-    (place / ".frostline" / "manifests").mkdir(exist_ok=True)
-    left = [place / begun, place / "circle" / begun, place / ".frostline" / "ingest" / begun]
+    (place / ".frostline" / "manifests").mkdir(parents=True)
+    left = [place / begun, place / "circle" / begun]
     somebodys = [place / ".frostline" / "manifests" / begun, place / "circle" / "mine.partial-1"]
     for one in (*left, *somebodys):
         one.write_bytes(b"begun")
     assert copied(images, place, "original").made == 0
-    assert [one.exists() for one in (*left, *somebodys)] == [False] * 3 + [True] * 2
+    assert [one.exists() for one in (*left, *somebodys)] == [False] * 2 + [True] * 2
+
+
+def test_class_folders_have_nothing_but_the_classes_and_are_taken_up_all_the_same(images, tmp_path):
+    from torchvision.datasets import ImageFolder
+
+    first = copied(images, tmp_path / "copy", "original")
+    assert sorted(one.name for one in (tmp_path / "copy").iterdir()) == list(images.classes)
+    assert ImageFolder(str(tmp_path / "copy")).classes == list(images.classes)
+    assert copied(images, tmp_path / "copy", "original").made == 0
+    (tmp_path / "copy" / "noise" / "000.jpg").unlink()
+    assert copied(images, tmp_path / "copy", "original").made == 1
+    assert contents(fl.Dataset(first.url)) == contents(images)
+    few = images.select("label == 'noise'")
+    with pytest.raises(SettingError, match="holds a copy of other data"):
+        copied(few, tmp_path / "copy", "original")
+    shutil.rmtree(tmp_path / "copy")
+    copied(few, tmp_path / "copy", "original")
+    assert contents(fl.Dataset(first.url)) == contents(few)
 
 
 def test_a_place_that_holds_something_else_is_refused(images, tmp_path):

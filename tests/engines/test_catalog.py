@@ -12,7 +12,7 @@ from frostline.errors import BadRequest, EngineUnfit, UnsafeArtifact
 from frostline.models import cut_network
 from support.prefixes import LEVELS, SHAPE, kept_pixels, pixels, relative_error, small_prefix
 
-TOLERANCES = {"fp32": 1e-5, "16-bit": 2e-2, "int8": 2e-1}
+TOLERANCES = {"fp32": 1e-5, "fp16": 2e-2, "bf16": 2e-2, "int8": 2e-1}
 HERE = [offer for offer in OFFERS if absence(offer.name, "cpu") is None]
 CONVERTED = [offer for offer in HERE if not offer.name.startswith("torch")]
 

@@ -7,7 +7,7 @@ from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
 from support.prefixes import pixels, relative_error, small_prefix
 
 # Convolutions in fp32 may use TensorFloat-32 there, of 10 bits, and each engine rounds to it in places of its own.
-TOLERANCES = {"fp32": 5e-3, "16-bit": 2e-2, "int8": 2e-1}
+TOLERANCES = {"fp32": 5e-3, "fp16": 2e-2, "bf16": 2e-2, "int8": 2e-1}
 
 pytestmark = [
     pytest.mark.gpu,

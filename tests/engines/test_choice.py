@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -6,13 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import REFERENCE
-from frostline.engines.choice import choose, interpolated, may_use, worth_trying
+from frostline.engines.choice import FLOAT32_ERROR, choose, interpolated, may_use
+from frostline.planning.situation import ACCURACIES
 from frostline.profiles import PRECISIONS, Trial
 
 TRIALS = (
     Trial(engine=REFERENCE, precision="fp32", cut=9, seconds=0.020),
     Trial(engine="compiled", precision="fp32", cut=9, seconds=0.016, error=1e-6),
-    Trial(engine="halved", precision="16-bit", cut=9, seconds=0.008, error=0.004),
+    Trial(engine="halved", precision="bf16", cut=9, seconds=0.008, error=0.004),
     Trial(engine="eighths", precision="int8", cut=9, seconds=0.004, error=0.05),
     Trial(engine="absent", precision="fp32", cut=9, why_not="openvino is not installed"),
 )
@@ -25,7 +25,7 @@ def engine(trials, accuracy):
 @pytest.mark.parametrize(
     ("accuracy", "chosen"),
     [
-        ("exact", REFERENCE), ("fp16", "halved"), ("int8", "eighths"),
+        ("exact", REFERENCE), ("float32", "compiled"), ("fp16", "compiled"), ("bf16", "halved"), ("int8", "eighths"),
         (0.1, "eighths"), (0.01, "halved"), (1e-5, "compiled"), (0.0, REFERENCE),
     ],
 )  # fmt: skip
@@ -53,21 +53,21 @@ def test_an_engine_must_be_exact_enough_at_every_cut_at_which_it_was_tried():
 
 
 def test_an_engine_that_failed_at_one_cut_is_not_used():
-    failed = Trial(engine="halved", precision="16-bit", cut=4, why_not="two tensors cross")
-    assert engine((*TRIALS, failed), "fp16") == "compiled"
+    failed = Trial(engine="halved", precision="bf16", cut=4, why_not="two tensors cross")
+    assert engine((*TRIALS, failed), "bf16") == "compiled"
 
 
 def test_an_error_that_the_precision_does_not_explain_is_a_broken_engine():
     broken = (TRIALS[0], replace(TRIALS[1], error=0.01), replace(TRIALS[2], error=0.9))
-    assert engine(broken, "fp16") == REFERENCE
-    assert "more than fp32 explains" in choose(broken, "fp16").trials[1].why_not
+    assert engine(broken, "bf16") == REFERENCE
+    assert "more than fp32 explains" in choose(broken, "bf16").trials[1].why_not
 
 
 @given(
     st.lists(
         st.tuples(st.sampled_from(PRECISIONS), st.floats(1e-6, 1), st.floats(0, 1), st.integers(1, 3)), max_size=6
     ),
-    st.one_of(st.sampled_from(["exact", "fp16", "int8"]), st.floats(0, 1)),
+    st.one_of(st.sampled_from(ACCURACIES), st.floats(0, 1)),
 )
 def test_what_is_chosen_is_allowed_and_never_slower_than_the_reference(figures, accuracy):
     tried = [
@@ -83,14 +83,12 @@ def test_what_is_chosen_is_allowed_and_never_slower_than_the_reference(figures, 
     assert used[0].error <= accuracy if isinstance(accuracy, float) else True
 
 
-@given(st.lists(st.integers(1, 1000), max_size=40))
-def test_cuts_worth_trying_ship_less_than_all_before_and_end_at_the_frost_line(nbytes):
-    places = worth_trying(nbytes)
-    assert len(places) <= 8
-    assert list(places) == sorted(set(places))
-    assert places[-1:] == ((len(nbytes) - 1,) if nbytes else ())
-    for place in places[:-1]:
-        assert nbytes[place] < min(nbytes[:place], default=math.inf)
+def test_float32_takes_what_another_order_of_sums_explains_and_nothing_coarser():
+    at, above = (replace(TRIALS[1], error=error) for error in (FLOAT32_ERROR, FLOAT32_ERROR * 1.01))
+    assert engine((TRIALS[0], at), "float32") == "compiled"
+    assert engine((TRIALS[0], above), "float32") == REFERENCE
+    assert engine((TRIALS[0], replace(TRIALS[2], error=0.0)), "float32") == REFERENCE
+    assert engine((TRIALS[0], at), "exact") == REFERENCE
 
 
 @given(st.data(), st.lists(st.floats(0, 1), min_size=1, max_size=12))

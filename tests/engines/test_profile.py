@@ -10,6 +10,7 @@ from frostline.engines.runner import leaf_values
 from frostline.engines.torch_eager import TorchEngine
 from frostline.models import cut_network
 from support.networks import Small
+from support.prefixes import pixels, small_prefix
 
 SHAPE = (3, 32, 32)
 
@@ -45,3 +46,19 @@ def test_seconds_are_told_for_each_repeat_and_cut_a_sample():
     leaves = leaf_values(prefix.graph, prefix.tensors)
     seconds = cut_seconds(prefix.graph, leaves, prefix.cuts, batch, repeats=2, clock=lambda: next(ticks))
     assert seconds.tolist() == [[(cut.after + 1) / 8 for cut in prefix.cuts]] * 2
+
+
+def test_what_others_do_between_operations_is_not_measured():
+    prefix = small_prefix()
+    engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors)
+    now = [0.0]
+
+    def clock():
+        now[0] += 1.0
+        return now[0]
+
+    def between():
+        now[0] += 1000.0
+
+    measured = engine.cut_seconds(pixels(8), repeats=1, clock=clock, between=between)
+    assert measured.max() * 8 < 1000

@@ -96,6 +96,13 @@ def test_where_there_is_one_choice_nothing_else_is_run(folder, reference):
     assert (found.threads, found.rows) == (1, 8)
 
 
+def test_seconds_are_those_that_the_trial_had_of_its_threads_and_not_what_others_took(folder, reference, monkeypatch):
+    ticks = iter(range(1000))
+    monkeypatch.setattr("frostline.engines.trials.time.process_time", lambda: 0.8 * next(ticks))
+    found = try_engine(subject(folder, rows=(8,), threads=(2,)), "torch-channels-last", LAST, reference)
+    assert found.seconds == pytest.approx(0.8 / 2 / 8)
+
+
 class Watching(TorchDispatchMode):
     """Notes the number of threads at each convolution."""
 

@@ -5,6 +5,8 @@ import json
 import jax
 import numpy as np
 import pytest
+from etils import epath
+from grain.checkpoint import CheckpointHandler
 from grain.experimental import assert_equal_output_after_checkpoint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -84,6 +86,20 @@ def test_grain_finds_the_same_output_after_every_checkpoint(job, options):
     assert_equal_output_after_checkpoint(InNumPy(JaxLoader(job.arrays(8, **options), columns=columns)))
     epochs = job.arrays(15, **options).epochs(range(2))
     assert_equal_output_after_checkpoint(InNumPy(JaxLoader(epochs, columns=columns)))
+
+
+def test_grain_saves_and_restores_an_iterator(job, tmp_path):
+    iterator = iter(JaxLoader(job.arrays(8, shuffle=True), columns=("ids",)))
+    first = ids_of(next(iterator) for _ in range(3))
+    handler, folder = CheckpointHandler(), epath.Path(tmp_path)
+    handler.save(folder, item=iterator)
+    rest = ids_of(iterator)
+    restored = handler.restore(folder, item=iter(JaxLoader(job.arrays(8, shuffle=True), columns=("ids",))))
+    assert ids_of(restored) == rest
+    assert len(first) + len(rest) == 6
+    next(tmp_path.iterdir()).write_text("{no json")
+    with pytest.raises(OrderMismatch, match="no state of a loader"):
+        handler.restore(folder, item=restored)
 
 
 def test_two_iterations_at_once_do_not_disturb_each_other(job):

@@ -86,7 +86,7 @@ def test_a_job_begins_at_a_real_node_that_is_full_as_soon_as_it_has_room(tmp_pat
             elif isinstance(event, PhaseStarted) and event.name.startswith("measuring"):
                 others.append(node.admit())
 
-        settings = LoaderSettings(requests_in_flight=1)
+        settings = LoaderSettings(requests_in_flight=1, measure_first=True)
         data, steps = fl.Dataset(folder), tiny_preprocess()
         with fl.offload(model, data, preprocess=steps, near=url, settings=settings, observe=observe) as job:
             rows = torch.cat([batch.ids for batch in job.loader(batch_size=4)])

@@ -1,5 +1,6 @@
 """What a job and its loaders are given: what makes no sense is one sentence that names the knob."""
 
+import inspect
 import json
 import re
 
@@ -39,6 +40,23 @@ def job(tmp_path_factory):
 def test_an_option_of_another_type_is_refused_by_its_name(job, kind, options, said):
     with pytest.raises(SettingError, match=said):
         getattr(job, kind)(**{"batch_size": BATCH, **options})
+
+
+@pytest.mark.parametrize("kind", ["loader", "arrays", "epochs"])
+def test_an_option_that_there_is_not_is_refused_in_the_name_of_the_method_that_was_called(job, kind):
+    given = (BATCH, range(2)) if kind == "epochs" else (BATCH,)
+    with pytest.raises(TypeError, match=r"^Job\.\w+\(\) got an unexpected keyword argument 'shufle'"):
+        getattr(job, kind)(*given, shufle=True)
+
+
+def test_arrays_take_what_loaders_take_and_say_what_an_option_is_called(job):
+    with pytest.raises(TypeError, match="did you mean shuffle"):
+        job.arrays(BATCH, shufle=True)
+    with pytest.raises(TypeError, match="'change'"):
+        job.arrays(BATCH, change=None)
+    defaults = {one.name: one.default for one in inspect.signature(job.loader).parameters.values()}
+    defaults.pop("batch_size")
+    assert len(job.arrays(BATCH, **defaults)) == len(job.loader(BATCH))
 
 
 def test_numbers_of_numpy_are_taken_and_states_hold_pythons(job):

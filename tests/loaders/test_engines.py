@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import NodeSettings
+from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, REFERENCE
 from frostline.datasets.ingest import ingest
 from frostline.events import NodeLeftOut
@@ -18,6 +18,7 @@ from support.networks import Small
 from support.nodes import served
 
 OTHER = "torch-channels-last"
+MEASURED_FIRST = LoaderSettings(measure_first=True, trial_s=300)  # a few images never win a trial back
 TAKING_PIXELS = f"{OTHER}+{tiny_preprocess().levels.digest}"
 
 
@@ -35,7 +36,13 @@ def features(folder, cut, accuracy):
     model = fl.freeze(Small().train(), "body", input_shape=(3, 32, 32))
     settings = NodeSettings(memory_bytes=1 << 29, device_batch=8, engines=(OTHER,))
     with fl.offload(
-        model, fl.Dataset(folder), preprocess=tiny_preprocess(), cut=cut, accuracy=accuracy, node=settings
+        model,
+        fl.Dataset(folder),
+        preprocess=tiny_preprocess(),
+        cut=cut,
+        accuracy=accuracy,
+        node=settings,
+        settings=MEASURED_FIRST,
     ) as job:
         return torch.cat([batch.features for batch in job.loader(batch_size=8)]).numpy(), job.explain()
 
@@ -91,6 +98,7 @@ def features_near(folder, near, accuracy, cut, events, until="body"):
         "cut": cut,
         "codec": None if cut is None else EXACT,
         "accuracy": accuracy,
+        "settings": MEASURED_FIRST,
         "observe": events.append,
     }
     with fl.offload(model, fl.Dataset(folder), preprocess=tiny_preprocess(), **asked) as job:
@@ -106,12 +114,12 @@ def test_a_node_without_the_engine_of_a_job_is_left_out_of_its_work(tmp_path, ca
         served(able) as has_it,
         served(unable) as has_not,
     ):
-        line = len(features_near(folder, has_it, "fp16", None, [])[1].situation.cuts) - 1
+        line = len(features_near(folder, has_it, "bf16", None, [])[1].situation.cuts) - 1
         assert make_fastest(cache, HALF)
-        alone, _ = features_near(folder, has_it, "fp16", line, [])
+        alone, _ = features_near(folder, has_it, "bf16", line, [])
         events = []
         # The first node carries the samples that measure the link, and so the next one is asked for its engine.
-        together, explained = features_near(folder, [has_not, has_it], "fp16", line, events)
+        together, explained = features_near(folder, [has_not, has_it], "bf16", line, events)
     engine = f"{HALF}+{tiny_preprocess().levels.digest}"
     assert explained.plan.engine == engine
     np.testing.assert_array_equal(together, alone)

@@ -19,7 +19,9 @@ from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.paced import PacedLink
 
-SETTINGS = LoaderSettings(samples_per_request=32, requests_in_flight=3, device_batch=8, cache_bytes=0)
+SETTINGS = LoaderSettings(
+    samples_per_request=32, requests_in_flight=3, device_batch=8, cache_bytes=0, measure_first=True
+)
 BATCH = 16
 
 

@@ -4,6 +4,7 @@ import copy
 import os
 import signal
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import DataError, NodeUnreachable, SettingError, TooManySkipped
-from frostline.events import RequestRetried, SampleSkipped
+from frostline.events import NotAsAsked, RequestRetried, SampleSkipped
 from frostline.models import freeze
 from frostline.node.process import start_node
 from frostline.ordering import Order
@@ -22,6 +23,7 @@ from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 
 SMALL_REQUESTS = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8)
+MEASURED_FIRST = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8, measure_first=True)
 BATCH = 8
 
 
@@ -182,12 +184,72 @@ def test_a_network_that_does_not_fit_the_node_runs_at_the_trainer(tmp_path):
     big = torch.nn.Sequential(torch.nn.Conv2d(3, 128, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
     model = torch.nn.Sequential(big, torch.nn.Linear(128, 3)).train()
     freeze(model, "0")
-    with job_for(
-        folder, model, preprocess=fl.preprocess.imagenet(224), node=NodeSettings(memory_bytes=64 << 20)
-    ) as job:
+    asked = {"preprocess": fl.preprocess.imagenet(224), "node": NodeSettings(memory_bytes=64 << 20)}
+    with pytest.warns(UserWarning, match="--memory"):
+        job = job_for(folder, model, **asked)
+    with job:
+        assert "--memory" in job.fallback
+        assert dict(job.where)["decoding"] == "trainer"
+        assert next(iter(job.loader(9))).features.shape == (9, 128)
+    with job_for(folder, model, **asked, settings=MEASURED_FIRST) as job:
         assert job.plan.cut == 0
         assert "--memory" in job.plan.candidates[-1].rejected
         assert next(iter(job.loader(9))).features.shape == (9, 128)
+
+
+class Wide(torch.nn.Module):
+    """Weights of 34 MB on 32 x 32 pixels, which a node of 64 MiB has no room for."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = torch.nn.Linear(3 * 32 * 32, 2700)
+        self.fc = torch.nn.Linear(2700, 3)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.wide(x.flatten(1))))
+
+
+@pytest.mark.parametrize("where", ["in this process", "in another", "two of them"])
+def test_a_network_that_the_node_has_no_room_for_runs_at_the_trainer(folder, where):
+    small = NodeSettings(memory_bytes=64 << 20)
+    torch.manual_seed(0)
+    model = freeze(Wide().train(), "wide", input_shape=(3, 32, 32))
+    with ExitStack() as stack:
+        nodes = {"in this process": 0, "in another": 1, "two of them": 2}[where]
+        near = [stack.enter_context(start_node((str(folder),), small)).url for _ in range(nodes)]
+        asked, events = {"near": near or None, "node": small}, []
+        job = stack.enter_context(job_for(folder, model, **asked, settings=MEASURED_FIRST, observe=events.append))
+        [said] = [event.reason for event in events if isinstance(event, NotAsAsked)]
+        assert "the frozen layers run here" in said
+        assert job.plan.cut == 0
+        assert all("start the node with more --memory" in one.rejected for one in job.plan.candidates if one.cut)
+        job = stack.enter_context(job_for(folder, model, **asked, observe=events.append))
+        assert "start the node with more --memory" in str(job.explain())
+        whole = next(iter(job.loader(9)))
+        pixels = next(iter(stack.enter_context(job_for(folder, None)).loader(9)))
+        with torch.no_grad():
+            assert torch.equal(job.head(whole.features), model(pixels.features))
+
+
+def test_a_frost_line_elsewhere_than_asked_is_said_when_the_job_is_made_and_explained(folder, node):
+    model = freeze(Small().train(), "body", input_shape=(3, 32, 32))
+    model.body[0].bias.requires_grad_(True)
+    with pytest.warns(UserWarning, match="not behind body as asked") as warned:
+        job = job_for(folder, model, near=node.url)
+    with job:
+        assert "parameter 'body.0.bias' is trained" in str(job.explain())
+        assert job.explain().to_json()["fallback"] == str(warned[0].message)
+        assert warned[0].filename == __file__
+    events = []
+    with job_for(folder, model, near=node.url, observe=events.append) as job:
+        assert NotAsAsked(reason=job.fallback) in events
+
+
+def test_a_cut_at_a_node_that_has_no_room_is_refused_with_the_reason(folder):
+    model = freeze(Wide().train(), "wide", input_shape=(3, 32, 32))
+    small = NodeSettings(memory_bytes=64 << 20)
+    with pytest.raises(SettingError, match="start the node with more --memory"):
+        job_for(folder, model, cut=2, node=small, observe=[].append)
 
 
 def test_leaving_an_epoch_early_leaves_no_thread(folder, node):
@@ -238,7 +300,7 @@ def test_a_part_of_the_data_is_loaded_alone_and_other_data_is_refused(folder, tm
 
 
 def test_the_explanation_names_the_cut_what_ran_where_and_what_was_measured(folder, node):
-    with job_for(folder, frozen(), near=node.url) as job:
+    with job_for(folder, frozen(), near=node.url, settings=MEASURED_FIRST) as job:
         list(job.loader(BATCH))
         text, value = str(job.explain()), job.explain().to_json()
     assert node.url in text
@@ -276,7 +338,9 @@ def test_a_network_that_cannot_be_traced_still_trains_with_the_losses_of_the_pla
     torch.manual_seed(1)
     model = freeze(Restless(at_once=at_once).train(), "stem", input_shape=(3, 32, 32))
     twin = copy.deepcopy(model)
-    with job_for(folder, model, near=node.url) as job:
+    with pytest.warns(UserWarning, match="cannot trace Restless"):
+        job = job_for(folder, model, near=node.url)
+    with job:
         assert job.fallback
         assert job.fallback in str(job.explain())
         assert (job.frost_line.number == 1) == at_once  # pixels, where nothing is left to ship

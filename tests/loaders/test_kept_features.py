@@ -99,6 +99,23 @@ def test_a_second_job_asks_for_no_features_and_gets_the_same_bits(folder, node, 
     assert same(expected, found)
 
 
+@pytest.mark.parametrize(
+    ("settings", "flip", "keeps"),
+    [
+        ({"cache_bytes": 1 << 30, "cache_folder": None}, False, True),
+        ({"cache_bytes": 40_000, "cache_folder": None}, False, False),
+        ({"cache_bytes": 40_000}, False, True),  # the rest is on disk
+        ({"cache_bytes": 1 << 30}, True, False),
+    ],
+    ids=["memory", "little memory", "disk", "random views"],
+)
+def test_a_job_says_whether_all_features_are_kept(folder, node, settings, flip, keeps):
+    with Run(folder, node, preprocess=tiny_preprocess(flip=flip), **settings) as run:
+        assert run.job.keeps_features is keeps
+        run.epoch(0)
+        assert (run.epoch(1)[1] == 0) is keeps
+
+
 @pytest.mark.parametrize("cache_bytes", [0, 40_000, 1 << 30], ids=["disk alone", "little memory", "memory"])
 def test_each_batch_says_how_many_of_its_rows_came_from_a_cache(folder, node, cache_bytes):
     few = fl.Dataset(folder).take(np.arange(0, COUNT, 3))
@@ -155,10 +172,11 @@ def test_an_image_that_changed_is_asked_for_again_and_no_other(folder, node):
         assert second.epoch()[1] == 1
 
 
-def test_jobs_that_allow_another_accuracy_keep_their_own_features(folder, node):
-    with Run(folder, node) as first:
+@pytest.mark.parametrize(("one", "other"), [("exact", "int8"), ("float32", "exact")])
+def test_jobs_that_allow_another_accuracy_keep_their_own_features(folder, node, one, other):
+    with Run(folder, node, accuracy=one) as first:
         first.epoch()
-    with Run(folder, node, accuracy="int8") as second:
+    with Run(folder, node, accuracy=other) as second:
         assert second.epoch()[1] == COUNT
 
 

@@ -22,7 +22,7 @@ GONE_S = 60  # a worker looks for its parent every 5 s
 # Says each batch and the state after it. After some it says who its workers are, and waits for a line. Without a start
 # method it has no workers.
 TRAINER = """
-    import json, multiprocessing, os, sys
+    import json, multiprocessing, os, signal, sys
     import frostline as fl
     from frostline.errors import Unavailable
     from frostline.loaders import WorkerLoader
@@ -48,9 +48,14 @@ TRAINER = """
                     say(ids=batch.ids.tolist(), state=loader.state_dict())
                     taken += 1
                     if taken == 3:
+                        # PyTorch's handler raises between any two lines, also where a batch was given but not yet said.
+                        # Without it the loader itself finds that a worker is gone, as it waits for the next batch.
+                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                         say(workers=[one.pid for one in multiprocessing.active_children()])
                         sys.stdin.readline()
-            except Unavailable as error:
+            except (Unavailable, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
+                    raise
                 say(failed=str(error))
                 failed = True
                 loader.load_state_dict(loader.state_dict())

@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from frostline.errors import OrderMismatch
 from frostline.loaders import WorkerLoader, furthest
 from frostline.testing.loaders import BreakTests, FailureTests, LoaderTests, OrderTests, RefusalTests, StateTests
-from frostline.testing.small_jobs import BATCH
+from frostline.testing.small_jobs import BATCH, SAMPLES, STEPS, flat, ids_of, reference
 
 # What torchdata asks of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -140,6 +140,26 @@ class Stateful(OrderTests, StateTests, BreakTests):
         loader.load_state_dict(saved)
         return loader
 
+    def test_an_epoch_that_is_over_is_followed_by_a_whole_one_as_torchdata_means_it(self, job):
+        ended = self.make(job, BATCH, shuffle=True)
+        assert self.whole(ended) == reference(job)
+        loader = self.restore(job, BATCH, self.save(ended), shuffle=True)
+        assert furthest(loader.state_dict())["position"] == SAMPLES
+        assert self.whole(loader) == self.whole(loader) == reference(job)
+
+    def test_after_the_last_batch_nothing_is_left_of_an_epoch_that_was_not_ended(self, job):
+        _, saved = self.stop(self.make(job, BATCH, shuffle=True), STEPS, self.save)
+        loader = self.restore(job, BATCH, saved, shuffle=True)
+        assert self.whole(loader) == []
+        assert self.whole(loader) == reference(job)
+
+    def test_what_a_loader_holds_that_went_on_is_what_the_rest_of_the_run_goes_on_from(self, job):
+        first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
+        state = furthest(self.restore(job, BATCH, saved, shuffle=True).state_dict())
+        again = job.loader(BATCH, shuffle=True)
+        again.load_state_dict(state)
+        assert first + ids_of(again) == reference(job)
+
 
 class TestStatefulDataLoader(Stateful, RefusalTests, FailureTests):
     pass
@@ -149,6 +169,13 @@ class TestStatefulDataLoaderWithWorkers(Stateful):
     workers, start = 2, "fork"
     # torchdata starts the workers of a pass before its first batch, and they take the state with them.
     test_a_pass_of_which_nothing_was_taken_takes_no_state_away = None
+
+    def test_workers_go_on_from_their_own_states_with_steps_of_the_same_size_alone(self, job):
+        first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
+        with pytest.raises(OrderMismatch, match=f"steps of {BATCH} samples.*of 3 now.*furthest"):
+            self.whole(self.restore(job, 3, saved, shuffle=True))
+        rest = self.whole(self.make(job, 3, furthest(saved), shuffle=True))
+        assert flat(first) + flat(rest) == flat(reference(job))
 
     def test_a_state_that_is_older_than_its_batches_is_refused_as_that_of_a_run(self, job):
         loader = StatefulDataLoader(job.loader(BATCH), batch_size=None, num_workers=2, snapshot_every_n_steps=3)

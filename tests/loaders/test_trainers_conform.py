@@ -25,6 +25,8 @@ class TestLightning(Trainers):
 
     # A run that goes on from an epoch's end puts the loader there, and makes no pass.
     test_after_the_state_of_a_pass_that_ended_comes_nothing_or_all_and_then_all = None
+    # It gives the loader its state when a run begins, and not before.
+    test_the_state_right_after_going_on_says_how_far_that_is = None
 
     def make(self, job, batch_size, state=None, **options):
         loader = job.loader(batch_size, **options)

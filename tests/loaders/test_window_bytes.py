@@ -6,7 +6,7 @@ import pytest
 
 import frostline as fl
 from frostline.config import LoaderSettings
-from frostline.engines.hardware import usable_cores
+from frostline.processors import usable_cores
 from support.images import image_folder, tiny_preprocess
 from support.nodes import until
 

@@ -17,10 +17,8 @@ from torch.utils.data import DataLoader
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import NodeUnreachable, SettingError, StoreError, TooManySkipped, Unavailable
+from frostline.errors import NodeUnreachable, SettingError, TooManySkipped, Unavailable
 from frostline.events import SampleSkipped
-from frostline.io.process import start_io
-from frostline.io.upstream import Upstream
 from frostline.loaders import ArrayLoader, WorkerLoader
 from frostline.models import freeze
 from frostline.node.process import start_node
@@ -286,22 +284,6 @@ def test_a_node_that_is_gone_is_a_sentence_of_the_worker(folder):
         job = job_for(folder, near=node.url)
     with closing(job), pytest.raises(NodeUnreachable, match=node.url):
         list(in_workers(job.loader(8), "fork", 1))
-
-
-def test_a_fork_of_a_process_that_used_such_a_store_says_what_to_do_or_asks_the_io_service(s3, tmp_path, monkeypatch):
-    s3.put_folder(image_folder(tmp_path, per_class=4), "workers")
-    for name, value in s3.environment().items():
-        monkeypatch.setenv(name, value)
-    with job_for("s3://workers") as job:
-        loader = job.loader(4, shuffle=True)
-        whole = [batch.ids.tolist() for batch in loader]
-        with pytest.raises(StoreError, match="start workers with 'spawn' or 'forkserver'"):
-            list(in_workers(loader, "fork", 1))
-        assert [batch.ids.tolist() for batch in in_workers(loader, "spawn", 1)] == whole
-    upstream = Upstream(roots=("s3://workers",), node=NODE)
-    with start_io(upstream) as service, job_for("s3://workers", near=service.url) as job:
-        loader = job.loader(4, shuffle=True)
-        assert [batch.ids.tolist() for batch in in_workers(loader, "fork")] == whole
 
 
 def test_a_token_of_the_environment_does_not_travel(folder, monkeypatch):

@@ -8,7 +8,7 @@ from torch import nn
 
 from frostline.core import Ref
 from frostline.engines.torch_eager import TorchEngine
-from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen, UnknownLayer
+from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen, SettingError, UnknownLayer
 from frostline.models import cut_network, freeze
 from support.networks import Small
 
@@ -212,6 +212,11 @@ class TestFreeze:
         with pytest.raises(UnknownLayer, match="never run"):
             freeze(model, "spare", input_shape=SHAPE)
 
+    @pytest.mark.parametrize("given", [(None, "stem"), ("resnet18", "stem"), (Small(), None)])
+    def test_what_is_no_network_or_no_path_is_refused_by_its_name(self, given):
+        with pytest.raises(SettingError, match=r"^(model takes Module|until takes a text), not "):
+            freeze(*given)
+
     def test_an_input_that_does_not_fit_is_a_sentence(self):
         with pytest.raises(ModelError, match=r"does not run on an input of shape \[1, 32, 32\]"):
             freeze(Small(), "stem", input_shape=(1, 32, 32))
@@ -229,3 +234,79 @@ class TestFreeze:
 
         model = freeze(Positioned(), "body", input_shape=SHAPE)
         assert not model.position.requires_grad
+
+
+class Dropping(nn.Module):
+    """Dropout before, between and behind dense layers, as in AlexNet and the VGGs."""
+
+    def __init__(self, *between: nn.Module) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.between = nn.Sequential(*(between or (nn.Dropout(0.5),)))
+        self.fc6, self.relu, self.drop = nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.5)
+        self.fc7 = nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc7(self.drop(self.relu(self.fc6(self.between(self.features(x))))))
+
+
+class DropPath(nn.Module):
+    """A module of somebody's own that minds its mode."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+@pytest.mark.parametrize("between", [nn.Dropout(0.5), nn.BatchNorm1d(16, affine=False), DropPath()])
+def test_what_has_no_parameters_between_frozen_layers_is_frozen_too(between):
+    torch.manual_seed(0)
+    model = freeze(Dropping(between).train(), "relu", input_shape=SHAPE)
+    assert not between.training
+    assert model.drop.training
+    network = cut_network(model, SHAPE)
+    assert (network.frost_line.name, network.fallback) == ("relu:relu", None)
+    pixels = torch.rand(4, *SHAPE)
+    engine = TorchEngine(network.prefix.graph, network.prefix.cuts, network.prefix.tensors)
+    features = torch.from_numpy(engine.run((pixels.numpy(),), network.frost_line.number)[0])
+    network.head.train()
+    outputs = []
+    for run, taken in ((network.head, features), (model, pixels)):
+        torch.manual_seed(3)
+        outputs.append(run(taken))
+    assert torch.equal(*outputs)
+
+
+def test_a_module_that_runs_behind_the_frost_line_too_keeps_its_mode():
+    model = Dropping()
+    model.drop = model.between[0]
+    freeze(model.train(), "relu", input_shape=SHAPE)
+    assert model.drop.training
+    network = cut_network(model, SHAPE)
+    assert network.frost_line.name.startswith("features")
+    assert "not behind relu as asked: between.0 changes from run to run" in network.fallback
+
+
+def test_a_frost_line_that_train_mode_moved_says_so_unless_the_job_may_set_the_mode():
+    model = freeze(Dropping().train(), "relu", input_shape=SHAPE)
+    model.train()
+    moved = cut_network(model, SHAPE)
+    assert moved.frost_line.name.startswith("features")
+    assert moved.fallback.startswith(f"the frost line is at {moved.frost_line.name}, not behind relu as asked")
+    kept = cut_network(model, SHAPE, frozen_in_eval=True)
+    assert (kept.frost_line.name, kept.fallback) == ("relu:relu", None)
+
+
+def test_a_parameter_that_is_trained_before_the_layer_that_was_asked_for_is_named():
+    model = freeze(Dropping().train(), "relu", input_shape=SHAPE)
+    model.fc6.bias.requires_grad_(True)
+    assert "not behind relu as asked: parameter 'fc6.bias' is trained" in cut_network(model, SHAPE).fallback
+
+
+def test_dropout_before_a_layer_frozen_by_hand_stays_on_as_it_does_without_frostline():
+    model = Dropping().train()
+    for layer in (model.features, model.fc6):
+        layer.requires_grad_(False)
+    network = cut_network(model, SHAPE)
+    assert network.frost_line.name.startswith("features")
+    assert network.fallback is None
+    assert cut_network(model.eval(), SHAPE).frost_line.name == "relu:relu"

@@ -33,16 +33,14 @@ def test_the_frost_line_lies_where_least_crosses(name, until, place, nbytes):
     assert network.fallback is None
 
 
-def test_behind_the_first_dense_layer_of_alexnet_16_kilobytes_cross_where_its_dropout_is_off():
-    """Its dropout stands before that layer, and active dropout is the head's: it has to be off."""
-    model = build("alexnet").train()
-    active = cut_network(freeze(model, "classifier.1"), (3, 224, 224))
-    assert active.frost_line.bytes_per_sample == 36_864
-    model.classifier[0].p = 0.0
-    idle = cut_network(model, (3, 224, 224))
-    assert idle.frost_line.name == "classifier.2:relu"
-    assert idle.frost_line.bytes_per_sample == 16_384
-    assert idle.frost_line.is_relu
+def test_behind_the_first_dense_layer_of_alexnet_16_kilobytes_cross():
+    """The dropout between its frozen layers is off; that behind the frost line is the head's and stays on."""
+    model = freeze(build("alexnet").train(), "classifier.2")
+    network = cut_network(model, (3, 224, 224))
+    assert (network.frost_line.name, network.fallback) == ("classifier.2:relu", None)
+    assert network.frost_line.bytes_per_sample == 16_384
+    assert network.frost_line.is_relu
+    assert [model.classifier[place].training for place in (0, 3)] == [False, True]
 
 
 def test_what_crosses_the_class_token_of_a_vision_transformer_is_one_token():

@@ -9,7 +9,7 @@ from frostline.core import REFERENCE, Levels
 from frostline.engines.identity import identity, judged_on
 from frostline.node.terms import Room, Terms
 from frostline.node.trials import Trials
-from support.engines import make_fastest
+from support.engines import Reference, make_fastest
 from support.nodes import SIDE, artifact_of, preprocess, small_network
 
 HALF = "torch-bf16"
@@ -20,6 +20,7 @@ TERMS = Terms(device="cpu", rows=(8,), threads=(1,), keeps_freed=False, most_byt
 ROOM = Room(weights_bytes=1 << 30, run_bytes=1 << 30)
 LONGEST_S = 180.0  # of trials
 LAST = NETWORK.cuts[-1].number
+REFERENCE_RUN = Reference(NETWORK.prefix)
 ONE = np.random.default_rng(0).normal(size=(16, 3, SIDE, SIDE)).astype(np.float32)
 # The weights' own rounding tells more where little light comes in beside the biases.
 OTHER = ONE * 100
@@ -32,7 +33,7 @@ def folder(tmp_path_factory):
 
 def chosen(folder, pixels, accuracy, longest_s=LONGEST_S):
     with closing(Trials(folder, TERMS, ROOM, longest_s=longest_s, engines=(HALF,))) as trials:
-        return trials.choose(DIGEST, NETWORK.prefix, pixels, accuracy)
+        return trials.choose(DIGEST, NETWORK.prefix, pixels, accuracy, REFERENCE_RUN)
 
 
 def of_half(choice):
@@ -43,15 +44,15 @@ def of_half(choice):
 @pytest.fixture(scope="module")
 def errors(folder):
     """The error on each of two sets of samples, once the first job has tried the engine."""
-    chosen(folder, ONE, "fp16")
+    chosen(folder, ONE, "bf16")
     assert make_fastest(folder, HALF)
-    return [of_half(chosen(folder, pixels, "fp16")).error for pixels in (ONE, OTHER)]
+    return [of_half(chosen(folder, pixels, "bf16")).error for pixels in (ONE, OTHER)]
 
 
 def test_an_error_belongs_to_the_samples_and_the_speed_does_not(folder, errors):
     assert min(errors) > 0
     assert errors[0] != errors[1]
-    again = chosen(folder, OTHER, "fp16", longest_s=1e-9)  # nothing is left to be measured
+    again = chosen(folder, OTHER, "bf16", longest_s=1e-9)  # nothing is left to be measured
     assert again.engine == HALF
     assert of_half(again).error == errors[1]
     assert [one.seconds for one in again.trials if (one.engine, one.cut) == (HALF, LAST)] == [1e-9]
@@ -69,14 +70,14 @@ def test_an_engine_is_used_only_on_data_on_which_it_is_exact_enough(folder, erro
 
 def test_without_time_to_look_the_reference_is_used(folder, errors):
     never_seen = ONE + np.float32(1)
-    choice = chosen(folder, never_seen, "fp16", longest_s=1e-9)
+    choice = chosen(folder, never_seen, "bf16", longest_s=1e-9)
     assert choice.engine == REFERENCE
     assert any("took longer than" in (one.why_not or "") for one in choice.trials)
 
 
 def test_an_engine_that_a_job_names_is_looked_at_on_its_samples_too(folder, errors):
     def named(pixels, accuracy):
-        return trials.prepare(DIGEST, NETWORK.prefix, pixels, HALF, LAST, accuracy=accuracy)
+        return trials.prepare(DIGEST, NETWORK.prefix, pixels, HALF, LAST, REFERENCE_RUN, accuracy=accuracy)
 
     with closing(Trials(folder, TERMS, ROOM, longest_s=1e-9, engines=(HALF,))) as trials:
         found = [named(pixels, 1.0).error for pixels in (ONE, OTHER)]
@@ -90,10 +91,10 @@ def test_an_error_on_pixels_as_they_are_kept_belongs_to_them_and_to_what_they_me
     light = np.random.default_rng(0).integers(0, 256, (16, SIDE, SIDE, 3), np.uint8)
     dark = light // 16
     assert len({judged_on(light, levels), judged_on(light, other), judged_on(light), judged_on(dark, levels)}) == 4
-    engine = identity(HALF, "fp16", light, levels)
+    engine = identity(HALF, "bf16", light, levels)
     with closing(Trials(folder, TERMS, ROOM, longest_s=LONGEST_S, engines=(HALF,))) as trials:
         found = [
-            trials.prepare(DIGEST, NETWORK.prefix, pixels, engine, LAST, levels=levels, accuracy=1.0)
+            trials.prepare(DIGEST, NETWORK.prefix, pixels, engine, LAST, REFERENCE_RUN, levels=levels, accuracy=1.0)
             for pixels in (light, dark)
         ]
     assert [(one.engine, one.why_not) for one in found] == [(engine, None)] * 2

@@ -11,6 +11,7 @@ from frostline.batching import FirstCome, Hapi, Merging
 from frostline.config import TenantSettings
 from frostline.engines.torch_eager import TorchEngine
 from frostline.errors import UnsafeArtifact
+from frostline.node import device as device_module
 from frostline.node.device import Device
 from frostline.node.memory import Abandoned, Pool
 from frostline.node.queued import Batch, Call, Work
@@ -156,10 +157,10 @@ def test_the_rest_of_a_request_of_which_some_has_run_is_given_up_when_nobody_wan
 class Fussy(TorchEngine):
     """Fails on values that it does not like, as a network may that looks numbers up in a table."""
 
-    def run(self, inputs, cut):
+    def run_divided(self, inputs, cut, between):
         if np.isnan(inputs).any():
             raise UnsafeArtifact("the prefix does not run on these samples")
-        return super().run(inputs, cut)
+        return super().run_divided(inputs, cut, between)
 
 
 def test_a_request_whose_samples_fail_does_not_take_others_with_it(network):
@@ -187,6 +188,19 @@ def test_a_call_that_fails_tells_its_caller_alone(network):
         with pytest.raises(ZeroDivisionError):
             failing.future.result(60)
         same(batch.future.result(60), wanted)
+
+
+def test_a_call_goes_before_the_rows_of_its_tenant_that_wait(network):
+    with bench(network) as made:
+        done, batches = [], [made.batch(RUN_ROWS, seed) for seed in range(3)]
+        call = made.call(lambda: done.append("call"))
+        for number, batch in enumerate(batches):
+            batch.served = lambda _, number=number: done.append(number)
+        with made.busy():
+            for one in (*batches, call):
+                made.device.enqueue(one)
+        batches[-1].future.result(60)
+    assert done == ["call", 0, 1, 2]
 
 
 def test_tenants_take_turns_and_each_is_charged_for_its_own(network):
@@ -260,12 +274,18 @@ def test_a_run_begins_in_the_last_pieces_of_the_one_before_where_there_is_memory
 def test_a_call_and_another_network_wait_until_the_run_before_has_ended(network):
     with bench(network, kind=Queue) as made:
         other = engine_of(network, Queue)
-        other.asked = asked = made.work.engine.asked
+
+        class Asked(list):
+            def append(self, what):
+                super().append(what)
+                if len(self) == 1:  # the first run has begun
+                    made.device.enqueue(made.call(lambda: asked.append(("call", 0))))
+
+        other.asked = made.work.engine.asked = asked = Asked()
         first, second = made.batch(RUN_ROWS), made.batch(RUN_ROWS)
         second.work = Work(engine=other, cut=made.work.cut, run_rows=RUN_ROWS)
         with made.busy():
             made.device.enqueue(first)
-            made.device.enqueue(made.call(lambda: asked.append(("call", 0))))
             made.device.enqueue(second)
         second.future.result(60)
     assert [what for what, _ in asked] == ["begin", "drain", "outputs", "call", "begin", "drain", "outputs"]
@@ -299,3 +319,129 @@ def test_tenants_take_turns_behind_each_other_and_no_second_is_paid_for_twice(ne
                 made.device.enqueue(batch)
     assert order[:2] == ["one", "two"]
     assert 0 < sum(one.counters.totals().compute_s for one in accounts) <= time.perf_counter() - began
+
+
+class Told(TorchEngine):
+    """Does something between two operations of its first run, and counts them."""
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.operations = 0
+        self.then = lambda: None
+
+    def run_divided(self, inputs, cut, between):
+        is_first = not self.operations
+
+        def counted():
+            self.operations += 1
+            if is_first and self.operations == 2:
+                self.then()
+            between()
+
+        return super().run_divided(inputs, cut, counted)
+
+
+@pytest.fixture
+def watchful(monkeypatch):
+    """Every operation is long enough that the run is looked at behind it."""
+    monkeypatch.setattr(device_module, "_SLICE_S", 0.0)
+
+
+def two_accounts(made):
+    settings = [TenantSettings(name=name, token_sha256=digit * 64) for name, digit in (("one", "1"), ("two", "2"))]
+    return Tenants(settings, made.counters).accounts
+
+
+@pytest.mark.usefixtures("watchful")
+def test_a_run_that_nobody_wants_any_more_ends_between_two_operations(network):
+    gone = threading.Event()
+    with bench(network, kind=Told) as made:
+        engine = made.work.engine
+        engine.then = gone.set
+        unwanted, other = made.batch(RUN_ROWS, 1, gone.is_set), made.batch(RUN_ROWS, 2)
+        wanted = made.expected(other)
+        made.device.enqueue(unwanted)
+        with pytest.raises(Abandoned):
+            unwanted.future.result(60)
+        assert engine.operations == 2
+        assert made.counters.totals().compute_s > 0  # what it took is paid for all the same
+        assert made.device.expected_s(made.work) == pytest.approx(1.0)  # and nothing is learnt from it
+        made.device.enqueue(other)
+        same(other.future.result(60), wanted)
+
+
+@pytest.mark.usefixtures("watchful")
+def test_a_run_with_rows_that_somebody_wants_goes_on(network):
+    gone = threading.Event()
+    with bench(network, kind=Told) as made:
+        made.work.engine.then = gone.set
+        first, second = made.batch(20, 1, gone.is_set), made.batch(12, 2)
+        wanted = made.expected(second)
+        with made.busy():
+            made.device.enqueue(first)
+            made.device.enqueue(second)
+        same(second.future.result(60), wanted)
+
+
+def heavy_and_light(made):
+    """A request of one tenant, one of another that comes while it runs, and the order in which they end."""
+    one, two = two_accounts(made)
+    heavy, light = made.batch(RUN_ROWS, 1), made.batch(RUN_ROWS, 2)
+    heavy.account, light.account = one, two
+    order, charged = [], []
+    heavy.future.add_done_callback(lambda _: order.append("heavy"))
+    light.future.add_done_callback(lambda _: order.append("light"))
+    light.future.add_done_callback(lambda _: charged.append(one.counters.totals().compute_s))
+    expected = [made.expected(heavy), made.expected(light)]
+    made.work.engine.then = lambda: made.device.enqueue(light)
+    made.device.enqueue(heavy)
+    for batch, wanted in zip((heavy, light), expected, strict=True):
+        same(batch.future.result(60), wanted)
+    return order, charged, (one, two)
+
+
+@pytest.mark.usefixtures("watchful")
+def test_another_tenant_goes_first_between_two_operations_of_a_run_that_is_charged_while_it_runs(network):
+    began = time.perf_counter()
+    with bench(network, kind=Told) as made:
+        order, charged, accounts = heavy_and_light(made)
+        spent = [one.counters.totals().compute_s for one in accounts]
+    assert order == ["light", "heavy"]
+    assert 0 < charged[0] < spent[0]
+    assert all(spent)
+    assert sum(spent) <= time.perf_counter() - began  # no second is paid for twice
+
+
+@pytest.mark.usefixtures("watchful")
+def test_where_there_is_no_memory_for_two_runs_the_one_that_runs_ends_first(network):
+    with bench(network, kind=Told, runs_at_once=1.5) as made:
+        assert heavy_and_light(made)[0] == ["heavy", "light"]
+
+
+@pytest.mark.usefixtures("watchful")
+def test_the_rules_to_compare_with_let_a_run_end(network):
+    with bench(network, FirstCome(), kind=Told) as made:
+        assert heavy_and_light(made)[0] == ["heavy", "light"]
+
+
+@pytest.mark.usefixtures("watchful")
+def test_a_call_that_measures_is_given_up_between_two_operations_too(network):
+    gone = threading.Event()
+    seen = []
+    with bench(network) as made:
+
+        def between():
+            seen.append(1)
+            if len(seen) == 2:
+                gone.set()
+            made.device.between()
+
+        pixels = np.zeros((8, 3, SIDE, SIDE), np.float32)
+        measure = made.call(
+            lambda: made.work.engine.cut_seconds(pixels, repeats=2, clock=time.perf_counter, between=between)
+        )
+        measure.is_abandoned = gone.is_set
+        made.device.enqueue(measure)
+        with pytest.raises(Abandoned):
+            measure.future.result(60)
+    assert len(seen) == 2

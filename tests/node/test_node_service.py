@@ -155,6 +155,18 @@ def test_an_image_that_never_fits_is_skipped_naming_the_knob(images):
         assert within_budget(node)
 
 
+def test_an_image_whose_header_says_more_pixels_than_pillow_opens_is_skipped(images):
+    whole = jpeg()
+    place = whole.index(b"\xff\xc0") + 5
+    (images / "0003.jpg").write_bytes(whole[:place] + b"\xea\x60\xea\x60" + whole[place + 4 :])
+    with node_at(images) as node:
+        batches = list(node.features(request(images, 1)))
+        (lost,) = [one for batch in batches for one in batch.skipped]
+        assert lost.object == "0003.jpg"
+        assert "too many pixels" in lost.reason
+        assert is_idle(node)
+
+
 def test_lengths_that_lie_reserve_nothing_that_is_not_there(images):
     samples = samples_of(images)
     samples.lengths[:3] = (2**62, 20 << 20, 3 << 20)
@@ -218,6 +230,17 @@ def test_a_prefix_in_use_is_never_dropped(images):
         assert node.holds_prefix(used[0])
         assert not node.holds_prefix(larger[0])
         assert len(joined(answer)[0]) == 6
+
+
+@pytest.mark.parametrize(("usable_gib", "nbytes"), [(8, 343_300_000), (12, 537_100_000)])
+def test_a_node_has_room_for_large_networks_by_default(images, monkeypatch, usable_gib, nbytes):
+    """ViT-B/16 with eight gibibytes to use, VGG-16 up to its last layer with twelve."""
+    monkeypatch.setattr("frostline.config.usable_memory_bytes", lambda: usable_gib << 30)
+    with Node(NodeSettings(), (images.as_uri(),)) as node:
+        with node.upload("0" * 64, nbytes) as upload:
+            upload.begin()  # sets memory aside, and takes none
+            assert held_by(node, "weights").reserved_bytes >= nbytes
+        assert is_idle(node)
 
 
 def test_an_upload_that_finds_only_prefixes_in_use_is_asked_to_wait(images):

@@ -64,18 +64,18 @@ def watched(images, monkeypatch):
     told = {"read": lambda _: None, "decode": lambda _: None, "run": lambda: None}
     store = Watched(FolderStore(str(images)), lambda object: told["read"](object))
     monkeypatch.setattr(requests, "open_samples", lambda *_, **__: store)
-    decode_into, run = decoding.decode_into, TorchEngine.run
+    decode_into, run = decoding.decode_into, TorchEngine.run_divided
 
     def decodes(*given, id, view):
         told["decode"](id)
         decode_into(*given, id=id, view=view)
 
-    def runs(engine, inputs, cut):
+    def runs(engine, inputs, cut, between):
         told["run"]()
-        return run(engine, inputs, cut)
+        return run(engine, inputs, cut, between)
 
     monkeypatch.setattr(decoding, "decode_into", decodes)
-    monkeypatch.setattr(TorchEngine, "run", runs)
+    monkeypatch.setattr(TorchEngine, "run_divided", runs)
     settings = NodeSettings(memory_bytes=256 << 20, device_batch=ROWS, decode_threads=2)
     with Node(settings, (images.as_uri(),)) as node:
         node.put_prefix(DIGEST, ARTIFACT)

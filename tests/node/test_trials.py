@@ -15,6 +15,7 @@ from frostline.engines.choice import Choice
 from frostline.engines.identity import identity
 from frostline.errors import BadRequest, EngineNotReady, UnknownPrefix
 from frostline.loaders.fetch import Fetcher, Shipment
+from frostline.loaders.node_engine import EngineChoice, NodeEngine
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.models.artifact import read_prefix, save_prefix
 from frostline.node import Node
@@ -23,6 +24,7 @@ from frostline.node.terms import Room, Terms
 from frostline.node.trials import Trials
 from frostline.profiles import CutCost, Trial
 from frostline.wire.messages import ProfileRequest
+from support.engines import Reference
 from support.nodes import (
     SIDE,
     artifact_of,
@@ -44,6 +46,7 @@ PIXELS = np.random.default_rng(0).normal(size=(16, 3, SIDE, SIDE)).astype(np.flo
 TERMS = Terms(device="cpu", rows=(8, 16), threads=(2, 1), keeps_freed=False, most_bytes=1 << 30)
 ROOM = Room(weights_bytes=1 << 30, run_bytes=1 << 30)
 LAST = NETWORK.cuts[-1].number
+REFERENCE_RUN = Reference(NETWORK.prefix)
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +60,26 @@ def chosen(folder):
     (folder / "unused").mkdir()
     (folder / "unused" / "old.bin").write_bytes(bytes(100))
     with closing(Trials(folder, TERMS, ROOM, longest_s=100, engines=(OTHER,), most_bytes=0)) as trials:
-        return trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16")
+        return trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
 
 
 def test_a_trial_says_how_fast_how_exact_and_how_large_an_engine_is(chosen):
     found = {one.engine: one for one in chosen.trials if one.cut == LAST}
     assert set(found) == {REFERENCE, OTHER}
-    for one in found.values():
-        assert one.samples_per_s > 0
-        assert one.rows in TERMS.rows
-        assert one.threads in TERMS.threads
-        assert one.load_bytes >= one.weight_bytes > 0
-    assert found[REFERENCE].threads == TERMS.threads[0]  # it keeps to the process's
+    one = found[OTHER]
+    assert one.samples_per_s > 0
+    assert one.rows in TERMS.rows
+    assert one.threads in TERMS.threads
+    assert one.load_bytes >= one.weight_bytes > 0
+    assert one.error < 1e-5
+    assert found[REFERENCE].seconds == REFERENCE_RUN.seconds(LAST)  # of the node's own run: no trial measures it
     assert found[REFERENCE].error == 0
-    assert found[OTHER].error < 1e-5
     assert [one.engine for one in chosen.trials if one.why_not is None][:1] == [chosen.engine]
 
 
 def test_what_was_tried_on_this_hardware_is_not_tried_again(chosen, folder):
     with closing(Trials(folder, TERMS, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
-        assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16") == chosen
+        assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN) == chosen
         assert trials.ready(DIGEST, OTHER, LAST) is not None
         assert trials.ready(DIGEST, "no-such-engine", LAST) is None
     other_batches = replace(TERMS, rows=(8,))
@@ -92,13 +95,30 @@ def test_a_trial_is_kept_with_the_versions_of_what_converts_and_runs_engines(cho
         assert packages["torch"] == version("torch")
 
 
+def test_a_job_that_is_too_short_to_win_a_trial_back_starts_none(tmp_path):
+    reference = Reference(NETWORK.prefix)
+    with closing(Trials(tmp_path / "none", TERMS, ROOM, longest_s=100)) as trials:
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "float32", reference, samples=200)
+    assert choice.engine == REFERENCE
+    assert any("it would save this job" in (one.why_not or "") for one in choice.trials)
+    assert reference.asked == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_job_may_forbid_trials_and_have_what_is_known(chosen, folder, tmp_path):
+    for place, engines in ((folder, {REFERENCE, OTHER}), (tmp_path, {REFERENCE})):
+        with closing(Trials(place, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+            found = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN, most_s=0)
+        assert {one.engine for one in found.trials if one.samples_per_s} == engines
+
+
 @pytest.mark.parametrize(
     ("accuracy", "longest_s", "engines"), [("exact", 9, (OTHER,)), (0.1, 0, (OTHER,)), (0.1, 9, ())]
 )
 def test_nothing_is_tried_where_only_the_reference_may_be_used(tmp_path, accuracy, longest_s, engines):
     with closing(Trials(tmp_path / "none", TERMS, ROOM, longest_s=longest_s, engines=engines)) as trials:
         nothing = Choice(engine=REFERENCE, trials=())
-        assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, accuracy) == nothing
+        assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, accuracy, REFERENCE_RUN) == nothing
     assert not (tmp_path / "none").exists()
 
 
@@ -108,7 +128,7 @@ def test_nothing_is_tried_where_only_the_reference_may_be_used(tmp_path, accurac
 def test_a_trial_that_takes_too_long_or_too_much_is_ended_and_says_so(tmp_path, changes, longest_s, why):
     terms = replace(TERMS, **changes)
     with closing(Trials(tmp_path, terms, ROOM, longest_s=longest_s, engines=(OTHER,))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1)
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1, REFERENCE_RUN)
     assert choice.engine == REFERENCE
     assert any(why in (one.why_not or "") for one in choice.trials), choice.trials
 
@@ -116,7 +136,7 @@ def test_a_trial_that_takes_too_long_or_too_much_is_ended_and_says_so(tmp_path, 
 def test_an_engine_that_was_calibrated_on_other_samples_is_not_taken_for_the_one_that_a_request_names(tmp_path):
     other = identity("onnxruntime-int8", "int8", PIXELS + 1)
     with closing(Trials(tmp_path, TERMS, ROOM, longest_s=60)) as trials:
-        found = trials.prepare(DIGEST, NETWORK.prefix, PIXELS, other, LAST)
+        found = trials.prepare(DIGEST, NETWORK.prefix, PIXELS, other, LAST, REFERENCE_RUN)
     assert "was calibrated on other samples" in found.why_not
     assert identity("onnxruntime-int8", "int8", PIXELS) in found.why_not
     assert list(tmp_path.iterdir()) == []
@@ -125,7 +145,7 @@ def test_an_engine_that_was_calibrated_on_other_samples_is_not_taken_for_the_one
 def test_a_cache_folder_that_cannot_be_written_is_a_reason_and_no_failure(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with closing(Trials(tmp_path / "file" / "engines", TERMS, ROOM, longest_s=60, engines=(OTHER,))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1)
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1, REFERENCE_RUN)
     assert choice.engine == REFERENCE
     assert "cannot be tried here" in choice.trials[-1].why_not
 
@@ -133,7 +153,7 @@ def test_a_cache_folder_that_cannot_be_written_is_a_reason_and_no_failure(tmp_pa
 def test_an_engine_that_the_node_has_no_room_for_is_not_used(chosen, folder):
     for room in (replace(ROOM, weights_bytes=1), replace(ROOM, run_bytes=-1)):
         with closing(Trials(folder, TERMS, room, longest_s=1e-9, engines=(OTHER,))) as trials:
-            choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16")
+            choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
             assert choice.engine == REFERENCE
             assert any("--memory" in (one.why_not or "") for one in choice.trials)
             assert trials.ready(DIGEST, OTHER, LAST) is None
@@ -234,8 +254,7 @@ def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same
         preprocess=preprocess(),
         shipment=Shipment(digest=DIGEST, artifact=ARTIFACT),
         trainer_side=TrainerSide(cuts=NETWORK.cuts),
-        tolerance=None,
-        engine=OTHER,
+        engine=NodeEngine("exact", EngineChoice(engine=OTHER)),
         arrived=lambda route, batch: None,
     )
     first = joined(fetcher.fetch(asked.samples, Route(LAST), None))[1][0]
@@ -247,6 +266,29 @@ def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same
     assert fetcher.request(asked.samples, Route(1), None).engine == REFERENCE
     statistics = node.statistics()
     assert statistics.totals.trial_s == statistics.tenants["everybody"].totals.trial_s > 0
+    assert is_idle(node)
+
+
+def test_where_an_engine_cannot_be_used_at_a_cut_the_reference_is(node):
+    node, images = node
+    transport = LocalTransport(node)
+    transport.put_prefix(DIGEST, ARTIFACT)
+    other = identity("onnxruntime-int8", "int8", PIXELS)  # which the node was started without
+    fetcher = Fetcher(
+        transport=transport,
+        url=images.as_uri(),
+        reading="objects",
+        preprocess=preprocess(),
+        shipment=Shipment(digest=DIGEST, artifact=ARTIFACT),
+        trainer_side=TrainerSide(cuts=NETWORK.cuts),
+        engine=NodeEngine("int8", EngineChoice(engine=other)),
+        arrived=lambda route, batch: None,
+    )
+    samples = request(images, LAST, DIGEST).samples
+    found = joined(fetcher.fetch(samples, Route(LAST), None))
+    assert same(found, joined(transport.features(request(images, LAST, DIGEST))))
+    assert fetcher.request(samples, Route(LAST), None).engine == REFERENCE
+    assert fetcher.request(samples, Route(LAST - 1), None).engine == other
     assert is_idle(node)
 
 

@@ -120,7 +120,9 @@ def test_the_exact_codec_costs_what_was_measured_and_ships_the_cut():
     ("accuracy", "allowed"),
     [
         ("exact", {"exact", "lz4"}),
+        ("float32", {"exact", "lz4"}),
         ("fp16", {"exact", "lz4", "fp16", "fp16+sparse"}),
+        ("bf16", {"exact", "lz4", "fp16", "fp16+sparse", "bf16"}),
         ("int8", {"exact", "lz4", "fp16", "fp16+sparse", "bf16", "int8+sparse+zstd"}),
         (0.002, {"exact", "lz4", "fp16", "fp16+sparse", "bf16"}),
         (0.0, {"exact", "lz4"}),
@@ -135,7 +137,7 @@ def test_only_codecs_that_the_accuracy_allows_are_possible(accuracy, allowed):
 
 def test_a_lossy_codec_says_what_it_loses():
     job = situation(store=profile(SECONDS, codecs=(codec(2, "int8", 1_250, error=0.0061),)))
-    assert candidate(job, 2, "int8").rejected == "is lossy (error 0.0061), and accuracy is 'exact'"
+    assert candidate(job, 2, "int8").rejected == "is lossy (error 0.0061), and accuracy is 'float32'"
     assert (
         candidate(replace(job, accuracy=0.001), 2, "int8").rejected
         == "has an error of 0.0061, and accuracy allows 0.001"
@@ -199,7 +201,7 @@ def test_within_one_process_the_link_costs_nothing():
 def with_engine(**changes):
     trials = (
         Trial(engine=REFERENCE, precision="fp32", cut=2, seconds=0.02, why_not="is slower"),
-        Trial(engine="halved", precision="16-bit", cut=2, seconds=0.008, error=0.004),
+        Trial(engine="halved", precision="bf16", cut=2, seconds=0.008, error=0.004),
     )
     return profile(SECONDS, engine="halved", trials=trials, **changes)
 

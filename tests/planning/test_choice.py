@@ -248,7 +248,7 @@ def test_the_user_may_name_the_codec_or_leave_it_to_the_plan():
     [
         ({}, 9, None, "no cut 9: this job has cuts 0 to 2"),
         ({}, 2, "lz5", "codec 'lz5' was not measured at cut 2; there are exact, int8"),
-        ({}, 2, "int8", r"cut 2 \(layer2, int8\) cannot be used: is lossy .*accuracy is 'exact'"),
+        ({}, 2, "int8", r"cut 2 \(layer2, int8\) cannot be used: is lossy .*accuracy is 'float32'"),
         ({"memory_bytes": MB}, 2, None, r"layer2.*needs 9.00 MB.*raise the node's memory_bytes"),
     ],
 )

@@ -46,7 +46,10 @@ def test_a_link_without_speed_is_a_users_mistake(bytes_per_s):
         ({"nodes": 0}, "nodes must be at least 1, not 0"),
         ({"epochs": 0}, "epochs must be at least 1, not 0"),
         ({"head_s": -0.1}, "head_s must be at least 0"),
-        ({"accuracy": "fp61"}, "accuracy is one of exact, fp16, int8 or a relative error.*did you mean fp16"),
+        (
+            {"accuracy": "fp61"},
+            "accuracy is one of exact, float32, fp16, bf16, int8 or a relative error.*did you mean fp16",
+        ),
         ({"accuracy": -0.1}, "accuracy as a relative error must be at least 0"),
         ({"accuracy": math.inf}, "at least 0 and finite, not inf"),
     ],

@@ -13,7 +13,9 @@ from PIL import Image
 from frostline.core import View
 from frostline.errors import BadRequest, SampleError
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, RandomHorizontalFlip, Resize, imagenet
-from frostline.preprocess.apply import decode_into, pixels_into
+from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_into, pixels_needed
+from frostline.preprocess.decoder import decoded_classes, size_of
+from frostline.preprocess.scaled import scaled
 from frostline.preprocess.steps import Stored
 
 PIXELS = Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -132,17 +134,31 @@ def test_sixteen_bits_a_channel_are_refused_rather_than_clipped():
         decoded(imagenet(224), deep)
 
 
+def bmp_saying(side):
+    """A small image whose header says that it is large."""
+    header = bytearray(encoded(Image.new("L", (8, 8)), "BMP"))
+    header[18:26] = struct.pack("<ii", side, side)
+    return bytes(header)
+
+
 def test_a_bomb_is_refused_from_its_header():
     bomb = encoded(Image.new("1", (9_000, 9_000)), "PNG")
     with pytest.raises(SampleError, match="too many pixels: it has 9000 x 9000"):
         decoded(imagenet(224), bomb)
 
 
-def test_a_bomb_that_pillow_itself_refuses_has_the_same_reason():
-    header = bytearray(encoded(Image.new("L", (8, 8)), "BMP"))
-    header[18:26] = struct.pack("<ii", 30_000, 30_000)
+# Pillow raises an error for the first, and a warning, which is an error here, for the second.
+@pytest.mark.parametrize("side", [30_000, 10_000])
+def test_a_bomb_that_pillow_itself_refuses_has_the_same_reason(side):
+    bomb = bmp_saying(side)
     with pytest.raises(SampleError, match="too many pixels"):
-        decoded(imagenet(224), bytes(header))
+        decoded(imagenet(224), bomb)
+    with pytest.raises(SampleError, match="too many pixels"):
+        decoded_classes(bomb, most_pixels=MOST_PIXELS)
+    with pytest.raises(SampleError, match="too many pixels"):
+        scaled(bomb, 8)
+    assert size_of(bomb) == (0, 0)
+    assert pixels_needed(imagenet(224), bomb) == 0
 
 
 @pytest.mark.parametrize("size", [(30_000, 1), (1, 30_000)])

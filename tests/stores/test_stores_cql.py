@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import uuid
@@ -18,8 +19,10 @@ from frostline.errors import (
     StoreError,
     StoreUnavailable,
 )
+from frostline.stores import cql_session
 from frostline.stores.cql_access import CqlAccess
 from frostline.stores.faces import LABELS, Place, Tabular
+from frostline.stores.limits import StoreLimits
 from frostline.stores.objects import open_store
 from frostline.testing.stores import (
     ListingTests,
@@ -101,6 +104,23 @@ class TestACqlStore(
     @pytest.fixture
     def missing(self, tables):
         return open_store(url(tables, "nothing"))
+
+
+def test_a_server_that_hangs_is_waited_for_no_longer_than_the_caller_says(tables, named, monkeypatch):
+    # Longer than any test may take, so that only the caller's deadline can end it.
+    monkeypatch.setattr(cql_session, "_REQUEST_S", 1000.0)
+    named.write("x", b"0123456789")
+    store = open_store(url(tables, "named"), StoreLimits(deadline_s=1.0))
+    assert bytes(store.read("x", 0, 10)) == b"0123456789"
+    (server,) = tables.processes.values()
+    server.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable):
+            store.read("x", 0, 10)
+        ((_, found),) = store.read_many([Place("x", 0, 10)])
+        assert isinstance(found, StoreUnavailable)
+    finally:
+        server.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture
@@ -263,7 +283,7 @@ if child == 0:
     try:
         open_store(sys.argv[1]).read("x", 0, 1)
     except StoreError as error:
-        os._exit(7 if "spawn" in str(error) else 1)
+        os._exit(7 if "'spawn'" in str(error) and "frostline io --data-root" in str(error) else 1)
     os._exit(2)
 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

@@ -249,7 +249,7 @@ if child == 0:
     try:
         open_store("memory://other").read("x", 0, 1)
     except StoreError as error:
-        os._exit(7 if "spawn" in str(error) else 1)
+        os._exit(7 if "'spawn'" in str(error) and "frostline io --data-root" in str(error) else 1)
     os._exit(2)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

@@ -1,27 +1,22 @@
 """Stores around stores: late, failing, limited, within a deadline, patient, kept nearby and joined."""
 
-import os
 import pickle
-import subprocess
-import sys
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from time import monotonic
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import DataError, ObjectNotFound, SettingError, StoreThrottled, StoreUnavailable
+from frostline.errors import ObjectNotFound, StoreThrottled, StoreUnavailable
 from frostline.stores.clouds import cloud_store
 from frostline.stores.faces import Place
 from frostline.stores.joined import Joined
 from frostline.stores.objects import open_store
 from frostline.stores.pacing import TokenBucket
 from frostline.stores.patient import Patient
-from frostline.stores.tier import LocalTier
 from frostline.stores.urls import parse_url
 from frostline.stores.wrapped import Deadlined, Delayed, Faulty, Limited, Wrapped
 from frostline.testing.stores import (
@@ -83,21 +78,6 @@ class TestPatient(Wrappers):
 
     def wrapped(self, store):
         return Patient(store)
-
-
-class TestLocalTierOfAStoreThatStaysAsItIs(SharingTests, WritingTests):
-    """Not for the tests that replace objects: it shows them as they were."""
-
-    __test__ = True
-
-    @pytest.fixture
-    def staged(self, tmp_path):
-        store = LocalTier(memory(), tmp_path, budget_bytes=1 << 20)
-        yield Staged(store=store, put=store.write)
-        store.close()
-
-    test_writing_again_replaces_the_object = None
-    test_who_reads_while_another_writes_sees_the_old_or_the_new = None
 
 
 class TestJoined(ManyReadingTests):
@@ -347,108 +327,6 @@ def test_many_threads_lose_nothing_to_a_server_that_refuses(monkeypatch):
         found = list(threads.map(lambda name: bytes(store.read(name, 0, len(name))), peer.objects))
     assert found == list(peer.objects.values())
     assert throttle.taken == len(found)
-
-
-@pytest.fixture
-def tier(tmp_path):
-    inner = Counted(memory())
-    with closing(LocalTier(inner, tmp_path / "tier", budget_bytes=10_000)) as store:
-        yield store, inner, tmp_path / "tier"
-
-
-def test_what_was_read_is_read_from_the_folder_the_next_time(tier):
-    store, inner, folder = tier
-    store.write("x", b"0123456789")
-    first = store.read_version("x", 3, 4)
-    assert store.read_version("x", 3, 4) == first
-    assert bytes(store.read("x", 3, 4)) == b"3456"
-    assert inner.reads == [("x", 3, 4)]
-    store.close()
-    again = LocalTier(inner, folder, budget_bytes=10_000)
-    assert again.read_version("x", 3, 4) == first
-    assert len(inner.reads) == 1
-    again.close()
-
-
-def test_a_tier_stays_within_its_budget_and_gives_up_what_was_used_longest_ago(tier):
-    store, inner, folder = tier
-    store.write("x", bytes(20_000))
-    for number in range(30):
-        store.read("x", number, 1000)
-        store.read("x", 0, 1000)
-        held = [path for path in folder.iterdir() if path.name != "lock"]
-        assert sum(path.stat().st_size for path in held) == store.statistics()["bytes"] <= 10_000
-    assert inner.reads.count(("x", 0, 1000)) == 1
-    store.read("x", 0, 15_000)
-    assert store.statistics()["bytes"] <= 10_000
-
-
-def damage(path, how):
-    data = path.read_bytes()
-    path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "bit": data[:-1] + bytes([data[-1] ^ 1])}[how])
-
-
-@pytest.mark.parametrize("how", ["cut", "empty", "bit"])
-def test_a_damaged_file_is_read_again_and_never_given(tier, how):
-    store, inner, folder = tier
-    store.write("x", b"0123456789")
-    store.read("x", 3, 4)
-    (file,) = [path for path in folder.iterdir() if path.name != "lock"]
-    damage(file, how)
-    assert bytes(store.read("x", 3, 4)) == b"3456"
-    assert bytes(store.read("x", 3, 4)) == b"3456"
-    assert len(inner.reads) == 2
-
-
-def test_a_tier_leaves_alone_what_is_not_its_own(tmp_path):
-    (tmp_path / "mine.jpg").write_bytes(bytes(1000))
-    (tmp_path / ".partial-0").write_bytes(b"of one that was killed")
-    inner = memory()
-    inner.write("x", bytes(200))
-    store = LocalTier(inner, tmp_path, budget_bytes=300)
-    for number in range(5):
-        store.read("x", number, 100)
-    store.close()
-    assert (tmp_path / "mine.jpg").stat().st_size == 1000
-    assert not (tmp_path / ".partial-0").exists()
-
-
-def test_two_do_not_share_a_tier_and_a_budget_must_make_sense(tier):
-    _, inner, folder = tier
-    with pytest.raises(DataError, match="another process uses"):
-        LocalTier(inner, folder, budget_bytes=1)
-    with pytest.raises(SettingError, match="budget_bytes"):
-        LocalTier(inner, folder, budget_bytes=0)
-
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from frostline.stores.folder import FolderStore
-from frostline.stores.tier import LocalTier
-
-store = LocalTier(FolderStore(sys.argv[1]), Path(sys.argv[2]), budget_bytes=1 << 20)
-for number in range(1 << 30):
-    store.read("x", number % 5000, 4000)
-    if number == 100:
-        print("under way", flush=True)
-"""
-
-
-def test_a_killed_process_leaves_nothing_that_is_wrong(tmp_path):
-    data = os.urandom(10_000)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "x").write_bytes(data)
-    argv = [sys.executable, "-c", KILLED, tmp_path / "data", tmp_path / "tier"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as process:
-        process.stdout.readline()
-        process.kill()
-    store = LocalTier(open_store(str(tmp_path / "data")), tmp_path / "tier", budget_bytes=1 << 20)
-    for offset in range(200):
-        assert bytes(store.read("x", offset, 4000)) == data[offset : offset + 4000]
-    assert store.statistics()["hits"] > 0
-    store.close()
 
 
 places = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120), st.integers(0, 40)), max_size=30)

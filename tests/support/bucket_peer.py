@@ -7,7 +7,7 @@ answers.
 import hashlib
 import re
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -121,8 +121,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+        with suppress(OSError):  # who asked may have left
+            self.end_headers()
+            self.wfile.write(data)
 
     do_DELETE = do_GET = do_PUT = do_PROPFIND = _serve
 

@@ -95,9 +95,9 @@ def request(folder, cut, prefix=None, samples=None, side=SIDE, **fields):
 
 
 @contextmanager
-def served(node, port=0):
+def served(node, port=0, limits=None):
     """Serve a node of this process over HTTP; yields its address."""
-    server = Server(node, listen("127.0.0.1", port))
+    server = Server(node, listen("127.0.0.1", port), limits)
     ready = threading.Event()
     thread = threading.Thread(target=server.run, args=(ready.set,))
     thread.start()

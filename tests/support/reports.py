@@ -18,6 +18,7 @@ def a_report(**changes):
         "started": "2026-11-21 09:30 UTC",
         "seconds": 41.7,
         "epochs": epochs,
+        "kept_epoch": epochs,
         "samples": 833 * epochs,
         "train_samples": 833,
         "val_samples": 208,

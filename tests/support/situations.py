@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from frostline.core import Cut
 from frostline.planning import Link, Situation
+from frostline.planning.situation import ACCURACIES
 from frostline.profiles import CodecCost, CutCost, Profile
 
 MB = 1_000_000
@@ -99,5 +100,5 @@ def situations(draw, has_head=True):
         epochs=draw(st.integers(1, 20)),
         keeps_features=draw(st.booleans()),
         head_s=draw(st.floats(0, 0.1)) if has_head else 0.0,
-        accuracy=draw(st.one_of(st.sampled_from(["exact", "fp16", "int8"]), st.floats(0, 0.2))),
+        accuracy=draw(st.one_of(st.sampled_from(ACCURACIES), st.floats(0, 0.2))),
     )

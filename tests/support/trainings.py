@@ -80,9 +80,17 @@ def tampered(assignment, change, tensors=ignore):
     return save(held, metadata={"frostline.training": json.dumps(about)})
 
 
+def children_of(task):
+    """Of one thread; none where it has ended meanwhile."""
+    try:
+        return (task / "children").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def trainers_of(pid):
     """Process ids of the trainers that a node's process has started."""
-    lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    lists = [children_of(task) for task in Path(f"/proc/{pid}/task").iterdir()]
     found = {int(one) for some in lists for one in some.split()}
     return sorted(one for one in found if b"frostline.training.beside" in _command(one))
 

@@ -22,6 +22,9 @@ class WebServer:
         pieces: how many a body is sent in.
         pause_s: before each of them.
         is_silent: it takes requests and never answers.
+        redirects: where a path, without the first slash, is said to have gone to: the status and the location.
+        connections: how many were made.
+        ranges: what is said of a range in a body: its first and last byte, and the size of the whole.
         versions: headers that say which version an object is, by its path; ``ETAG`` for the others.
     """
 
@@ -32,6 +35,9 @@ class WebServer:
         self.pieces = 1
         self.pause_s = 0.0
         self.is_silent = False
+        self.redirects = {}
+        self.connections = 0
+        self.ranges = lambda first, last, size: f"bytes {first}-{last}/{size}"
         self.versions = {}
         self.ends = threading.Event()
 
@@ -56,12 +62,19 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
+    def setup(self):
+        super().setup()
+        self.server.held.connections += 1
+
     def do_GET(self):
         held = self.server.held
         held.seen.append((self.command, self.path))
         if held.is_silent:
             held.ends.wait()
             self.close_connection = True
+            return
+        if (gone := held.redirects.get(self.path.lstrip("/"))) is not None:
+            self._answer(gone[0], b"", {"Location": gone[1]})
             return
         data = held.objects.get(unquote(self.path).lstrip("/"))
         if data is None:
@@ -72,9 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, data, {})
             return
         first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
-        self._answer(206, data[first : last + 1], {"Content-Range": f"bytes {first}-{last}/{len(data)}"})
+        self._answer(206, data[first : last + 1], {"Content-Range": held.ranges(first, last, len(data))})
 
-    do_HEAD = do_GET
+    do_HEAD = do_PROPFIND = do_GET
 
     def _answer(self, status, body, headers):
         self.send_response(status)

@@ -305,6 +305,14 @@ def with_op(name):
     return change
 
 
+def with_call(op, *arguments):
+    def change(about):
+        graph = about["head"]["training"]["graph"]
+        graph["nodes"][0].update(op=op, args=[{"ref": graph["inputs"][0]}, *arguments], kwargs={})
+
+    return change
+
+
 def with_value(*path, value):
     def change(about):
         *way, last = path
@@ -320,6 +328,7 @@ def with_value(*path, value):
     [
         (with_op("os.system"), UnsafeArtifact, "os.system"),
         (with_op("aten.bernoulli_.float"), UnsafeArtifact, "not allowed"),
+        (with_call("aten.to.dtype", -1), UnsafeArtifact, "a dtype"),
         (with_value("head", "training", "graph", "outputs", value=[{"ref": "nothing"}]), UnsafeArtifact, "nothing"),
         (with_value("head", "training", "places", value=[7]), UnsafeArtifact, "crosses the frost line"),
         (with_value("head", "trained", value=["not.there"]), UnsafeArtifact, "not.there"),
@@ -345,6 +354,23 @@ def test_a_head_that_would_take_more_than_there_is_is_refused_with_the_figure(as
     ):
         pass
     until(lambda: not trainers_of(idle.pid))
+
+
+def test_the_copy_of_the_best_head_counts_as_memory_where_one_is_put_aside(assignment):
+    def least(recipe):
+        asked = replace(assignment, recipe=recipe)
+        low, high = 0, 1 << 30
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                check_assignment(asked, middle)
+                high = middle
+            except OverBudget:
+                low = middle
+        return high
+
+    copied = sum(assignment.head.tensors[name].nbytes for name in assignment.head.returning)
+    assert least(Recipe(batch_size=6)) - least(Recipe(epochs=2, batch_size=6)) == copied > 0
 
 
 def test_what_is_no_training_is_refused(assignment, idle):

@@ -1,5 +1,6 @@
 """The report's page, as text and in a real browser."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,24 @@ from support.pages import (
 )
 from support.plans import a_costless_plan, a_plan
 from support.reports import a_report
+
+
+def a_long_report(epochs=100, steps_per_epoch=400):
+    """Of a training that went on until nothing was gained, with the best head long before its end."""
+    losses = tuple(1 / (1 + step / 500) + 0.2 * (step % 7) for step in range(epochs * steps_per_epoch))
+    val_losses = tuple(0.4 + 0.001 * abs(epoch - 60) for epoch in range(epochs))
+    return a_report(
+        losses=losses,
+        epochs=epochs,
+        kept_epoch=61,
+        epoch_losses=tuple(1 / (1 + epoch) + 0.6 for epoch in range(epochs)),
+        val_losses=val_losses,
+        val_accuracies=tuple(1.2 - loss for loss in val_losses),
+        val_accuracy=0.8,
+        held_out="20 % of each class, which also chose the epoch: a little optimistic",
+        setup_s=3.2,
+        first_step_s=4.56,
+    )
 
 
 def a_hostile_report():
@@ -80,18 +99,41 @@ def test_the_page_says_how_the_samples_came_and_what_was_lost():
         assert words in page
 
 
+def test_the_page_of_a_run_without_a_measured_plan_says_where_to_find_one():
+    page = render_page(a_report(plan=None))
+    assert "frostline plan" in page
+    assert '<h2 id="cuts">' not in page
+
+
 def test_the_page_shows_the_engines_that_were_tried_what_they_lose_and_why_not():
     trials = (
         Trial(engine=REFERENCE, precision="fp32", cut=24, seconds=0.02, why_not="is slower"),
-        Trial(engine="halved", precision="16-bit", cut=24, seconds=0.008, error=0.0042),
+        Trial(engine="halved", precision="bf16", cut=24, seconds=0.008, error=0.0042),
         Trial(engine="<b>absent", precision="fp32", cut=24, why_not="openvino is not installed"),
     )
     plan = replace(a_plan(), engine="halved", trials=trials)
-    page = render_page(a_report(plan=plan, codec_error=0.0))
+    page = render_page(a_report(plan=plan, engine="halved", engine_error=0.0042, codec_error=0.0))
     for words in ("halved ran the frozen layers", "0.0042", "125", "openvino is not installed", "&lt;b&gt;absent"):
         assert words in page
     assert "Nothing was lost" not in page
     assert "Engines that the node tried" not in render_page(a_report())
+
+
+def test_a_hundred_epochs_draw_as_small_as_five_and_the_one_that_was_kept_stands_out():
+    long, short = render_page(a_long_report()), render_page(a_report())
+    assert len(long) < len(short) + 100_000
+    [table] = re.findall(r"<thead><tr><th scope=\"col\">epoch</th>.*?</table>", long, re.DOTALL)
+    rows = re.findall(r"<tr[^>]*><th scope=\"row\">(\d+)", table)
+    assert len(rows) <= 14
+    assert {"1", "61", "100"} <= set(rows)
+    assert re.findall(r"<tr class=\"chosen\"><th scope=\"row\">(\d+)", table) == ["61"]
+
+
+def test_the_page_says_what_was_held_out_and_what_set_up_took():
+    page = render_page(a_long_report())
+    for words in ("which also chose the epoch", "The head of epoch 61 was kept", "3.20 s", "4.56 s", "100 epochs"):
+        assert words in page
+    assert "was kept" not in render_page(a_report(kept_epoch=5))
 
 
 def test_a_browser_shows_the_figures_and_every_cut(tmp_path):

@@ -14,7 +14,8 @@ def test_a_report_is_plain_json_with_every_promised_field():
     promised = {
         "val_accuracy", "losses", "seconds", "samples", "epochs", "wire_bytes", "baseline_wire_bytes", "plan",
         "stalls_s", "skipped", "bytes_ratio", "stall_share", "stages", "where", "interrupted", "ways", "accuracy",
-        "codec_error", "replans", "predicted_samples_per_s", "measured_samples_per_s", "fallback",
+        "codec_error", "replans", "setup_s", "first_step_s", "kept_epoch", "held_out",
+        "predicted_samples_per_s", "measured_samples_per_s", "fallback",
     }  # fmt: skip
     assert promised <= value.keys()
     assert {"cut", "codec", "mixture", "bottleneck", "prices", "candidates"} <= value["plan"].keys()
@@ -33,7 +34,8 @@ def test_the_ratio_is_how_many_times_fewer_bytes_crossed():
     assert a_report(wire_bytes=0).bytes_ratio is None
 
 
-def test_the_share_of_stalls_is_of_the_whole_run():
+def test_the_share_of_stalls_is_of_the_time_after_set_up():
+    assert a_report(seconds=45.0, setup_s=5.0, stalls_s=10.0).stall_share == 0.25
     assert a_report(seconds=40.0, stalls_s=10.0).stall_share == 0.25
     assert a_report(seconds=0.0, stalls_s=0.0).stall_share == 0
 

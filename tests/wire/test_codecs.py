@@ -61,6 +61,8 @@ def test_any_other_name_is_refused_with_the_nearest(name):
 def test_an_accuracy_offers_what_it_allows_and_sparse_only_behind_a_relu():
     assert offered("exact", is_relu=False, dtypes=["float32"]) == ("exact", "lz4", "zstd")
     assert offered("exact", is_relu=True, dtypes=["float32"]) == ("exact", "sparse", "sparse+lz4", "sparse+zstd")
+    assert offered("float32", is_relu=True, dtypes=["float32"]) == offered("exact", is_relu=True, dtypes=["float32"])
+    assert offered("bf16", is_relu=False, dtypes=["float32"])[3:] == ("fp16", "fp16+zstd", "bf16", "bf16+zstd")
     assert offered("fp16", is_relu=False, dtypes=["float32"])[3:] == ("fp16", "fp16+zstd")
     for accuracy in ("int8", 0.01, 0):
         names = offered(accuracy, is_relu=True, dtypes=["float32"])

@@ -73,3 +73,14 @@ def test_a_profile_request_says_whether_its_job_stops_at_one_cut_which_that_of_a
     assert not ProfileRequest.from_json(value).only_here
     with pytest.raises(BadRequest, match="only_here"):
         ProfileRequest.from_json({**value, "only_here": 1})
+
+
+def test_a_profile_request_says_what_its_job_may_spend_on_trials():
+    wanted = ProfileRequest(features=message(), accuracy="float32", trial_s=12.5, samples_left=1041)
+    again = ProfileRequest.from_json(wanted.to_json())
+    assert (again.accuracy, again.trial_s, again.samples_left) == ("float32", 12.5, 1041)
+    again = ProfileRequest.from_json(ProfileRequest(features=message()).to_json())
+    assert (again.trial_s, again.samples_left) == (None, None)
+    for changes in ({"trial_s": -1}, {"trial_s": "1"}, {"samples_left": -1}, {"samples_left": 1.5}):
+        with pytest.raises(BadRequest, match=next(iter(changes))):
+            ProfileRequest.from_json({**wanted.to_json(), **changes})

@@ -3,14 +3,16 @@
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from frostline.cache.room import PAGE_BYTES
 from frostline.errors import OutOfSpace, SettingError
+from frostline.private import make_private_file, make_private_folder
 
-__all__ = ("LEAST_BYTES", "Database", "is_busy", "is_damage")
+__all__ = ("LEAST_BYTES", "Database", "damage", "is_busy", "is_damage", "typed")
 
 LEAST_BYTES = 16 << 20
 """Below this there would be no room beside the log."""
@@ -37,7 +39,16 @@ _MOST_BATCH_BYTES = 4 << 20
 # Another process may be writing a batch.
 _PATIENCE_S = 5.0
 _TRIES = 4
-_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+# The last four say that a file holds what our statements never put there.
+_DAMAGE = {
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_FORMAT,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_TOOBIG,
+}
 _NAME = "features-{:06}.sqlite"
 _TURN = "turn"
 _BESIDE = ("", "-wal", "-shm")
@@ -54,6 +65,23 @@ def is_damage(error: sqlite3.Error) -> bool:
 def is_busy(error: sqlite3.Error) -> bool:
     """Another process was in the way."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def typed(rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator[tuple[Any, ...]]:
+    """The rows of an answer, whose values are of the kinds that were put there.
+
+    Raises:
+        sqlite3.DatabaseError: One is not: the file is damaged.
+    """
+    for row in rows:
+        if tuple(map(type, row)) != kinds:
+            raise damage("a value is of another kind than was written")
+        yield row
+
+
+def damage(what: str) -> sqlite3.DatabaseError:
+    """An error that says that the file is not what was written, which SQLite itself did not notice."""
+    return _coded(sqlite3.SQLITE_CORRUPT, what)
 
 
 class Database:
@@ -103,6 +131,8 @@ class Database:
             connection, number = self._take()
             try:
                 yield connection
+            except UnicodeDecodeError as error:  # in what SQLite says of a damaged file, where it quotes from it
+                raise damage("the file is damaged") from error
             finally:
                 self._give_back(connection, number)
 
@@ -131,8 +161,16 @@ class Database:
         Processes that emptied it at the same time sent each other away. The lock is that of an empty database, since
         SQLite waits for one no longer than it is told to, and the system gives it back whatever becomes of a process.
         """
+        make_private_file(self._folder / _TURN)
         with closing(sqlite3.connect(self._folder / _TURN, timeout=_PATIENCE_S, isolation_level=None)) as turn:
-            turn.execute("BEGIN IMMEDIATE")
+            try:
+                turn.execute("BEGIN IMMEDIATE")
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                # It holds nothing, so that the next turn may begin with a new one.
+                (self._folder / _TURN).unlink(missing_ok=True)
+                raise _coded(sqlite3.SQLITE_BUSY, "the file for turns was damaged") from error
             yield
 
     def used_bytes(self, connection: sqlite3.Connection) -> int:
@@ -173,7 +211,7 @@ class Database:
 
     def _begin(self) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._folder)
             self._number = max(self._number, *(_number(path) for path in self._files()), 1)
             connection, number = self._take()
             is_too_large = _value(connection, "PRAGMA page_count") * PAGE_BYTES > self._file_bytes
@@ -216,7 +254,9 @@ class Database:
         connection.close()
 
     def _connect(self, path: Path) -> sqlite3.Connection:
+        make_private_file(path)  # SQLite gives what stands beside it the same rights
         connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+        connection.text_factory = bytes  # nothing that was written is text
         try:
             for pragma in (
                 f"page_size={PAGE_BYTES}",
@@ -232,6 +272,9 @@ class Database:
             ):
                 connection.execute(f"PRAGMA {pragma}")
             self._prepare(connection)
+        except UnicodeDecodeError as error:
+            connection.close()
+            raise damage("the file is damaged") from error
         except BaseException:
             connection.close()
             raise
@@ -265,8 +308,9 @@ def _coded(code: int, message: str) -> sqlite3.DatabaseError:
 
 
 def _value(connection: sqlite3.Connection, statement: str) -> int:
-    value: int = connection.execute(statement).fetchone()[0]
-    return value
+    for (value,) in typed(connection.execute(statement), int):
+        return int(value)
+    raise damage("no answer")
 
 
 def _number(path: Path) -> int:

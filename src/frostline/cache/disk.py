@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from frostline.cache.database import Database, is_busy, is_damage
+from frostline.cache.database import Database, damage, is_busy, is_damage, typed
 from frostline.cache.room import Shelf, idle_shelves, stored_bytes
 from frostline.cache.rows import RowLayout, Tensors, fill, opened, sealed
 from frostline.errors import OutOfSpace, SettingError
@@ -107,8 +107,8 @@ class FeatureStore:
         with self._survived(), self._database.reading() as connection:
             for places in _chunks(keys):
                 query = f"SELECT row FROM features WHERE scope = {_SCOPE} AND row IN ({_marks(places)})"  # noqa: S608
-                for (row,) in connection.execute(query, (scope, *places)):
-                    found[places[row]] = True
+                for (row,) in typed(connection.execute(query, (scope, *places)), bytes):
+                    found[_place(places, row)] = True
         return found
 
     def get_into(self, scope: bytes, keys: Keys, layout: RowLayout, out: Tensors) -> _Mask:
@@ -129,13 +129,14 @@ class FeatureStore:
         with self._survived(), self._database.reading() as connection:
             for places in _chunks(keys):
                 query = f"SELECT row, value FROM features WHERE scope = {_SCOPE} AND row IN ({_marks(places)})"  # noqa: S608
-                for row, value in connection.execute(query, (scope, *places)):
+                for row, value in typed(connection.execute(query, (scope, *places)), bytes, bytes):
+                    place = _place(places, row)
                     body = opened(scope + row, value, row_bytes)
                     if body is None:
                         damaged.append(row)
                         continue
-                    fill(views, places[row], body)
-                    found[places[row]] = True
+                    fill(views, place, body)
+                    found[place] = True
         self._drop(scope, damaged)
         self._note(scope)
         self._count(hits=int(found.sum()), misses=int(len(keys) - found.sum()))
@@ -210,8 +211,10 @@ class FeatureStore:
             "INSERT INTO scopes (digest, used, row_bytes) VALUES (?, ?, ?) "
             "ON CONFLICT (digest) DO UPDATE SET used = excluded.used RETURNING number"
         )
-        ((number,),) = connection.execute(query, (scope, self._clock(), row_bytes)).fetchall()
-        return int(number)
+        found = list(typed(connection.execute(query, (scope, self._clock(), row_bytes)), int))
+        if len(found) != 1:
+            raise damage("a scope has no number, or two")
+        return int(found[0][0])
 
     def _make_room(self, connection: sqlite3.Connection, wanting: int, rows: int, row_bytes: int) -> tuple[int, int]:
         """For how many of the rows there is room, and how many others were dropped for them."""
@@ -227,14 +230,19 @@ class FeatureStore:
             dropped = connection.execute(query, (shelf.number, count)).rowcount
             cleared += dropped
             if dropped < count:
-                connection.execute("DELETE FROM scopes WHERE number = ?", (shelf.number,))
+                gone = connection.execute("DELETE FROM scopes WHERE number = ?", (shelf.number,)).rowcount
+                if gone != 1:
+                    raise damage("a scope cannot be removed")
         return min(rows, max(0, int(self._free_bytes(connection) / each))), cleared
 
     def _free_bytes(self, connection: sqlite3.Connection) -> int:
         return self._database.file_bytes - self._database.used_bytes(connection)
 
     def _idle_shelf(self, connection: sqlite3.Connection, wanting: int) -> Shelf | None:
-        found = connection.execute("SELECT number, used, row_bytes FROM scopes").fetchall()
+        query = "SELECT number, used, row_bytes FROM scopes"
+        found = list(typed(connection.execute(query), int, float, int))
+        if any(row_bytes < 0 for _, _, row_bytes in found):
+            raise damage("a row has less than no bytes")
         shelves = [Shelf(number=number, used_s=used, row_bytes=row_bytes) for number, used, row_bytes in found]
         idle = idle_shelves(shelves, wanting=wanting, now_s=self._clock(), idle_s=self._idle_s)
         return idle[0] if idle else None
@@ -292,6 +300,12 @@ def _chunks(keys: Keys) -> Iterator[dict[bytes, int]]:
     named = ((key, place) for place, key in enumerate(keys) if key is not None)
     while chunk := dict(islice(named, _ASKED_AT_ONCE)):
         yield chunk
+
+
+def _place(places: dict[bytes, int], row: bytes) -> int:
+    if row not in places:
+        raise damage("a row came that was not asked for")
+    return places[row]
 
 
 def _marks(places: dict[bytes, int]) -> str:

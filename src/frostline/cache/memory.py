@@ -175,6 +175,7 @@ def _mapped(rows: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> n
         raise SettingError(
             f"this machine has not the {nbytes:,} bytes that features may take in memory: lower cache_bytes"
         ) from error
-    with suppress(OSError):  # a kernel may be built without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel may be built without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8, nbytes).view(dtype).reshape(rows, *shape)

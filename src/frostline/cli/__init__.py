@@ -1,8 +1,10 @@
 """The command line: verbs; the only place that prints or exits."""
 
 import os
+import time
 from collections.abc import Sequence
 
+from frostline.cli.began import process_began_at
 from frostline.engines.allocator import ENVIRONMENT, keep_freed_memory
 from frostline.engines.ending import end_at_once
 
@@ -10,7 +12,11 @@ __all__ = ("main",)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 130 interrupted."""
+    """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 130 interrupted.
+
+    Without arguments the process is the command's own: they are its own, and its seconds count from its start.
+    """
+    began_at = process_began_at() if arguments is None else time.perf_counter()
     # The process is Frostline's own, and keeps freed memory for the next batch (docs/decisions/0007). The verbs import
     # numpy and start its threads, after which it would be too late.
     keep_freed_memory()
@@ -19,4 +25,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end_at_once()
     from frostline.cli.verbs import run
 
-    run(arguments)
+    run(arguments, began_at)

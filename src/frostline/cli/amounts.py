@@ -82,7 +82,7 @@ class _Times(click.ParamType[float]):
 
 
 class _Accuracy(click.ParamType[str | float]):
-    """How exact features must be: exact, fp16, int8, or the relative error that is allowed."""
+    """How exact features must be: exact, float32, fp16, bf16, int8, or the relative error that is allowed."""
 
     name = "accuracy"
 

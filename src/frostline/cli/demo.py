@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from frostline.cli.options import as_json
+from frostline.cli.options import as_json, epochs_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.summary import finish
 from frostline.core.amounts import in_bytes
@@ -18,7 +18,7 @@ _MODEL = "demo:efficientnet_lite0"
 
 @click.command(epilog="Example: frostline demo --data photos/ --out run/")
 @click.option("--data", metavar="DIR", help="A folder of images in class folders, instead of the demo's own set.")
-@click.option("--epochs", default=5, show_default=True, metavar="N", help="Passes over the training samples.")
+@epochs_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -28,18 +28,22 @@ _MODEL = "demo:efficientnet_lite0"
     help="For the files.",
 )
 @as_json
-def demo(data: str | None, epochs: int, out: Path, as_json: bool) -> int:
+def demo(data: str | None, epochs: int | None, out: Path, as_json: bool) -> int:
     """Fine-tune a pretrained EfficientNet-lite0 on real photographs, the node in a process of its own.
 
     Without --data a set is made once from the photographs that scikit-image and scikit-learn ship: one class a
     photograph, each sample a seeded view of it.
     """
-    from frostline.training.run import train
+    from frostline.training.beginning import begin
 
     with ProgressBar() as progress:
         folder = data or str(_own_photographs(out / "photographs", progress))
         job = JobSettings(data=folder, model=_MODEL, until="features")
-        report = train(TrainSettings(job=job, epochs=epochs, batch_size=16, out=out), progress)
+        settings = TrainSettings(job=job, epochs=epochs, out=out)
+        with begin(job, progress, least_classes=2) as begun:
+            from frostline.training.run import train
+
+            report = train(settings, progress, begun=begun, began_at=click.get_current_context().obj)
     return finish(report, out, as_json=as_json)
 
 

@@ -34,6 +34,11 @@ _MOST_SHOWN = 10
 @click.option("--by", metavar="COLUMN", help="Keep samples with the same value in this column in one part.")
 @click.option("--split-by", "column", metavar="COLUMN", help="Save one part for each value of this column.")
 @click.option("--seed", default=0, show_default=True, help="Of the division.")
+@click.option(
+    "--beside",
+    is_flag=True,
+    help="Keep manifest and splits beside the data in a local folder too, for everybody who reads it.",
+)
 @click.option("--check", "checks", is_flag=True, help="Read every sample: find unreadable ones and duplicates.")
 @as_json
 def index(
@@ -46,15 +51,16 @@ def index(
     by: str | None,
     column: str | None,
     seed: int,
+    beside: bool,
     checks: bool,
     as_json: bool,
 ) -> None:
     """Build the manifest of a data set, or find it, show what it holds, and divide it.
 
-    The manifest is kept beside the data (in the user's cache folder where the store takes no writes) and is built
-    again only when the listing has changed. Splits are kept beside it: see train --split.
+    The manifest is kept beside the data in an object store, in the user's cache folder where that is a local folder or
+    takes no writes, and is built again only when the listing has changed. Splits are kept beside it: see train --split.
     """
-    whole = _listed(data, form=form, relist=relist, changed=changed)
+    whole = _listed(data, form=form, relist=relist, changed=changed, beside=beside)
     dataset = whole if where is None else whole.select(where)
     if shares is not None:
         whole.save_splits(dataset.split(shares, seed, by=by))
@@ -120,6 +126,11 @@ def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
     click.echo("columns: " + ", ".join(f"{name} ({kind})" for name, kind in found.columns))
     if found.splits:
         click.echo("splits: " + ", ".join(f"{name} {count}" for name, count in found.splits))
+    if dataset.splits_brought:
+        click.echo(
+            f"the data itself brings the splits {', '.join(dataset.splits_brought)}, in its column split: train and "
+            "score by them, or choose with --split and --val-split"
+        )
     if dataset.applied is not None:
         click.echo(f"a ready form, made with {dataset.applied}")
     click.echo(f"manifest {'found' if found.manifest_found else 'built'}: {found.manifest}")

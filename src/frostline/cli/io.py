@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from frostline.cli.amounts import BYTES
-from frostline.cli.options import as_json, roots_there
-from frostline.cli.show import print_json, print_table
-from frostline.client.io import IoTransport
-from frostline.config import IoSettings, NodeSettings, io_socket
+from frostline.cli.options import NODE_MEMORY, as_json, roots_there
+from frostline.cli.show import print_json, print_json_line, print_table
+from frostline.config import IoSettings, NodeSettings, default_node_memory_bytes, io_socket
 
 __all__ = ("io",)
 
@@ -47,7 +46,11 @@ _END_S = 30.0
 )
 @click.option("--window", type=BYTES, help="Of it, most bytes under way, shared between jobs; a quarter by default.")
 @click.option(
-    "--node-memory", type=BYTES, default="2GiB", show_default=True, help="With --data-root, for reading and decoding."
+    "--node-memory",
+    type=BYTES,
+    default=default_node_memory_bytes,
+    show_default=NODE_MEMORY,
+    help="With --data-root, for reading and decoding.",
 )
 @click.option(
     "--read-threads",
@@ -129,12 +132,14 @@ def _until_told() -> Iterator[Callable[[], None]]:
 
 def _say(url: str, asks: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
-        print_json({"url": url, "asks": list(asks)})
+        print_json_line({"url": url, "asks": list(asks)})
     else:
         click.echo(f"I/O service ready at {url}, asking {', '.join(asks)}; FROSTLINE_IO={url} has jobs use it")
 
 
 def _say_status(url: str, *, as_json: bool) -> None:
+    from frostline.client.io import IoTransport
+
     with closing(IoTransport(url)) as transport:
         found = transport.service_statistics()
         own = transport.job

@@ -9,16 +9,19 @@ from typing import Any
 import click
 
 from frostline.cli.amounts import ACCURACY, BYTES
-from frostline.config import CHANGED, LoaderSettings, NodeSettings
-from frostline.core import EXACT
+from frostline.config import CHANGED, LoaderSettings, NodeSettings, default_node_memory_bytes
+from frostline.core import FLOAT32
 from frostline.errors import DataNotFound
 from frostline.planning import POLICIES
 from frostline.stores.urls import parse_url
 from frostline.training.settings import JobSettings
+from frostline.wire.recipes import FEW_EPOCHS
 
 __all__ = (
+    "NODE_MEMORY",
     "as_json",
     "changed_option",
+    "epochs_option",
     "form_option",
     "job_options",
     "list_option",
@@ -29,6 +32,9 @@ __all__ = (
 )
 
 Verb = Callable[..., int | None]
+
+NODE_MEMORY = "a quarter of the machine's or container's; of a small one 6GiB, or half"
+"""What a node's memory is where nothing says how much."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result alone, as JSON, on stdout.")
 
@@ -72,10 +78,10 @@ _NODE = (
     click.option(
         "--memory",
         type=BYTES,
-        default="2GiB",
-        show_default=True,
+        default=default_node_memory_bytes,
+        show_default=NODE_MEMORY,
         help="The node's budget for weights, samples and answers. Beside it stand the idle process; that of a trial "
-        "of an engine, one at a time, which may take as much again; and --training-memory.",
+        "of an engine, one at a time, which may take half as much again; and --training-memory.",
     ),
     click.option("--device", default="cpu", show_default=True, help="Where the node runs networks."),
     click.option(
@@ -84,6 +90,17 @@ _NODE = (
         default=64,
         show_default=True,
         help="Samples that the node asks a store away from it for at once; more hides a longer round trip.",
+    ),
+    click.option(
+        "--local-tier",
+        metavar="DIR",
+        help="Keep samples of stores away from the node here, so that a second epoch reads nothing of them; by default "
+        "in the user's cache folder.",
+    ),
+    click.option(
+        "--local-tier-size",
+        type=BYTES,
+        help="Most bytes of them, 0 for none; by default a quarter of the disk that is free, at most 50 GiB.",
     ),
     click.option(
         "--trials",
@@ -100,7 +117,9 @@ _JOB = (
     list_option,
     changed_option,
     where_option,
-    click.option("--split", metavar="NAME", help="Use this split alone, as it was saved (see: index --split)."),
+    click.option(
+        "--split", metavar="NAME", help="Use this split alone, which the data brings or index --split has saved."
+    ),
     click.option(
         "--model",
         required=True,
@@ -116,17 +135,23 @@ _JOB = (
         metavar="URL",
         help="Node beside the data; may be repeated, to share the work. Without it one is started for the job.",
     ),
-    click.option("--weights", metavar="FILE", help="safetensors file of the whole network's state_dict."),
+    click.option(
+        "--weights",
+        metavar="FILE|random",
+        help="safetensors file of the whole network's state_dict; without it the name's pretrained ones, fetched once "
+        "into their library's cache. 'random' freezes layers that have learned nothing.",
+    ),
     click.option("--seed", default=0, show_default=True, help="Of order, split, fresh layers and augmentation."),
     click.option("--cut", type=int, metavar="N", help="Use this cut instead of the planned ones (see: plan)."),
     click.option("--codec", metavar="NAME", help="Pack with this codec at that cut; without it the fastest allowed."),
     click.option(
         "--accuracy",
         type=ACCURACY,
-        default=EXACT,
+        default=FLOAT32,
         show_default=True,
-        metavar="exact|fp16|int8|ERROR",
-        help="What engine and codecs may lose: nothing, or at most a relative error such as 0.01.",
+        metavar="exact|float32|bf16|fp16|int8|ERROR",
+        help="What engine and codecs may lose: exact nothing, float32 what another order of sums does, the others what "
+        "computing and sending in those does, or at most a relative error such as 0.01.",
     ),
     click.option(
         "--cache", "cache_folder", metavar="DIR", help="Keep features on disk here too: a later job fetches none again."
@@ -154,6 +179,14 @@ policy_option = click.option(
     default=POLICIES[0],
     show_default=True,
     help="Rule that chooses the cut: the fastest mixture, or a published one to compare with.",
+)
+
+epochs_option = click.option(
+    "--epochs",
+    type=int,
+    metavar="N",
+    help="Passes over the training samples. Without it: until held-out loss falls no more; "
+    f"{FEW_EPOCHS} where features are not kept between epochs.",
 )
 
 
@@ -188,8 +221,24 @@ def node_options(verb: Verb) -> Verb:
     """What a node may use. The verb gets it whole, as ``node: NodeSettings``."""
 
     @wraps(verb)
-    def with_node(*, memory: int, device: str, read_threads: int, trials: float, **options: Any) -> int | None:
-        node = NodeSettings(memory_bytes=memory, device=device, read_threads=read_threads, trial_s=trials)
+    def with_node(
+        *,
+        memory: int,
+        device: str,
+        read_threads: int,
+        local_tier: str | None,
+        local_tier_size: int | None,
+        trials: float,
+        **options: Any,
+    ) -> int | None:
+        node = NodeSettings(
+            memory_bytes=memory,
+            device=device,
+            read_threads=read_threads,
+            local_tier=local_tier,
+            local_tier_bytes=local_tier_size,
+            trial_s=trials,
+        )
         return verb(node=node, **options)
 
     return _with(_NODE, with_node)

@@ -80,13 +80,13 @@ def _draw(answered: Answer, html: Path, *, every: bool) -> None:
 
 def _measure(job: JobSettings, *, is_needed: bool) -> Measured:
     """Measure, and keep what was found for later questions."""
-    from frostline.training.setup import set_up
+    from frostline.training.setup import measured_first, set_up
 
     if is_needed:
         click.echo("nothing was measured for this yet: measuring once", err=True)
     # What is asked of a situation is not asked of the job that measures it: it runs nothing.
     bare = replace(job, cut=None, codec=None)
-    with ProgressBar() as progress, set_up(bare, progress) as setup:
+    with ProgressBar() as progress, set_up(measured_first(bare), progress) as setup:
         situation, fallback = setup.job.situation, setup.job.fallback
     assert situation is not None, "a job with a network has a situation"
     measured = just_measured(bare, situation, fallback=fallback)

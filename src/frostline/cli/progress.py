@@ -1,5 +1,6 @@
 """Progress on stderr, read from events alone: a live bar on a terminal, a line now and then elsewhere."""
 
+import math
 import time
 from types import TracebackType
 from typing import Self
@@ -7,28 +8,39 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from frostline.core.amounts import in_rate
 from frostline.events import (
     BatchTaken,
     ColumnsLeft,
     Counted,
+    EngineChanged,
+    EpochsChosen,
     EpochStarted,
     Evaluated,
     Event,
+    HeadKept,
+    MeasuringFailed,
     NodeFull,
     NodeLeftOut,
     NodeRestarted,
+    NotAsAsked,
     PhaseStarted,
     Replanned,
     RequestRetried,
     SampleSkipped,
+    SplitsTaken,
     StepFinished,
     Tuned,
+    WeightsLoaded,
 )
 
 __all__ = ("ProgressBar",)
 
 
 _LINE_EVERY_S = 10.0
+# Epochs on kept features take milliseconds: the first few are said, and then one a second.
+_EPOCHS_SAID = 5
+_EPOCH_EVERY_S = 1.0
 
 
 class ProgressBar:
@@ -54,6 +66,7 @@ class ProgressBar:
         self._phase = ""
         self._line_every_s = line_every_s
         self._line_at = time.monotonic()
+        self._epoch_at = -math.inf
         self._started: float | None = None
         self._samples = 0
         self._stall_s = 0.0
@@ -86,10 +99,9 @@ class ProgressBar:
             case StepFinished():
                 self._step(event)
             case Evaluated():
-                self._say(
-                    f"epoch {event.epoch + 1}: held-out accuracy {event.accuracy:.1%}, loss {event.loss:.3f} "
-                    f"({self._figures()})"
-                )
+                self._epoch(event)
+            case EpochsChosen() | HeadKept() | NotAsAsked() | SplitsTaken() | WeightsLoaded():
+                self._say(_of_the_job(event))
             case Tuned() if event.is_trial or event.requests == event.requests_before:
                 pass  # what is tried, and bytes alone, would fill the screen
             case (
@@ -104,7 +116,7 @@ class ProgressBar:
             ):
                 self._say(_in_words(event))
             case _:
-                pass
+                self._measured(event)
 
     def _line(self, event: Counted) -> None:
         """Say how far it is to whoever reads a log, for a copy may take hours."""
@@ -113,12 +125,21 @@ class ProgressBar:
             self._line_at = now
             self._say(f"{self._phase}: {event.done:,}{f' of {event.total:,}' if event.total else ''}".lstrip(": "))
 
+    def _epoch(self, event: Evaluated) -> None:
+        now = time.monotonic()
+        if event.epoch < _EPOCHS_SAID or now >= self._epoch_at + _EPOCH_EVERY_S:
+            self._epoch_at = now
+            self._say(
+                f"epoch {event.epoch + 1}: held-out accuracy {event.accuracy:.1%}, loss {event.loss:.3f} "
+                f"({self._figures()})"
+            )
+
     def _step(self, event: StepFinished) -> None:
         self._progress.update(
             self._task,
             description=f"epoch {event.epoch + 1}",
             completed=event.step,
-            total=event.steps,
+            total=event.steps or None,
             figures=f"loss {event.loss:.3f}  {self._figures()}",
         )
 
@@ -128,8 +149,41 @@ class ProgressBar:
         elapsed = time.monotonic() - self._started
         return f"{self._samples / elapsed:.0f} samples/s, waiting {self._stall_s / elapsed:.0%}"
 
+    def _measured(self, event: Event) -> None:
+        match event:
+            case EngineChanged():
+                rate = "" if event.samples_per_s is None else f" at {in_rate(event.samples_per_s)} samples/s"
+                error = f"error up to {event.error:.1g}"
+                self._say(f"the node runs the frozen layers by {event.after} from now on{rate} ({error})")
+            case MeasuringFailed():
+                self._say(f"nothing could be measured for a better plan, and the job goes on: {event.reason}")
+            case _:
+                pass
+
     def _say(self, sentence: str) -> None:
-        self._console.print(sentence, markup=False, highlight=False)
+        if sentence:
+            self._console.print(sentence, markup=False, highlight=False)
+
+
+def _of_the_job(event: EpochsChosen | HeadKept | NotAsAsked | SplitsTaken | WeightsLoaded) -> str:
+    match event:
+        case EpochsChosen():
+            return f"at most {event.epochs} epochs: {event.reason} (--epochs takes another number)"
+        case HeadKept():
+            return f"the head of epoch {event.epoch + 1} of {event.epochs} is kept: its held-out loss was the lowest"
+        case NotAsAsked():
+            return f"not as it was asked for: {event.reason}"
+        case SplitsTaken():
+            return _sides(event) if event.train or event.held_out else ""
+        case WeightsLoaded():
+            return f"weights of {event.model}: {event.source}"
+
+
+def _sides(event: SplitsTaken) -> str:
+    train = f"{f'the split {event.train}, ' if event.train else ''}{event.train_samples:,} samples"
+    scored = f"the split {event.held_out}" if event.held_out else "a share of it"
+    held_out = f"{scored}, {event.held_out_samples:,} samples" if event.held_out_samples else "nothing"
+    return f"training on {train}, and scoring {held_out}; --split and --val-split choose others"
 
 
 def _in_words(

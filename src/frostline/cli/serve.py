@@ -8,14 +8,14 @@ import click
 
 from frostline.cli.amounts import BYTES
 from frostline.cli.options import as_json, node_options, roots_there
-from frostline.cli.show import print_json
+from frostline.cli.show import print_json_line
 from frostline.config import BATCHING, NodeSettings
 from frostline.errors import SettingError
 
 __all__ = ("serve",)
 
 
-@click.command(epilog="Example: frostline serve --data-root s3://photos --listen 0.0.0.0:7070 --memory 8GiB")
+@click.command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
 @click.option(
     "--data-root",
     "roots",
@@ -26,13 +26,23 @@ __all__ = ("serve",)
     help="Serve data under this URL; may be repeated.",
 )
 @click.option(
-    "--listen", default="127.0.0.1:7070", show_default=True, metavar="HOST:PORT", help="Port 0 takes a free one."
+    "--listen",
+    default="127.0.0.1:7070",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Port 0 takes a free one. A host that others can reach takes --tenants or --open too.",
 )
 @click.option(
     "--tenants",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="TOML file of who may use the node, with weights and quotas; without it everybody may.",
+)
+@click.option(
+    "--open",
+    "open_to_all",
+    is_flag=True,
+    help="Listen beyond this machine without --tenants: whoever can reach the address may use the node.",
 )
 @click.option(
     "--batching",
@@ -53,6 +63,22 @@ __all__ = ("serve",)
     "--device-batch", type=click.IntRange(min=1), default=32, show_default=True, help="Samples a run, a multiple of 8."
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Of a run and of decoding; as many as cores by default.")
+@click.option(
+    "--max-run",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Refuse networks of which a run of eight samples is estimated to take longer.",
+)
+@click.option(
+    "--max-operation",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Refuse networks of which one operation is estimated to take longer in such a run; others wait that long.",
+)
 @click.option("--engines", metavar="NAMES", help="Engines that may be tried, with commas; all by default, '' none.")
 @click.option("--cache", "cache_folder", metavar="DIR", help="Keep features here for later epochs, jobs and tenants.")
 @click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them.")
@@ -72,6 +98,7 @@ __all__ = ("serve",)
     metavar="SECONDS",
     help="Longest that a batch waits for features from there before they are computed.",
 )
+@click.option("--follow-links", is_flag=True, help="Let symbolic links in folders lead out of the data roots.")
 @click.option("--allow-training", is_flag=True, help="Train heads beside the node, for policy all_in_store.")
 @click.option(
     "--training-memory",
@@ -86,17 +113,21 @@ def serve(
     roots: tuple[str, ...],
     listen: str,
     tenants: Path | None,
+    open_to_all: bool,
     batching: str,
     max_requests: int,
     least_rate: int,
     device_batch: int,
     threads: int | None,
+    max_run: float,
+    max_operation: float,
     engines: str | None,
     cache_folder: str | None,
     cache_size: int,
     shared_cache: str | None,
     shared_cache_size: int,
     shared_cache_wait: float,
+    follow_links: bool,
     allow_training: bool,
     training_memory: int,
     node: NodeSettings,
@@ -104,12 +135,14 @@ def serve(
 ) -> None:
     """Run a node beside the data, until Ctrl-C.
 
-    Without --tenants, whoever can reach the address can run networks on the data under the roots: listen where only
-    trainers can reach. With --json one line on stdout tells the address once the node is ready.
+    Without --tenants, whoever can reach the address can run networks on the data under the roots. So an address beyond
+    this machine takes --tenants, or --open where only trainers can reach it. With --json
+    one line on stdout tells the address once the node is ready.
     """
     import torch
 
     from frostline.node import Node
+    from frostline.node.inspections import Inspector
     from frostline.node.server import Server
     from frostline.node.server import listen as take_port
     from frostline.node.tenants import read_tenants
@@ -124,19 +157,27 @@ def serve(
         device_batch=device_batch,
         decode_threads=threads or node.decode_threads,
         compute_threads=threads or node.compute_threads,
+        max_run_s=max_run,
+        max_operation_s=max_operation,
         engines=None if engines is None else _engines(engines),
         tenants=known,
+        open_to_all=open_to_all,
         cache_folder=cache_folder,
         cache_bytes=cache_size,
         shared_cache=shared_cache,
         shared_cache_bytes=shared_cache_size,
         shared_cache_wait_s=shared_cache_wait,
+        follow_links=follow_links,
         allow_training=allow_training,
         training_memory_bytes=training_memory,
     )
-    torch.set_num_threads(node.compute_threads)
-    listening = take_port(host, port)
-    with closing(listening), Node(node, roots) as running:
+    # The inspector first: it is a copy of this process, which has torch and no threads yet.
+    with (
+        Inspector(fork=True) as inspector,
+        closing(take_port(host, port, for_others=bool(known) or open_to_all)) as listening,
+        Node(node, roots, inspector) as running,
+    ):
+        torch.set_num_threads(node.compute_threads)
         server = Server(running, listening)
         server.run(on_ready=lambda: _say(server.url, running.health().roots, as_json=as_json))
 
@@ -159,7 +200,7 @@ def _engines(names: str) -> tuple[str, ...]:
 
 def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
-        print_json({"url": url, "roots": list(roots)})
+        print_json_line({"url": url, "roots": list(roots)})
     else:
         click.echo(f"node ready at {url}, serving {', '.join(roots)}; Ctrl-C stops it")
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ("bar", "print_json", "print_table")
+__all__ = ("bar", "print_json", "print_json_line", "print_table")
 
 _WIDE = 1000
 _BAR = 24
@@ -25,6 +25,11 @@ def bar(count: float, most: float) -> str:
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout, and nothing else."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_json_line(value: Any) -> None:
+    """Print a JSON document as one line on stdout, for whoever waits for the line."""
+    click.echo(json.dumps(value, allow_nan=False))
 
 
 def print_table(

@@ -27,8 +27,12 @@ def _print_report(report: Report, out: Path | None) -> None:
     accuracy = "-" if report.val_accuracy is None else in_percent(report.val_accuracy)
     rows = [
         ("held-out accuracy", accuracy),
-        ("seconds", in_seconds(report.seconds)),
-        ("samples", f"{report.samples} in {report.epochs} epochs"),
+        ("held out", report.held_out),
+        ("weights", str(report.settings.get("weights", "-"))),
+        ("seconds since the command", in_seconds(report.seconds)),
+        ("set-up", in_seconds(report.setup_s)),
+        ("first step after", "-" if report.first_step_s is None else in_seconds(report.first_step_s)),
+        ("samples", f"{report.samples} in {_epochs(report)}"),
         ("store side to trainer, with Frostline", in_bytes(report.wire_bytes)),
         ("store side to trainer, without it", in_bytes(report.baseline_wire_bytes)),
         ("fewer bytes", in_times(report.bytes_ratio)),
@@ -37,6 +41,8 @@ def _print_report(report: Report, out: Path | None) -> None:
     ]
     rows += [(f"samples by {_way(one)}", f"{one.samples}") for one in report.ways]
     rows += _rates(report)
+    if report.engine_error:
+        rows.append(("engine's relative error", f"{report.engine_error:.1g} at most, allowed: {report.accuracy}"))
     if report.codec_error:
         rows.append(("relative error on the way", f"{report.codec_error:.2g} at most, allowed: {report.accuracy}"))
     if report.replans:
@@ -50,6 +56,11 @@ def _print_report(report: Report, out: Path | None) -> None:
     print_table("Interrupted" if report.interrupted else "Done", ("", ""), rows)
     if out is not None:
         click.echo(f"Written to {out}: head.safetensors, model.safetensors, report.json, report.html")
+
+
+def _epochs(report: Report) -> str:
+    kept = "" if report.kept_epoch == report.epochs else f", of which the head of epoch {report.kept_epoch} is kept"
+    return f"{report.epochs} epoch{'' if report.epochs == 1 else 's'}{kept}"
 
 
 def _way(one: WayTaken) -> str:

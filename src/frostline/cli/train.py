@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from frostline.cli.options import as_json, job_options, policy_option
+from frostline.cli.options import as_json, epochs_option, job_options, policy_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.summary import finish
 from frostline.training.settings import JobSettings, TrainSettings
@@ -19,12 +19,15 @@ __all__ = ("train",)
 )
 @job_options
 @policy_option
-@click.option("--epochs", default=5, show_default=True, metavar="N", help="Passes over the training samples.")
-@click.option("--batch-size", default=16, show_default=True, metavar="B", help="Samples of one optimiser step.")
+@epochs_option
+@click.option("--batch-size", default=32, show_default=True, metavar="B", help="Samples of one optimiser step.")
 @click.option(
-    "--val-share", default=0.2, show_default=True, metavar="SHARE", help="Of each class, held out and scored."
+    "--val-share",
+    type=float,
+    metavar="SHARE",
+    help="Of each class, held out and scored; by default the split for that which the data brings, or else 0.2.",
 )
-@click.option("--val-split", metavar="NAME", help="Score this split, as it was saved, instead of a share.")
+@click.option("--val-split", metavar="NAME", help="Score this split, instead of a share.")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True)
 @click.option("--learning-rate", "--lr", default=2e-3, show_default=True, help="Of the optimiser.")
 @click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch.")
@@ -33,12 +36,19 @@ __all__ = ("train",)
 def train(job: JobSettings, out: Path | None, as_json: bool, **how: Any) -> int:
     """Fine-tune a network: its frozen layers run beside the data, its head here.
 
+    Features are computed once and kept where they fit, so that later epochs cost little: without --epochs there are
+    as many as it takes until the loss of the held-out samples falls no more, and the best head is kept. A split that
+    is called a test is scored and chooses nothing.
+
     With --out the folder gets head.safetensors, model.safetensors (the whole network, loadable without
     Frostline), report.json and report.html. Ctrl-C writes the same files with what there is by then.
     """
-    from frostline.training.run import train as run
+    from frostline.training.beginning import begin
 
     settings = TrainSettings(job=job, out=out, **how)
-    with ProgressBar() as progress:
-        report = run(settings, progress)
+    with ProgressBar() as progress, begin(job, progress, least_classes=2) as begun:
+        # Brings PyTorch, which the node imports at the same time.
+        from frostline.training.run import train as run
+
+        report = run(settings, progress, begun=begun, began_at=click.get_current_context().obj)
     return finish(report, out, as_json=as_json)

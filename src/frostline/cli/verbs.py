@@ -37,10 +37,15 @@ for _verb in (demo, extract, index, ingest, io, plan, serve, train):
     verbs.add_command(_verb)
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
-    """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 130 interrupted."""
+def run(arguments: Sequence[str] | None, began_at: float) -> None:
+    """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 130 interrupted.
+
+    Args:
+        arguments: those of the process where there are none.
+        began_at: when the command began, as ``time.perf_counter`` counts; verbs find it as the context's ``obj``.
+    """
     try:
-        code = verbs.main(args=arguments, prog_name="frostline", standalone_mode=False)
+        code = verbs.main(args=arguments, prog_name="frostline", standalone_mode=False, obj=began_at)
     except click.ClickException as error:
         error.show()
         code = error.exit_code

@@ -1,13 +1,19 @@
 """Tells how fast a link carries large bodies, from the connections that carry the data."""
 
-import fcntl
 import socket
 import struct
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # they are Unix's
+    _TELLS = False
+else:
+    _TELLS = True
 
 __all__ = ("Meter", "Transfers")
 
@@ -118,7 +124,9 @@ class Transfers:
 
 
 def _lying(one: socket.socket) -> int:
-    """Bytes that have come on a connection and were not read yet."""
+    """Bytes that have come on a connection and were not read yet; none where the system does not tell."""
+    if not _TELLS:
+        return 0
     try:
         found = fcntl.ioctl(one.fileno(), termios.FIONREAD, b"\0\0\0\0")
     except (OSError, ValueError):  # it is closed

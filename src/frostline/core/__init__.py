@@ -4,12 +4,13 @@ from frostline.core.features import FeatureBatch, Packed, Skipped
 from frostline.core.graph import Cut, Dim, Graph, Node, Ref, TensorSpec, Token
 from frostline.core.levels import Levels
 from frostline.core.readings import CELLS, OBJECTS, READINGS, URLS, read_as
-from frostline.core.routes import EXACT, REFERENCE, Route
+from frostline.core.routes import EXACT, FLOAT32, REFERENCE, Route
 from frostline.core.samples import Samples, SampleTable, Targets, View
 
 __all__ = (
     "CELLS",
     "EXACT",
+    "FLOAT32",
     "OBJECTS",
     "READINGS",
     "REFERENCE",

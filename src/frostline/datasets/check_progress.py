@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from frostline.core import Skipped
+from frostline.private import make_private_folder, open_private
 
 __all__ = ("CheckProgress", "Piece")
 
@@ -82,8 +83,8 @@ class CheckProgress:
     def add(self, piece: Piece) -> None:
         """Keep a piece."""
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
+            make_private_folder(self._path.parent)
+            with open_private(self._path, "ab") as file:
                 file.write(self._before + piece.to_line())
             self._before = b""
 

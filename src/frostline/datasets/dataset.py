@@ -13,6 +13,7 @@ from frostline.config import CHANGED, cache_folder
 from frostline.core import URLS, SampleTable
 from frostline.datasets.columns import Rows
 from frostline.datasets.forms.known import form_named
+from frostline.datasets.forms.split_names import SPLIT
 from frostline.datasets.listing import nobody
 from frostline.datasets.manifest import Manifest, load_manifest
 from frostline.datasets.named_splits import NamedSplits
@@ -20,7 +21,7 @@ from frostline.datasets.parts import JoinedRows, as_chosen, numbered, rows_of_id
 from frostline.datasets.selecting import select_rows
 from frostline.datasets.selection import Selection
 from frostline.datasets.statistics import DatasetStatistics
-from frostline.datasets.urls import place_of
+from frostline.datasets.urls import places_in
 from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
 from frostline.ordering import Chosen, Places
@@ -40,7 +41,8 @@ class Dataset:
 
     Args:
         url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, ``cql://user@host/keyspace/table``, or ``memory://name``.
-        cache: folder for the manifests of stores that take no writes; the user's cache folder by default.
+        cache: folder for manifests and splits that do not lie beside the data; the user's cache folder by default.
+        beside: keep them beside the data, in ``.frostline``, in a local folder too, for everybody who reads it.
         form: name of the form that the data has, where more than one lies there; by default what it looks like.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
@@ -62,6 +64,7 @@ class Dataset:
         url: str | Path,
         *,
         cache: Path | None = None,
+        beside: bool = False,
         form: str | None = None,
         relist: bool = True,
         changed: str = CHANGED[0],
@@ -70,10 +73,15 @@ class Dataset:
         if changed not in CHANGED:
             raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
         self._url = normalise_url(str(url))
-        self._form = None if form is None else form_named(form).name
-        self._cache = cache
-        self._relist = relist
-        self._changed = changed
+        form = None if form is None else form_named(form).name
+        self._asked: dict[str, Any] = {
+            "cache": cache,
+            "beside": beside,
+            "form": form,
+            "relist": relist,
+            "changed": changed,
+        }
+        self._cache = cache or cache_folder()
         self._observe = observe
         self._selected: Selection | None = None
 
@@ -123,8 +131,8 @@ class Dataset:
 
     @property
     def changed(self) -> str:
-        """What a job does about objects that are not what they were when they were listed."""
-        return self._changed
+        """See the argument."""
+        return str(self._asked["changed"])
 
     @property
     def whole(self) -> "Dataset":
@@ -136,7 +144,7 @@ class Dataset:
 
         A part keeps its samples: those that are gone leave it, and what is new is in none.
         """
-        if self._changed != "rebuild" or (self._selected is None and self._relist):
+        if self.changed != "rebuild" or (self._selected is None and self._asked["relist"]):
             return self
         now = Dataset(self._url, **{**self._asked, "relist": True}, observe=self._observe)
         return now if self.rows is None else self.among(now)
@@ -156,9 +164,7 @@ class Dataset:
         """What a node must serve for this data: its URL, and where its samples are URLs, the places they lie in."""
         if self.reading != URLS:
             return (self._url,)
-        columns = self._manifest_of_all.columns
-        objects = [columns.texts(name) for name in ("object", "target_object") if name in columns.table.column_names]
-        return tuple(dict.fromkeys((self._url, *(place_of(one) for texts in objects for one in texts if one))))
+        return tuple(dict.fromkeys((self._url, *places_in(self._manifest_of_all.columns))))
 
     def rest_of(self, preprocess: Preprocess) -> Preprocess:
         """What is left to do of a preprocessing: all of it, but where the data is a ready form.
@@ -307,8 +313,8 @@ class Dataset:
     def save_splits(self, splits: "Mapping[str, Dataset]") -> str:
         """Keep parts of this data set by name beside its manifest, in place of any of the same name; say where.
 
-        They are ``data["train"]`` from then on, for everyone and on the command line, for as long as the listing is the
-        same. Which samples a part has is kept, not their order.
+        They are ``data["train"]`` from then on, also on the command line, for as long as the listing is the same: for
+        everyone where they lie beside the data, else for this user. Which samples a part has is kept, not their order.
 
         Raises:
             SettingError: a part is one of other data.
@@ -322,20 +328,21 @@ class Dataset:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of the splits that were saved."""
-        return tuple(self._named.load())
+        """The names of the splits that the data brings, and of those that were saved."""
+        return tuple(dict.fromkeys((*self.splits_brought, *self._named.load())))
+
+    @property
+    def splits_brought(self) -> tuple[str, ...]:
+        """The names of the splits that the data says in its column ``split``, or by names of folders and files."""
+        return self._manifest_of_all.splits
 
     def __getitem__(self, name: str) -> "Dataset":
-        """The samples of a split that was saved; of a part of the data set, those that are in it too.
+        """The samples of a split; of a part of the data set, those that are in it too. One that was saved goes first.
 
         Raises:
             SettingError: there is no split of that name.
         """
-        found = self._named.load()
-        if name not in found:
-            known = f"only {', '.join(found)}" if found else "and none at all: save_splits and index --split make them"
-            raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
-        return self._within(found[name])
+        return self._split(name, self._named.load())
 
     def require_classes(self, at_least: int = 2) -> None:
         """Make sure that there is something to tell apart.
@@ -347,21 +354,19 @@ class Dataset:
 
     def statistics(self) -> DatasetStatistics:
         """Counts, sizes, formats, columns and splits of the samples, from the manifest alone."""
-        return self._selection.statistics(
-            {name: len(self._within(chosen)) for name, chosen in self._named.load().items()}
-        )
+        saved = self._named.load()
+        names = dict.fromkeys((*self.splits_brought, *saved))
+        return self._selection.statistics({name: len(self._split(name, saved)) for name in names})
 
     @property
     def _selection(self) -> Selection:
         if self._selected is None:
-            cache = self._cache or cache_folder()
             whole = load_manifest(
                 open_store(self._url),
-                cache=cache,
-                form=self._form,
-                relist=self._relist,
-                refuses_changes=self._changed == "refuse",
-                looks_elsewhere=self._changed != "skip",
+                cache=self._cache,
+                **{name: self._asked[name] for name in ("beside", "form", "relist")},
+                refuses_changes=self.changed == "refuse",
+                looks_elsewhere=self.changed != "skip",
                 observe=self._observe,
             )
             self._selected = Selection(whole, None)
@@ -376,19 +381,20 @@ class Dataset:
         part._selected = Selection(self._manifest_of_all, rows)
         return part
 
-    @property
-    def _asked(self) -> dict[str, Any]:
-        """How this data set was asked for."""
-        return {"cache": self._cache, "form": self._form, "relist": self._relist, "changed": self._changed}
-
     def _part_number(self, parts: npt.NDArray[np.uint8], number: int) -> "Dataset":
         """The samples of one part of a division of this data set."""
         return self._with(numbered(self.rows, parts, number))
 
     @property
     def _named(self) -> NamedSplits:
-        whole = self._manifest_of_all
-        return NamedSplits(open_store(self._url), self._cache or cache_folder(), whole.digest, len(whole.samples))
+        store, size, beside = open_store(self._url), len(self._manifest_of_all.samples), self._asked["beside"]
+        return NamedSplits(store, self._cache, self.listing, size, beside=beside)
 
-    def _within(self, chosen: Chosen) -> "Dataset":
-        return self._with(within(self.rows, chosen))
+    def _split(self, name: str, saved: Mapping[str, Chosen]) -> "Dataset":
+        if name in saved:
+            return self._with(within(self.rows, saved[name]))
+        if name in self.splits_brought:
+            return self.select(pc.field(SPLIT) == name)
+        names = (*self.splits_brought, *saved)
+        known = f"only {', '.join(names)}" if names else "and none at all: save_splits and index --split make them"
+        raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")

@@ -39,6 +39,7 @@ class Manifest:
         found: it was there already; False where it was built now.
         applied: what was done to the images before they were kept; None where they are encoded.
         reading: how the bytes at the samples' addresses are found.
+        splits: that the data itself names in its column ``split``.
     """
 
     samples: SampleTable
@@ -51,6 +52,7 @@ class Manifest:
     found: bool
     applied: Applied | None = None
     reading: str = OBJECTS
+    splits: tuple[str, ...] = ()
 
 
 def load_manifest(
@@ -60,6 +62,7 @@ def load_manifest(
     form: str | None = None,
     relist: bool = True,
     in_memory_bytes: int = IN_MEMORY_BYTES,
+    beside: bool = False,
     refuses_changes: bool = False,
     looks_elsewhere: bool = False,
     observe: Observer = nobody,
@@ -71,12 +74,13 @@ def load_manifest(
 
     Args:
         store: that holds the data.
-        cache: folder for the manifests of stores that take no writes and for the mapped copies of large ones; made
-            when needed.
+        cache: folder for the manifests of local folders and of stores that take no writes, and for the mapped copies
+            of large ones; made when needed.
         form: name of the data's form; by default what the listing looks like.
         relist: False takes the manifest that was built last, and does not look whether the data is still the same. A
             ready form is listed all the same: it has few objects, and a table of its own.
         in_memory_bytes: larger tables are mapped from a copy in the cache folder.
+        beside: keep the manifest beside the data in a local folder too.
         refuses_changes: a listing that differs from that of the manifest that was built last is refused.
         looks_elsewhere: objects that the data names and that lie elsewhere are asked for again, and count as listed.
         observe: told how far the listing is, and what is built.
@@ -91,12 +95,12 @@ def load_manifest(
         OutOfSpace: the disk is full.
         StoreUnavailable: asking again may help.
     """
-    shelf = Shelf(store, cache, in_memory_bytes)
+    shelf = Shelf(store, cache, in_memory_bytes, beside=beside)
     if not relist and (last := shelf.last_kept(form)) is not None:
         return _manifest(last, found=True)
-    with ThreadPoolExecutor(1, "frostline-manifest") as beside:
+    with ThreadPoolExecutor(1, "frostline-manifest") as meanwhile:
         # Mostly the listing is the last one again: its manifest is read meanwhile, which spares some round trips.
-        likely = beside.submit(shelf.likely)
+        likely = meanwhile.submit(shelf.likely)
         entries = list_all(store, observe)
         chosen = form_of(entries) if form is None else form_named(form)
         digest = chosen.digest(entries)
@@ -148,4 +152,5 @@ def _manifest(kept: Kept, *, found: bool, listed: Listed | None = None) -> Manif
         found=found,
         applied=None if listed is None else listed.applied,
         reading=kept.about["reading"],
+        splits=tuple(kept.about["splits"]),
     )

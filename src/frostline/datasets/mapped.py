@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from frostline.datasets.columns import Columns, KnownLabels
 from frostline.datasets.forms.faces import COLUMNS
 from frostline.ordering import count_labels, places_by_label
+from frostline.private import make_private_folder, open_private
 from frostline.stores.faces import Readable
 from frostline.stores.folder import error_of_system
 
@@ -76,9 +77,9 @@ def kept_copy(path: Path, file: pq.ParquetFile) -> None:
         AccessDenied: the cache folder takes no writes.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         for left in path.parent.glob(".spool-*"):
-            if not Path(f"/proc/{left.name.split('-')[1]}").exists():  # of a process that was killed
+            if _is_gone(left.name.split("-")[1]):  # the process was killed
                 shutil.rmtree(left, ignore_errors=True)
         with _folder_of_its_own(path.parent) as spool:
             _write(spool, file)
@@ -151,7 +152,7 @@ def _write(spool: Path, file: pq.ParquetFile) -> None:
     metadata = {**(schema.metadata or {}), **({_SAME_NAMES: b"object"} if is_same else {}), **known}
     batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays)).replace_schema_metadata(metadata)
     options = pa.ipc.IpcWriteOptions(allow_64bit=True, use_threads=False)
-    with (spool / "whole").open("xb") as out:
+    with open_private(spool / "whole", "xb") as out:
         with pa.ipc.new_file(out, batch.schema, options=options) as writer:
             writer.write_batch(batch)
         out.flush()
@@ -238,10 +239,20 @@ def _mapped(file: BinaryIO) -> pa.Buffer:
         return pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
 
 
+def _is_gone(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (OverflowError, ProcessLookupError, ValueError):
+        return True
+    except PermissionError:  # it is somebody else's
+        pass
+    return False
+
+
 @contextmanager
 def _folder_of_its_own(parent: Path) -> Iterator[Path]:
     folder = parent / f".spool-{os.getpid()}-{secrets.token_hex(4)}"
-    folder.mkdir()
+    make_private_folder(folder)
     try:
         yield folder
     finally:

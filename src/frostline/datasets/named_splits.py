@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from frostline.datasets.beside import lies_beside
 from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound
 from frostline.ordering import Chosen
 from frostline.stores.faces import ObjectStore
@@ -30,16 +32,18 @@ class NamedSplits:
 
     Args:
         store: that holds the data.
-        cache: folder for the splits of stores that take no writes.
+        cache: folder for the splits of local folders and of stores that take no writes.
         digest: of the listing.
         size: samples of all of the data.
+        beside: keep them beside the data in a local folder too.
     """
 
-    def __init__(self, store: ObjectStore, cache: Path, digest: str, size: int) -> None:
+    def __init__(self, store: ObjectStore, cache: Path, digest: str, size: int, *, beside: bool = False) -> None:
         self._store = store
         self._cache = cache
         self._digest = digest
         self._size = size
+        self._beside = beside
 
     def load(self) -> dict[str, Chosen]:
         """All of them by name, in the order in which they were saved.
@@ -63,11 +67,12 @@ class NamedSplits:
             StoreUnavailable: asking again may help.
         """
         data = _file({**self.load(), **splits})
-        try:
-            return self._write(self._store, data)
-        except AccessDenied:
-            self._cache.mkdir(parents=True, exist_ok=True)
-            return self._write(self._in_cache(), data)
+        if lies_beside(self._store, is_asked=self._beside):
+            with suppress(AccessDenied):
+                return self._write(self._store, data)
+        cache = self._in_cache()
+        cache.create()
+        return self._write(cache, data)
 
     @property
     def _about(self) -> str:
@@ -81,7 +86,7 @@ class NamedSplits:
         return f"{store.url}/{name}"
 
     def _in_cache(self) -> FolderStore:
-        return FolderStore(str(self._cache))
+        return FolderStore(str(self._cache), is_private=True)
 
     def _parsed(self, data: bytes) -> dict[str, Chosen]:
         table = pq.ParquetFile(pa.py_buffer(data)).read(use_threads=False)

@@ -14,12 +14,10 @@ import pyarrow.parquet as pq
 
 from frostline.datasets.forms.folders import IMAGE_SUFFIXES, suffix_of
 from frostline.datasets.forms.masks import names_a_class
+from frostline.datasets.forms.metadata import SOURCE
 from frostline.errors import SettingError
 
-__all__ = ("PACKERS", "SOURCE", "Loose", "Packed", "Packer", "divided", "packer_named", "suffix_by_content")
-
-SOURCE = "frostline_source"
-"""The column that says what a sample was called before it was first copied; what users call ``source`` is their own."""
+__all__ = ("PACKERS", "Loose", "Packed", "Packer", "divided", "packer_named", "suffix_by_content")
 
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 # A row group is what one read of a cell decodes.
@@ -60,6 +58,7 @@ class Loose:
         about: its metadata columns.
         encoded: its image.
         is_remade: the image was made of kept pixels, so that it may be of another kind than its name says.
+        object: what it is called in class folders, but for its suffix; empty where its id names it.
         mask: of it, encoded; empty where it has none, and None where nothing in the data set has.
     """
 
@@ -69,6 +68,7 @@ class Loose:
     about: Mapping[str, Any]
     encoded: bytes
     is_remade: bool = False
+    object: str = ""
     mask: bytes | None = None
 
     @property
@@ -106,7 +106,8 @@ class Packer(Protocol):
 class ClassFolders:
     """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it.
 
-    Where there are masks, images and masks lie side by side: ``images/cat/1.jpg`` and ``masks/cat/1.png``.
+    Names are those of the source, as ``datasets.folder_names`` says. Where there are masks, images and masks lie side
+    by side, and are called by their ids: ``images/cat/1a.jpg`` and ``masks/cat/1a.png``.
     """
 
     keeps_metadata = False
@@ -133,14 +134,17 @@ class ClassFolders:
     def _place(self, one: Loose, folder: str) -> str:
         if "/" in folder or folder.startswith("."):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --form")
-        if one.name.startswith(f"{folder}/") and suffix_of(one.name) == one.suffix:
-            return one.name
-        # Two samples of a class may come from files of one name; their ids differ.
-        return f"{folder}/{one.id:016x}{one.suffix}"
+        if not one.object:
+            return f"{folder}/{one.id:016x}{one.suffix}"
+        return one.object if suffix_of(one.object) == one.suffix else one.object + one.suffix
 
 
 class Shards:
-    """A tar a part, as WebDataset has them: ``key.jpg``, ``key.mask.png`` and ``key.json`` with label and metadata."""
+    """A tar a part, as WebDataset has them: ``key.jpg``, ``key.mask.png``, ``key.cls`` and ``key.json``.
+
+    ``.cls`` is the number of the class, as other readers of such shards expect; its name is in the JSON, with the
+    metadata, and Frostline goes by that.
+    """
 
     keeps_metadata = True
 
@@ -154,6 +158,8 @@ class Shards:
                 _add(tar, f"{one.id:016x}{one.suffix}", one.encoded)
                 if one.mask:
                     _add(tar, f"{one.id:016x}.mask{suffix_by_content(one.mask)}", one.mask)
+                if one.label >= 0:
+                    _add(tar, f"{one.id:016x}.cls", str(one.label).encode())
                 _add(tar, f"{one.id:016x}.json", json.dumps(about, sort_keys=True, default=str).encode())
         yield Packed(f"part-{part:06d}.tar", file.getvalue())
 
@@ -176,7 +182,7 @@ class Tables:
             {
                 "image": pa.array(images, _IMAGE),
                 **({"mask": pa.array(masks, _IMAGE)} if masks else {}),
-                "label": pa.array([one.label for one in samples], pa.int64()),
+                "label": pa.array([one.label if one.label >= 0 else None for one in samples], pa.int64()),
                 SOURCE: pa.array([one.source for one in samples], pa.string()),
                 **{_free(name, names, own): pa.array([one.about.get(name) for one in samples]) for name in names},
             }

@@ -6,6 +6,7 @@ from frostline.datasets.urls import UrlReader
 from frostline.errors import BadRequest
 from frostline.stores.faces import Versioned
 from frostline.stores.folder import FolderStore
+from frostline.stores.limits import NO_LIMITS, StoreLimits
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import open_store
 from frostline.stores.urls import check_name
@@ -20,6 +21,7 @@ def open_samples(
     mapped: bool = False,
     cells: CellCache | None = None,
     roots: tuple[str, ...] | None = None,
+    limits: StoreLimits = NO_LIMITS,
 ) -> Versioned:
     """What gives the bytes at the addresses of a data set's samples.
 
@@ -29,19 +31,20 @@ def open_samples(
         mapped: from memory maps, where that is a local folder and the objects are sealed.
         roots: canonical URLs of places in which objects that are URLs may lie; by default that of the data alone.
         cells: where decoded columns are kept, if cells are read; by default a cache of its own.
+        limits: What the stores are allowed.
 
     Raises:
         BadRequest: there is no such reading.
         SettingError: the URL is none that Frostline reads.
     """
-    store = open_store(url)
+    store = open_store(url, limits)
     match reading:
         case _ if reading == OBJECTS:
             return MappedFolder(store) if mapped and isinstance(store, FolderStore) else store
         case _ if reading == CELLS:
             return CellReader(store, cells or CellCache(), store.url)
         case _ if reading == URLS:
-            return UrlReader((store.url,) if roots is None else roots)
+            return UrlReader((store.url,) if roots is None else roots, limits)
         case _:
             raise BadRequest(f"reading: there is no {reading[:50]!r}")
 

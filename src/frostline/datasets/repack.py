@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from frostline.config import cache_folder
 from frostline.core import Samples, Skipped
 from frostline.datasets.changes import refusing
 from frostline.datasets.dataset import Dataset
+from frostline.datasets.folder_names import FolderNames
 from frostline.datasets.metadata_left import metadata_in, say_what_is_left
 from frostline.datasets.packing import Loose, Packed, divided, packer_named
 from frostline.datasets.scaling import Pictures, Scaling, check_side
@@ -34,9 +36,10 @@ PART_BYTES = 64 << 20
 """Large enough that a disk or a store reads it at its full speed, small enough that a kill costs seconds."""
 
 _MOST_ROWS = 10_000
+_FOLDERS = "original"
 _FOLDER = ".frostline/ingest"
 _CLAIM = f"{_FOLDER}/what.json"
-_KIND = "frostline repacked 1"
+_KIND = "frostline repacked 2"
 _CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
 
 
@@ -86,9 +89,9 @@ def repack(
     """Copy a data set's samples into another form, in the same store or in another.
 
     Every object appears whole, is read back and compared by its SHA-256. What is there from a run that was broken off
-    is taken up, and a copy that is whole is left as it is: names follow from the source's ids, so no sample comes
-    twice. An object whose size or version is another than what was written is read, and its part is made again where
-    its bytes are others, as is one whose samples have other metadata now. Memory is that of two parts, and of the
+    is taken up, and a copy that is whole is left as it is: names follow from the source's names and ids, so no sample
+    comes twice. An object whose size or version is another than what was written is read, and its part is made again
+    where its bytes are others, as is one whose samples have other metadata now. Memory is that of two parts, and of the
     requests under way.
 
     Args:
@@ -122,11 +125,23 @@ def repack(
     claim = {"kind": _KIND, "source": source.digest, "form": form, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
         store = open_store(str(destination))
+        records = store
         if isinstance(store, FolderStore):
             store.create()
-            stack.enter_context(store.alone())
-        copier = _Copier(source, store, form, shorter_side, workers, stack, verify=verify)
+            records = _records_of(store, form)
+            stack.enter_context(records.alone())
+        copier = _Copier(source, store, records, form, shorter_side, workers, stack, verify=verify)
         return copier.run(claim, part_bytes, math.ceil(skip_allowance * len(source)), observe)
+
+
+def _records_of(store: FolderStore, form: str) -> FolderStore:
+    """Where it is written down what is copied to a folder: there, but of class folders, where it would be a class."""
+    if form != _FOLDERS:
+        return store
+    name = hashlib.sha256(store.url.encode(errors="surrogateescape")).hexdigest()[:40]
+    records = FolderStore(str(cache_folder() / "copies" / name), is_private=True)
+    records.create()
+    return records
 
 
 class _Copier:
@@ -136,6 +151,7 @@ class _Copier:
         self,
         source: Dataset,
         store: ObjectStore,
+        records: ObjectStore,
         form: str,
         side: int | None,
         workers: int,
@@ -145,9 +161,13 @@ class _Copier:
     ) -> None:
         self._source = source
         self._store = store
+        self._records = records
         self._form = form
         self._verify = verify
         names = metadata_in(source.columns) if packer_named(form).keeps_metadata else ()
+        # Pairs of images and masks are told by their names, which are not the source's.
+        has_names = form == _FOLDERS and not source.has_targets
+        self._names = FolderNames(source) if has_names else None
         self._about = {name: source.column(name) for name in names}
         self._scaling = Scaling(source, side, workers, stack)
         self._writers = ThreadPoolExecutor(workers, "frostline-write")
@@ -156,6 +176,8 @@ class _Copier:
     def run(self, claim: dict[str, Any], part_bytes: int, most_skipped: int, observe: Observer) -> Repacked:
         started = time.perf_counter()
         there = {entry.object: entry for entry in self._store.list()}
+        if self._records is not self._store:
+            there |= {entry.object: entry for entry in self._records.list()}
         self._claim(claim, there)
         self._sweep(there)
         observe(PhaseStarted(name=f"copying to {self._form}"))
@@ -197,21 +219,23 @@ class _Copier:
     def _claim(self, claim: dict[str, Any], there: Mapping[str, Entry]) -> None:
         """Write down what is being made, or make sure that it is what was written down."""
         url = self._store.url
-        if _CLAIM not in there:
-            other = next((name for name in there if not name.startswith(".")), None)
+        other = next((name for name in there if not name.startswith(".")), None)
+        # Where class folders were removed, what was written down elsewhere about them says nothing any more.
+        is_over = other is None and self._records is not self._store
+        if _CLAIM not in there or is_over:
             if other is not None:
                 raise SettingError(f"{url} is not empty, it holds {other}: choose another place for the copy")
-            self._store.write(_CLAIM, json.dumps(claim, indent=1).encode())
+            self._records.write(_CLAIM, json.dumps(claim, indent=1).encode())
         elif self._claimed(there[_CLAIM]) != claim:
             raise SettingError(f"{url} holds a copy of other data, or one made otherwise: choose another place")
 
     def _claimed(self, entry: Entry) -> Any:
         try:
-            return json.loads(bytes(self._store.read(_CLAIM, 0, min(entry.size, _CLAIM_BYTES))))
+            return json.loads(bytes(self._records.read(_CLAIM, 0, min(entry.size, _CLAIM_BYTES))))
         except (RecursionError, ValueError) as error:
             raise SettingError(
-                f"{_CLAIM} at {self._store.url} is damaged, which says what is copied there: remove all that lies "
-                "there, or choose another place"
+                f"{_CLAIM} at {self._records.url} is damaged, which says what is copied to {self._store.url}: "
+                "remove all that lies there, or choose another place"
             ) from error
 
     def _sweep(self, there: Iterable[str]) -> None:
@@ -221,13 +245,15 @@ class _Copier:
             mine = (name for name in there if not name.startswith(".frostline/") or name.startswith(f"{_FOLDER}/"))
             for name in filter(is_partial, mine):
                 self._store.remove(name)
+                if isinstance(self._records, FolderStore):
+                    self._records.remove(name)
 
     def _found(self, number: int, there: Mapping[str, Entry]) -> WrittenPart | None:
         """A part that is there already, whole."""
         name = _record(number)
         if name not in there or there[name].size >= _PART_RECORD_BYTES:
             return None
-        part = WrittenPart.from_json(bytes(self._store.read(name, 0, there[name].size)), number)
+        part = WrittenPart.from_json(bytes(self._records.read(name, 0, there[name].size)), number)
         if part is None or any(name not in there or there[name].size != one.size for name, one in part.objects.items()):
             return None
         unsure = {
@@ -254,7 +280,7 @@ class _Copier:
 
     def _kept(self, part: WrittenPart) -> WrittenPart:
         """A part with its record in its place: from then on it is whole."""
-        self._store.write(_record(part.number), part.to_json())
+        self._records.write(_record(part.number), part.to_json())
         return part
 
     def _made(self, number: int, rows: range, about: dict[str, list[Any]], observe: Observer) -> WrittenPart:
@@ -262,19 +288,26 @@ class _Copier:
         names = self._source.names[rows.start : rows.stop]
         read = self._scaling.read(samples, names)
         kept = [(row, one) for row, one in enumerate(read) if isinstance(one, Pictures)]
-        loose = [self._loose(samples, names, about, row, one) for row, one in kept]
+        objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
+        loose = [self._loose(samples, names, about, objects, row, one) for row, one in kept]
         skipped = [one for one in read if isinstance(one, Skipped)]
         for lost in skipped:
             observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
         packed = packer_named(self._form).pack(number, loose, self._source.classes)
         written: list[Future[tuple[str, WrittenObject]]] = [self._writers.submit(self._write, one) for one in packed]
-        objects = dict(one.result() for one in written)
+        done = dict(one.result() for one in written)
         return self._kept(
-            WrittenPart(number=number, samples=len(loose), objects=objects, skipped=tuple(skipped), about=_named(about))
+            WrittenPart(number=number, samples=len(loose), objects=done, skipped=tuple(skipped), about=_named(about))
         )
 
     def _loose(
-        self, samples: Samples, names: Sequence[str], about: dict[str, list[Any]], row: int, found: Pictures
+        self,
+        samples: Samples,
+        names: Sequence[str],
+        about: dict[str, list[Any]],
+        objects: Sequence[str],
+        row: int,
+        found: Pictures,
     ) -> Loose:
         return Loose(
             id=int(samples.ids[row]),
@@ -283,6 +316,7 @@ class _Copier:
             about={name: values[row] for name, values in about.items()},
             encoded=found.image,
             is_remade=self._source.applied is not None,
+            object=objects[row],
             mask=None if samples.targets is None else found.mask or b"",
         )
 

@@ -11,14 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from frostline.datasets.beside import LAST_MANIFEST, lies_beside
 from frostline.datasets.columns import Columns
 from frostline.datasets.forms.faces import COLUMNS, Form, Listed, Widespread
+from frostline.datasets.forms.split_names import splits_said
 from frostline.datasets.history import HISTORY_BYTES, history_of, history_text, tidied
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
 from frostline.datasets.named_splits import SPLITS
 from frostline.datasets.ready import LAYOUT
 from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
-from frostline.stores.faces import ObjectStore, Prunable
+from frostline.stores.faces import Buffer, ObjectStore, Prunable
 from frostline.stores.folder import FolderStore
 from frostline.stores.urls import object_url
 
@@ -28,7 +30,6 @@ _FOLDER = ".frostline/manifests"
 _GROUP_ROWS = 1 << 20
 # Rows by which a column is judged.
 _LOOKED_AT = 10_000
-_LAST = ".frostline/last-manifest.json"
 _HISTORY = ".frostline/manifest-history.json"
 # Always as long as this, so that it is read without asking how long it is.
 _LAST_BYTES = 256
@@ -65,22 +66,25 @@ class Kept(NamedTuple):
 
 
 class Shelf:
-    """Where the manifests of one store's data are: beside it, or in the cache folder where it takes no writes.
+    """Where the manifests of one store's data are: beside it, or in the cache folder.
 
     Args:
         store: that holds the data.
-        cache: folder for the manifests of stores that take no writes and for the mapped copies of large ones.
+        cache: folder for the manifests of local folders and of stores that take no writes, and for the mapped copies
+            of large ones.
         in_memory_bytes: larger tables are mapped.
+        beside: keep them beside the data in a local folder too, whatever the cache folder has.
     """
 
-    def __init__(self, store: ObjectStore, cache: Path, in_memory_bytes: int) -> None:
+    def __init__(self, store: ObjectStore, cache: Path, in_memory_bytes: int, *, beside: bool = False) -> None:
         self._store = store
         self._cache = cache
         self._in_memory_bytes = in_memory_bytes
         root = hashlib.sha256(store.url.encode(errors="surrogateescape")).hexdigest()[:16]
         self._last_in_cache = f".frostline/last/{root}.json"
         self._history_in_cache = f".frostline/last/{root}.history.json"
-        self._keeps_beside = True
+        self._reads_cache = not beside
+        self._keeps_beside = lies_beside(store, is_asked=beside)
 
     def found(self, digest: str, sizes: Mapping[str, int]) -> Kept | None:
         """The manifest of that digest; the listing says what lies beside the data."""
@@ -91,7 +95,9 @@ class Shelf:
             if kept is not None:
                 return kept
         path = self._cache / name
-        return self._opened(self._in_cache(), name, path.stat().st_size, digest) if path.is_file() else None
+        if not self._reads_cache or not path.is_file():
+            return None
+        return self._opened(self._in_cache(), name, path.stat().st_size, digest)
 
     def of_listing(self, form: Form, digest: str, sizes: Mapping[str, int]) -> Kept | None:
         """The manifest of a listing with that digest: the newest, where objects elsewhere changed after the first."""
@@ -152,21 +158,28 @@ class Shelf:
         name = f"{_FOLDER}/{listed.digest}.parquet"
         data = _file(listed)
         last = json.dumps(_Last(listed.digest, form.name, len(data), listing)._asdict()).encode().ljust(_LAST_BYTES)
-        try:
-            self._store.write(name, data)
-            self._store.write(_LAST, last)
-            place = self._store
-        except AccessDenied:
-            self._keeps_beside = False
-            self._cache.mkdir(parents=True, exist_ok=True)
-            place = self._in_cache()
-            place.write(name, data)
-            place.write(self._last_in_cache, last)
+        is_beside = self._keeps_beside and self._kept_beside(name, data, last)
+        place = self._store if is_beside else self._kept_in_cache(name, data, last)
         if len(data) > self._in_memory_bytes:
             kept = self._opened(place, name, len(data), listed.digest)
             if kept is not None:
                 return kept
         return Kept(Columns(listed.table.combine_chunks()), about_of(listed), object_url(place.url, name))
+
+    def _kept_beside(self, name: str, data: Buffer, last: bytes) -> bool:
+        try:
+            self._store.write(name, data)
+            self._store.write(LAST_MANIFEST, last)
+        except AccessDenied:
+            self._keeps_beside, self._reads_cache = False, True
+        return self._keeps_beside
+
+    def _kept_in_cache(self, name: str, data: Buffer, last: bytes) -> ObjectStore:
+        place = self._in_cache()
+        place.create()
+        place.write(name, data)
+        place.write(self._last_in_cache, last)
+        return place
 
     def tidy(self, digest: str, sizes: Mapping[str, int]) -> None:
         """Remove manifests that nobody will want once this one was kept; see ``datasets.history``.
@@ -192,9 +205,9 @@ class Shelf:
 
     def _last_of(self, sizes: Mapping[str, int] | None) -> _Last | None:
         """What was built last; ``sizes`` of a listing spares asking for what is not there."""
-        places: list[tuple[ObjectStore, str]] = [(self._in_cache(), self._last_in_cache)]
-        if sizes is None or _LAST in sizes:
-            places.insert(0, (self._store, _LAST))
+        places: list[tuple[ObjectStore, str]] = [(self._in_cache(), self._last_in_cache)] if self._reads_cache else []
+        if sizes is None or LAST_MANIFEST in sizes:
+            places.insert(0, (self._store, LAST_MANIFEST))
         for store, name in places:
             try:
                 value = json.loads(bytes(store.read(name, 0, _LAST_BYTES)))
@@ -214,7 +227,7 @@ class Shelf:
         return None
 
     def _in_cache(self) -> FolderStore:
-        return FolderStore(str(self._cache))
+        return FolderStore(str(self._cache), is_private=True)
 
     def _opened(self, store: ObjectStore, name: str, nbytes: int, digest: str) -> Kept | None:
         place = object_url(store.url, name)
@@ -251,12 +264,19 @@ def listed_in(kept: Kept) -> Listed:
         classes=tuple(kept.about["classes"]),
         digest=kept.about["digest"],
         reading=kept.about["reading"],
+        divided_by_names=kept.about["divided_by_names"],
     )
 
 
 def about_of(listed: Listed) -> dict[str, Any]:
     """What a manifest says of itself."""
-    return {"digest": listed.digest, "classes": listed.classes, "reading": listed.reading}
+    return {
+        "digest": listed.digest,
+        "classes": listed.classes,
+        "reading": listed.reading,
+        "splits": splits_said(listed.table),
+        "divided_by_names": listed.divided_by_names,
+    }
 
 
 def _history(place: ObjectStore, name: str) -> tuple[str, ...]:
@@ -294,7 +314,7 @@ def _repeating(table: pa.Table) -> list[str]:
     return [
         field.name
         for field, column in zip(first.schema, first.columns, strict=True)
-        if 2 * pc.count_distinct(column).as_py() <= len(column)
+        if not pa.types.is_null(field.type) and 2 * pc.count_distinct(column).as_py() <= len(column)
     ]
 
 

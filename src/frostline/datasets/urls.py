@@ -1,14 +1,16 @@
 """Reads samples whose objects are URLs of their own: each must lie within one of the roots that may be read."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from frostline.datasets.columns import Columns
 from frostline.errors import BadRequest, SettingError
 from frostline.stores.faces import Buffer, Versioned
+from frostline.stores.limits import NO_LIMITS, StoreLimits
 from frostline.stores.objects import is_within, normalise_url, open_store
 from frostline.stores.urls import parse_url
 
-__all__ = ("UrlReader", "folder_of", "place_of")
+__all__ = ("UrlReader", "folder_of", "place_of", "places_in")
 
 
 def place_of(url: str) -> str:
@@ -22,6 +24,13 @@ def place_of(url: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}{mark}{options}" if scheme != "file" else "file:///"
 
 
+def places_in(columns: Columns) -> Iterator[str]:
+    """The widest root of each object of a table of URLs, and of each mask."""
+    for name in ("object", "target_object"):
+        if name in columns.table.column_names:
+            yield from (place_of(url) for url in columns.texts(name) if url)
+
+
 def folder_of(url: str) -> str:
     """The root of what lies beside the object of a canonical URL."""
     path, mark, options = url.partition("?")
@@ -33,9 +42,11 @@ class UrlReader:
 
     Args:
         roots: canonical URLs; what lies in none of them is not read, and no name leads out of one.
+        limits: What the stores are allowed.
     """
 
-    def __init__(self, roots: Iterable[str]) -> None:
+    def __init__(self, roots: Iterable[str], limits: StoreLimits = NO_LIMITS) -> None:
+        self._limits = limits
         self._roots = tuple(roots)
         self._lock = threading.Lock()
         self._open: dict[str, Versioned] = {}
@@ -57,7 +68,7 @@ class UrlReader:
         root, name = self._split(object)
         with self._lock:
             if root not in self._open:
-                self._open[root] = open_store(root)
+                self._open[root] = open_store(root, self._limits)
             store = self._open[root]
         return store.read_version(name, offset, length)
 

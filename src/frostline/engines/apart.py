@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ("computing", "tracing")
+__all__ = ("computing", "resting", "tracing")
 
 _CHANGED = threading.Condition()
 _ONE_TRACES = threading.RLock()
@@ -20,16 +20,35 @@ _traces = 0
 @contextmanager
 def computing() -> Iterator[None]:
     """Run a network; waits while somebody traces. Not to be nested."""
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+@contextmanager
+def resting() -> Iterator[None]:
+    """Within ``computing``, between two operations: let others trace, or run another network in this thread."""
+    _leave()
+    try:
+        yield
+    finally:
+        _enter()
+
+
+def _enter() -> None:
     global _running  # noqa: PLW0603 (the switch that this guards is the process's own)
     with _CHANGED:
         _CHANGED.wait_for(lambda: not _traces)
         _running += 1
-    try:
-        yield
-    finally:
-        with _CHANGED:
-            _running -= 1
-            _CHANGED.notify_all()
+
+
+def _leave() -> None:
+    global _running  # noqa: PLW0603 (as above)
+    with _CHANGED:
+        _running -= 1
+        _CHANGED.notify_all()
 
 
 @contextmanager

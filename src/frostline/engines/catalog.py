@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from frostline.core import REFERENCE, Cut, Graph, Levels
-from frostline.engines.faces import Engine
+from frostline.engines.faces import Engine, Footprint
 from frostline.engines.identity import Pixels, calibration_of, levels_of, offer_name
 from frostline.engines.onnx_engine import OnnxEngine, providers
 from frostline.engines.openvino_engine import OpenVinoEngine
@@ -118,6 +118,7 @@ def build(
     levels: Levels | None = None,
     calibration: Pixels | None = None,
     folder: Path | None = None,
+    checked: Footprint | None = None,
 ) -> Engine:
     """An engine that is ready to run up to one cut.
 
@@ -136,6 +137,7 @@ def build(
         levels: what pixels mean, for an engine whose name says that it takes them; else of no account.
         calibration: real samples as the engine takes them, which those of precision int8 need for their first build.
         folder: where converted files of this prefix and cut are kept, and of no other; None keeps none.
+        checked: see ``Order``.
 
     Raises:
         EngineUnfit: There is no such offer, this machine cannot have it, or it cannot take the network.
@@ -160,6 +162,7 @@ def build(
         calibration=calibration,
         calibrated_on=calibration_of(name),
         folder=folder,
+        checked=checked,
     )
     return _entry(name).make(name, order)
 
@@ -227,17 +230,17 @@ _ENTRIES = (
         needs=_compiler,
     ),
     _Entry(
-        offer=Offer(name="torch-bf16", precision="16-bit", title="torch, bfloat16"),
+        offer=Offer(name="torch-bf16", precision="bf16", title="torch, bfloat16"),
         make=partial(TorchVariant, dtype=torch.bfloat16),
     ),
     _Entry(
-        offer=Offer(name="torch-fp16", precision="16-bit", title="torch, float16"),
+        offer=Offer(name="torch-fp16", precision="fp16", title="torch, float16"),
         make=partial(TorchVariant, dtype=torch.float16),
         devices=("cuda",),
     ),
     _Entry(
         offer=Offer(
-            name="torch-compiled-bf16", precision="16-bit", title="compiled torch, bfloat16", takes_threads=False
+            name="torch-compiled-bf16", precision="bf16", title="compiled torch, bfloat16", takes_threads=False
         ),
         make=partial(TorchCompiled, dtype=torch.bfloat16),
         needs=_compiler,
@@ -245,9 +248,9 @@ _ENTRIES = (
     _onnx("onnxruntime", "fp32", "ONNX Runtime", "f32"),
     _onnx("onnxruntime-int8", "int8", "ONNX Runtime, 8 bits", "int8"),
     _onnx("onnxruntime-cuda", "fp32", "ONNX Runtime on CUDA", "cuda", provider="CUDAExecutionProvider"),
-    _onnx("tensorrt", "16-bit", "TensorRT, float16", "tensorrt", provider="TensorrtExecutionProvider"),
+    _onnx("tensorrt", "fp16", "TensorRT, float16", "tensorrt", provider="TensorrtExecutionProvider"),
     _openvino("openvino", "fp32", "OpenVINO", "f32"),
-    _openvino("openvino-bf16", "16-bit", "OpenVINO, bfloat16", "bf16"),
+    _openvino("openvino-bf16", "bf16", "OpenVINO, bfloat16", "bf16"),
     _openvino("openvino-int8", "int8", "OpenVINO, 8 bits", "int8", "nncf"),
 )
 

@@ -1,27 +1,32 @@
 """Decides which engine runs a prefix: the fastest whose features are as near to the reference's as the job allows."""
 
 import bisect
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from frostline.core import EXACT, REFERENCE
+from frostline.core import EXACT, FLOAT32, REFERENCE
 from frostline.core.amounts import in_rate
 from frostline.profiles import PRECISIONS, Trial
 
-__all__ = ("Choice", "choose", "inexact", "interpolated", "may_use", "worth_trying")
+__all__ = ("FLOAT32_ERROR", "Choice", "choose", "inexact", "interpolated", "may_use")
 
 # Two runs of one measurement differ by this share on a busy machine: a gain below it is none, and the reference stays.
 _NOISE = 0.05
-# The finest precision that a named accuracy asks for, by its place in PRECISIONS.
-_ALLOWED = {EXACT: -1, "fp16": PRECISIONS.index("16-bit"), "int8": PRECISIONS.index("int8")}
+# The coarsest precision that a named accuracy allows, by its place in PRECISIONS.
+_ALLOWED = {EXACT: -1, FLOAT32: 0, **{name: PRECISIONS.index(name) for name in ("fp16", "bf16", "int8")}}
+FLOAT32_ERROR = 1e-4
+"""The largest relative error of a sample that another order of sums in 32-bit floats explains.
+
+ONNX Runtime, OpenVINO and compiled torch differ from eager torch by 3e-7 to 5e-6 over the fourteen networks that were
+measured: ten to three hundred times less. What computes in fewer bits without saying so is further off: TensorFloat-32
+rounds each factor by up to 5e-4, bfloat16 by 4e-3.
+"""
 # What a precision explains of an error; an engine that is further off computes something else, for which a random
 # vector has 1 and more. EfficientNet-lite0 at its frost line, the worst of 1,041 photographs: 0.15 in bfloat16, which
 # costs a linear head nothing that can be seen, and 0.34 to 0.44 in 8 bits, which cost it 0.0 and 0.2 points of percent.
-# Noise as large as these bounds on every photograph would cost 1.2 and 2.7 points (``benchmarks/accuracy.py``).
-_EXPLAINED = {"fp32": 1e-3, "16-bit": 0.3, "int8": 0.5}
-# Each takes a conversion of seconds, and between them the reference's own seconds tell enough.
-_MOST_CUTS = 8
+# Noise as large as these bounds on every photograph would cost 1.2 and 2.7 points (``benchmarks/accuracy.py``). fp16
+# has three more bits than bfloat16, and an eighth of its error.
+_EXPLAINED = {"fp32": FLOAT32_ERROR, "fp16": 0.04, "bf16": 0.3, "int8": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,7 @@ def may_use(precision: str, accuracy: str | float) -> bool:
 
     Args:
         precision: one of ``PRECISIONS``.
-        accuracy: ``exact``, ``fp16``, ``int8``, or the largest relative error.
+        accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
     """
     return not isinstance(accuracy, str) or PRECISIONS.index(precision) <= _ALLOWED[accuracy]
 
@@ -55,7 +60,7 @@ def choose(trials: Sequence[Trial], accuracy: str | float) -> Choice:
 
     Args:
         trials: of every engine, the reference among them; several cuts of one engine may be there.
-        accuracy: ``exact``, ``fp16``, ``int8``, or the largest relative error.
+        accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
     """
     why_not = _refusals(trials, accuracy)
     last = max((one.cut for one in trials), default=0)
@@ -67,27 +72,6 @@ def choose(trials: Sequence[Trial], accuracy: str | float) -> Choice:
     chosen_s = reference_s if fastest == REFERENCE else seconds[fastest]
     judged = (replace(one, why_not=_why(one, fastest, chosen_s, why_not)) for one in trials)
     return Choice(engine=fastest, trials=tuple(judged))
-
-
-def worth_trying(bytes_per_sample: Sequence[int]) -> tuple[int, ...]:
-    """The cuts at which a plan may stop: those that ship fewer bytes than every one before them.
-
-    Of equals the first is one of them: it takes the least work. The frost line always is one. Where there are many,
-    those that save the most against the one before are kept.
-
-    Args:
-        bytes_per_sample: of the cuts inside the network, in order.
-
-    Returns:
-        Their places, in order.
-    """
-    last, least, saved = len(bytes_per_sample) - 1, math.inf, {}
-    for place, nbytes in enumerate(bytes_per_sample[:-1]):
-        if nbytes < least:
-            saved[place] = 0.0 if math.isinf(least) else least / max(1, nbytes)
-            least = nbytes
-    kept = sorted(saved, key=lambda place: (-saved[place], place))[: _MOST_CUTS - 1]
-    return (*sorted(kept), last) if last >= 0 else ()
 
 
 def interpolated(reference_s: Sequence[float], measured: Mapping[int, float]) -> tuple[float, ...]:
@@ -131,7 +115,7 @@ def inexact(one: Trial, accuracy: str | float) -> str | None:
 
     Args:
         one: the trial.
-        accuracy: ``exact``, ``fp16``, ``int8``, or the largest relative error.
+        accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
     """
     if one.engine == REFERENCE:
         return None

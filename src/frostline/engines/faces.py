@@ -1,16 +1,19 @@
-"""What runs a prefix: one protocol for every engine, and one for those that take a batch while they run another."""
+"""What runs a prefix: one protocol for every engine, and two for what only some of them can."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("Arrays", "Begun", "Engine", "Footprint", "Queueing")
+__all__ = ("Arrays", "Begun", "Between", "Dividing", "Engine", "Footprint", "Queueing")
 
 Arrays = npt.NDArray[np.generic] | Sequence[npt.NDArray[np.generic]]
 """What comes in: one array for each input, or the one array of a network with one input."""
+
+Between = Callable[[], None]
+"""What is called between two operations of a run; it may end the run by raising something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +72,11 @@ class Queueing(Protocol):
 
     def begin(self, inputs: Arrays, cut: int) -> Begun | None:
         """Begin what ``Engine.run`` does, with the same arguments; None where it takes one batch at a time."""
+
+
+@runtime_checkable
+class Dividing(Protocol):
+    """An engine whose runs can be interrupted between two operations."""
+
+    def run_divided(self, inputs: Arrays, cut: int, between: Between) -> tuple[npt.NDArray[np.generic], ...]:
+        """What ``Engine.run`` does with the same arguments, and raises; ``between`` is called behind each operation."""

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,7 +17,20 @@ from frostline.engines.operators import resolve_allowed
 from frostline.engines.runner import Runner
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("BROKEN", "CutMemory", "dry_run", "storage_key", "tensors_in", "version_of")
+__all__ = (
+    "BROKEN",
+    "ROWS",
+    "CutMemory",
+    "bare_inputs",
+    "does_not_run",
+    "dry_run",
+    "storage_key",
+    "tensors_in",
+    "version_of",
+)
+
+ROWS = 8
+"""The samples of the smallest run; every batch is a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +67,7 @@ def dry_run(
     """
     runner = Runner(graph, cuts=cuts, device="meta", resolve_op=resolve_allowed)
     bare = [torch.empty_like(leaf, device="meta") for leaf in leaves]
-    rows = range(_BATCH, max(most_rows, 2 * _BATCH) + 1, _BATCH)
+    rows = range(ROWS, max(most_rows, 2 * ROWS) + 1, ROWS)
     trails = [_Trail(graph, runner, bare, cuts, batch) for batch in rows]
     found = {}
     for cut in cuts:
@@ -64,9 +78,9 @@ def dry_run(
     return found
 
 
-_BATCH = 8
 BROKEN = (
     ArithmeticError,
+    AssertionError,  # some of torch's kernels for shapes assert what comes in
     AttributeError,
     LookupError,
     MemoryError,
@@ -106,18 +120,18 @@ class _Trail:
         try:
             self._run(leaves)
         except BROKEN as error:
-            why = str(error).partition("\n")[0] or type(error).__name__
-            shapes = [[rows, *shape] for shape in cuts[0].shapes]
-            raise UnsafeArtifact(f"the graph does not run on inputs of shape {shapes}: {why}") from error
+            raise does_not_run(cuts[0], rows, error) from error
+        self._upto = list(accumulate(self._peaks, max))
+        self._from = [*reversed(list(accumulate(reversed(self._peaks), max))), 0]
 
     def peak(self, cut: Cut) -> int:
-        return max(self._peaks[: cut.after + 2])
+        return self._upto[cut.after + 1]
 
     def rest(self, cut: Cut) -> int:
-        return max(self._peaks[cut.after + 2 :], default=0)
+        return self._from[cut.after + 2]
 
     def _run(self, leaves: list[torch.Tensor]) -> None:
-        inputs = _inputs(self._standing[-1], self._rows)
+        inputs = bare_inputs(self._standing[-1], self._rows)
         self._hold(inputs)
         self._peaks.append(self._live)
         self._check(-1, inputs)
@@ -187,7 +201,14 @@ def _check_declared(cut: Cut, place: int, made: Any, rows: int) -> None:
         raise UnsafeArtifact(f"cut {cut.number} declares {cut.tensors[place]!r} otherwise than the graph gives it")
 
 
-def _inputs(cut: Cut, rows: int) -> list[torch.Tensor]:
+def does_not_run(cut: Cut, rows: int, error: BaseException) -> UnsafeArtifact:
+    """The refusal of a graph that fails on so many samples of the shapes that cut 1 declares."""
+    why = (str(error).partition("\n")[0] or type(error).__name__)[:300]
+    shapes = [[rows, *shape] for shape in cut.shapes]
+    return UnsafeArtifact(f"the graph does not run on inputs of shape {shapes}: {why}")
+
+
+def bare_inputs(cut: Cut, rows: int) -> list[torch.Tensor]:
     """What comes in at cut 1, without data."""
     declared = zip(cut.shapes, cut.dtypes, strict=True)
     return [torch.empty((rows, *shape), dtype=getattr(torch, dtype), device="meta") for shape, dtype in declared]

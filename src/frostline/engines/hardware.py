@@ -1,12 +1,13 @@
 """Names the machine and what computes on it, so that measurements are compared with their like."""
 
 import hashlib
-import os
 import platform
 import uuid
 from pathlib import Path
 
-__all__ = ("free_device_bytes", "hardware_name", "host_digest", "is_accelerator", "usable_cores")
+from frostline.processors import usable_cores
+
+__all__ = ("abilities", "free_device_bytes", "hardware_name", "host_digest", "is_accelerator")
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CPU = Path("/proc/cpuinfo")
@@ -25,6 +26,21 @@ def hardware_name(device: str) -> str:
     return f"{_processor()}, {len(usable_cores())} threads"
 
 
+def abilities(device: str) -> frozenset[str]:
+    """What computes can do, by the flags of its processor in Linux's names, such as ``avx512_bf16``, or ``cuda``.
+
+    Empty where nobody says.
+
+    Args:
+        device: in torch's words.
+    """
+    if is_accelerator(device):
+        return frozenset({"cuda"})
+    lines = _CPU.read_text().splitlines() if _CPU.exists() else []
+    named = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(named, ()))
+
+
 def is_accelerator(device: str) -> bool:
     """Whether a device, in torch's words, is an accelerator and not the processor."""
     return device.partition(":")[0] == "cuda"
@@ -41,11 +57,6 @@ def free_device_bytes(device: str) -> int | None:
     from frostline.engines.accelerator import free_bytes
 
     return free_bytes(device)
-
-
-def usable_cores() -> tuple[int, ...]:
-    """Numbers of the processor cores that this process may use."""
-    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def host_digest() -> str:

@@ -16,7 +16,7 @@ from frostline.engines.orders import Order
 from frostline.engines.runner import Runner
 from frostline.errors import EngineUnfit
 
-__all__ = ("UNCONVERTED", "LevelsModule", "PrefixModule", "converting", "exported")
+__all__ = ("UNCONVERTED", "LevelsModule", "PrefixModule", "converting", "exported", "refuse_lookups")
 
 UNCONVERTED = (
     ArithmeticError,
@@ -101,9 +101,7 @@ def exported(order: Order, *, dtype: torch.dtype | None = None) -> ExportedProgr
     Raises:
         EngineUnfit: It reads where its values say, which other engines do not check.
     """
-    found = {node.op for node in order.graph.nodes[: order.last.after + 1]} & LOOKUPS
-    if found:
-        raise EngineUnfit(f"the network uses {min(found)}, which is left to engines that check its indices")
+    refuse_lookups(order)
     example = [
         torch.zeros((_EXAMPLE_ROWS, *shape), dtype=getattr(torch, kind), device=order.device)
         for shape, kind in order.taken
@@ -112,6 +110,17 @@ def exported(order: Order, *, dtype: torch.dtype | None = None) -> ExportedProgr
     module = PrefixModule(order, dtype).eval()
     with torch.no_grad():
         return torch.export.export(module, tuple(example), strict=False, dynamic_shapes=(batch,))
+
+
+def refuse_lookups(order: Order) -> None:
+    """Do nothing if other engines may run the prefix.
+
+    Raises:
+        EngineUnfit: It reads where its values say, which other engines do not check.
+    """
+    found = {node.op for node in order.graph.nodes[: order.last.after + 1]} & LOOKUPS
+    if found:
+        raise EngineUnfit(f"the network uses {min(found)}, which is left to engines that check its indices")
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """OpenVINO on the CPU: a prefix converted once and run in fp32, with 16-bit floats, or narrowed to 8 bits."""
 
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import numpy.typing as npt
 from frostline.engines.apart import tracing
 from frostline.engines.converted import Converted
 from frostline.engines.faces import Arrays
-from frostline.engines.module import UNCONVERTED, converting, exported
+from frostline.engines.module import UNCONVERTED, converting, exported, refuse_lookups
+from frostline.engines.openvino_graph import convert
 from frostline.engines.orders import Order
 from frostline.engines.shelf import kept
 from frostline.engines.vendors import imported, versions
@@ -144,11 +146,30 @@ def _narrowed(order: Order) -> AbstractContextManager[Path]:
 
 def _convert(order: Order, place: Path) -> None:
     ov = imported("openvino")
-    with tracing(), converting("OpenVINO"):
-        model = ov.convert_model(exported(order))
-        shapes = [ov.PartialShape([-1, *shape]) for shape, _ in order.taken]
-        model.reshape(dict(enumerate(shapes)))
+    refuse_lookups(order)
+    try:
+        with _converting():
+            model = convert(order)
+    except EngineUnfit:  # it has no rule for an operator as it is: then in more and smaller ones
+        with tracing(), _converting():
+            model = ov.convert_model(exported(order))
+            shapes = [ov.PartialShape([-1, *shape]) for shape, _ in order.taken]
+            model.reshape(dict(enumerate(shapes)))
+    with _converting():
         ov.save_model(model, place / _FILE, compress_to_fp16=False)
+
+
+@contextmanager
+def _converting() -> Iterator[None]:
+    """As ``converting``, with the exceptions of OpenVINO's own."""
+    frontend = imported("openvino.frontend")
+    own = ("GeneralFailure", "InitializationFailure", "NotImplementedFailure", "OpConversionFailure")
+    failures = tuple(getattr(frontend, name) for name in (*own, "OpValidationFailure"))
+    try:
+        with converting("OpenVINO"):
+            yield
+    except failures as error:
+        raise EngineUnfit(f"OpenVINO cannot take this network: {str(error).strip()[-300:]}") from error
 
 
 def _narrow(order: Order, place: Path) -> None:

@@ -9,7 +9,19 @@ import torch
 from frostline.core import Token
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("ALLOWED", "FACTORIES", "LOOKUPS", "resolve", "resolve_allowed", "resolve_symbolic", "token_value")
+__all__ = (
+    "ALLOWED",
+    "FACTORIES",
+    "LOOKUPS",
+    "MAX_OUTPUTS",
+    "MAX_SIZE",
+    "PYTHON_OPERATORS",
+    "TOKENS",
+    "resolve",
+    "resolve_allowed",
+    "resolve_symbolic",
+    "token_value",
+)
 
 # Pure computation over the arguments: nothing here reads a file, runs code it is given, or keeps state.
 # Collected from torch.export traces of AlexNet, ResNet, VGG, DenseNet, MobileNet, EfficientNet, ConvNeXt, ViT,
@@ -39,14 +51,18 @@ unbind.int unflatten.int unsqueeze.default upsample_bicubic2d.vec upsample_bilin
 view.default where.ScalarOther where.ScalarSelf where.self zero_.default zeros.default zeros_like.default
 """
 
-_LARGEST_SIZE = 1 << 48
+MAX_SIZE = 1 << 48
+"""The largest size, place or count that a graph may name."""
+
+MAX_OUTPUTS = 1024
+"""The most tensors that one operation may give, such as the parts of a split."""
 
 
 def _on_sizes(call: Callable[[int, int], int]) -> Callable[[Any, Any], int]:
     """Arithmetic on sizes, and on nothing else: Python's operators also repeat texts and grow numbers without end."""
 
     def bounded(left: Any, right: Any) -> int:
-        if not (isinstance(left, int) and isinstance(right, int) and max(abs(left), abs(right)) < _LARGEST_SIZE):
+        if not (isinstance(left, int) and isinstance(right, int) and max(abs(left), abs(right)) < MAX_SIZE):
             raise TypeError("Python's operators are for sizes here")
         return call(left, right)
 
@@ -83,6 +99,39 @@ def _check_range(index: torch.Tensor, low: int, high: int) -> None:
         raise IndexError("an index is out of range")
 
 
+def _unbind(source: torch.Tensor, dim: int = 0) -> Any:
+    _check_outputs(source.shape[dim])
+    return torch.ops.aten.unbind.int(source, dim)
+
+
+def _split(source: torch.Tensor, split_size: int, dim: int = 0) -> Any:
+    _check_outputs(-(-source.shape[dim] // split_size) if split_size > 0 else 1)
+    return torch.ops.aten.split.Tensor(source, split_size, dim)
+
+
+def _chunk(source: torch.Tensor, chunks: int, dim: int = 0) -> Any:
+    _check_outputs(min(chunks, source.shape[dim]))
+    return torch.ops.aten.chunk.default(source, chunks, dim)
+
+
+def _split_with_sizes(source: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
+    _check_outputs(len(split_sizes))
+    return torch.ops.aten.split_with_sizes.default(source, split_sizes, dim)
+
+
+def _check_outputs(count: int) -> None:
+    # A view takes a kilobyte, whatever it shows: all elements of one large tensor end the process.
+    if count > MAX_OUTPUTS:
+        raise ValueError(f"an operation gives at most {MAX_OUTPUTS} tensors, not {count}")
+
+
+_DIVIDING: dict[str, Callable[..., Any]] = {
+    "aten.chunk.default": _chunk,
+    "aten.split.Tensor": _split,
+    "aten.split_with_sizes.default": _split_with_sizes,
+    "aten.unbind.int": _unbind,
+}
+
 _CHECKED: dict[str, Callable[..., Any]] = {
     "aten.embedding.default": _embedding,
     "aten.gather.default": _gather,
@@ -100,6 +149,9 @@ _PYTHON: dict[str, Callable[..., Any]] = {
     "operator.sub": _on_sizes(operator.sub),
 }
 
+PYTHON_OPERATORS: frozenset[str] = frozenset(_PYTHON)
+"""Operators of Python: arithmetic on sizes, and places in lists."""
+
 FACTORIES: frozenset[str] = frozenset(
     {"aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.full.default", "aten.ones.default"}
     | {"aten.scalar_tensor.default", "aten.zeros.default"}
@@ -109,11 +161,12 @@ FACTORIES: frozenset[str] = frozenset(
 ALLOWED: frozenset[str] = frozenset({f"aten.{name}" for name in _ATEN.split()} | set(_PYTHON))
 """Operators that an uploaded prefix may name."""
 
-_TOKENS: dict[str, frozenset[str]] = {
+TOKENS: dict[str, frozenset[str]] = {
     "dtype": frozenset({"bool", "bfloat16", "float16", "float32", "float64", "int32", "int64", "uint8"}),
     "layout": frozenset({"strided"}),
     "memory_format": frozenset({"channels_last", "contiguous_format", "preserve_format"}),
 }
+"""Constants that a graph may name, by their kind."""
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -122,9 +175,11 @@ def resolve(name: str) -> Callable[..., Any]:
     Raises:
         UnsafeArtifact: The name means nothing to this version of torch.
     """
-    own = _PYTHON.get(name) or _CHECKED.get(name)
-    if own is not None:
-        return own
+    own = _PYTHON.get(name) or _CHECKED.get(name) or _DIVIDING.get(name)
+    return _of_torch(name) if own is None else own
+
+
+def _of_torch(name: str) -> Callable[..., Any]:
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.rpartition(".")
     try:
@@ -152,6 +207,8 @@ def resolve_symbolic(name: str) -> Callable[..., Any]:
     """
     call = resolve_allowed(name)
     # The bounds on sizes are those of numbers; a dry run has had the numbers.
+    if name in _DIVIDING:
+        return _of_torch(name)
     return getattr(operator, name.partition(".")[2]) if name in _PYTHON else call
 
 
@@ -163,6 +220,6 @@ def token_value(token: Token, device: torch.device) -> Any:
     """
     if token.kind == "device":
         return device
-    if token.value not in _TOKENS.get(token.kind, ()):
+    if token.value not in TOKENS.get(token.kind, ()):
         raise UnsafeArtifact(f"{token.kind} {token.value!r} is not allowed in a prefix")
     return getattr(torch, token.value)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph
-from frostline.engines.faces import Arrays
+from frostline.engines.faces import Arrays, Between
 from frostline.engines.runner import Runner, input_tensors
 
 __all__ = ("cut_seconds", "cut_values")
@@ -22,6 +22,7 @@ def cut_seconds(
     *,
     repeats: int,
     clock: Callable[[], float],
+    between: Between | None = None,
 ) -> npt.NDArray[np.float64]:
     """Seconds a sample from the network's input to each cut.
 
@@ -34,6 +35,7 @@ def cut_seconds(
         inputs: real samples, an array ``[n, ...]`` for each input of the network, or the one.
         repeats: measured runs, after one to warm up.
         clock: monotonic seconds.
+        between: as for ``Runner.run``; what it takes is not measured.
 
     Returns:
         ``float64[repeats, len(cuts)]``.
@@ -41,13 +43,17 @@ def cut_seconds(
     device = _device_of(leaves)
     runner = Runner(graph, device=device)
     batch = input_tensors(inputs, device)
-    rows = [_run(runner, batch, leaves, clock) for _ in range(repeats + 1)][1:]
+    rows = [_run(runner, batch, leaves, clock, between) for _ in range(repeats + 1)][1:]
     stops = [cut.after + 1 for cut in cuts]
     return np.array([[row[stop] for stop in stops] for row in rows]) / len(batch[0])
 
 
 def cut_values(
-    graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], inputs: Arrays
+    graph: Graph,
+    leaves: Sequence[torch.Tensor],
+    cuts: Sequence[Cut],
+    inputs: Arrays,
+    between: Between | None = None,
 ) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
     """What crosses each of some cuts for the same samples, from one run.
 
@@ -56,6 +62,7 @@ def cut_values(
         leaves: its tensors.
         cuts: any of cut 1 and higher.
         inputs: as for ``cut_seconds``.
+        between: as for ``Runner.run``.
 
     Returns:
         By the cut's number one C-contiguous array ``[n, ...]`` for each tensor that crosses; copies, which nothing
@@ -76,7 +83,8 @@ def cut_values(
     batch = input_tensors(inputs, device)
     with torch.inference_mode():
         observe(-1, [*batch, *leaves])
-        runner.run(batch, leaves, upto=max(cuts, key=lambda cut: cut.after, default=None), observe=observe)
+        last = max(cuts, key=lambda cut: cut.after, default=None)
+        runner.run(batch, leaves, upto=last, observe=observe, between=between)
     return found
 
 
@@ -90,17 +98,29 @@ def _device_of(leaves: Sequence[torch.Tensor]) -> torch.device:
 
 
 def _run(
-    runner: Runner, batch: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], clock: Callable[[], float]
+    runner: Runner,
+    batch: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    clock: Callable[[], float],
+    between: Between | None,
 ) -> list[float]:
     """Seconds since the start, at the start and after each node."""
     marks: list[float] = []
+    away_s = 0.0
 
     def observe(_: int, __: Sequence[Any]) -> None:
         if batch[0].is_cuda:
             torch.cuda.synchronize(batch[0].device)
-        marks.append(clock())
+        marks.append(clock() - away_s)
+
+    def rest() -> None:
+        nonlocal away_s
+        began = clock()
+        assert between is not None, "it is called where there is one"
+        between()
+        away_s += clock() - began
 
     with torch.inference_mode():
         start = clock()
-        runner.run(batch, leaves, observe=observe)
+        runner.run(batch, leaves, observe=observe, between=None if between is None else rest)
     return [0.0, *(mark - start for mark in marks)]

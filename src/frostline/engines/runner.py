@@ -9,7 +9,7 @@ import torch
 from frostline.core import Cut, Graph, Node, Ref, Token
 from frostline.core.graph import Argument, references
 from frostline.engines.apart import computing
-from frostline.engines.faces import Arrays
+from frostline.engines.faces import Arrays, Between
 from frostline.engines.first_calls import settle_kernels
 from frostline.engines.operators import FACTORIES, resolve, token_value
 from frostline.errors import UnsafeArtifact
@@ -59,7 +59,13 @@ class Runner:
         self.last_uses = self._frees(graph, cuts)
 
     def run(
-        self, inputs: Sequence[Any], leaves: Sequence[Any], *, upto: Cut | None = None, observe: _Observe | None = None
+        self,
+        inputs: Sequence[Any],
+        leaves: Sequence[Any],
+        *,
+        upto: Cut | None = None,
+        observe: _Observe | None = None,
+        between: Between | None = None,
     ) -> tuple[Any, ...]:
         """Run the nodes and return the outputs, in the graph's order, or what crosses a cut.
 
@@ -69,11 +75,13 @@ class Runner:
             upto: one of the cuts, to stop there; None runs all nodes.
             observe: called after each node, before anything is freed, with the node's index and all values
                 (None where one is not there yet or already freed); for profiles and footprints.
+            between: called behind each node, when what is not needed any more is freed. It may run another network,
+                within ``apart.resting``; what it raises ends this run.
         """
         values: list[Any] = [*inputs, *leaves, *([None] * len(self._steps))]
         assert len(values) == len(self._slots), "a graph needs all its inputs and leaves"
         with computing():
-            self._run(values, len(self._steps) if upto is None else upto.after + 1, observe)
+            self._run(values, len(self._steps) if upto is None else upto.after + 1, observe, between)
         return tuple(build(values) for build in self._outputs) if upto is None else self.crossing(upto, values)
 
     def run_traced(self, inputs: Sequence[Any], leaves: Sequence[Any], *, upto: Cut) -> tuple[Any, ...]:
@@ -86,7 +94,7 @@ class Runner:
         """What crosses one of the cuts, out of the values of a run that stands there (see ``observe``)."""
         return tuple(values[slot] for slot in self._crossing[cut.number])
 
-    def _run(self, values: list[Any], steps: int, observe: _Observe | None) -> None:
+    def _run(self, values: list[Any], steps: int, observe: _Observe | None, between: Between | None = None) -> None:
         for index, (call, build_args, build_kwargs) in enumerate(self._steps[:steps]):
             arguments = {name: build(values) for name, build in build_kwargs}
             values[self._first + index] = call(*[build(values) for build in build_args], **arguments)
@@ -94,6 +102,8 @@ class Runner:
                 observe(index, values)
             for slot in self.last_uses[index]:
                 values[slot] = None
+            if between is not None:
+                between()
 
     def _step(
         self, node: Node, resolve_op: Callable[[str], Callable[..., Any]]

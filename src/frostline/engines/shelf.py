@@ -1,12 +1,14 @@
 """Keeps converted networks in a folder, whole or not at all."""
 
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from frostline.file_locks import try_lock
+from frostline.private import make_private_folder
 
 __all__ = ("clear_unfinished", "kept")
 
@@ -49,18 +51,21 @@ def _claimed(folder: Path) -> Iterator[None]:
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(handle):
+            raise BlockingIOError
         yield
     finally:
         os.close(handle)
 
 
 def _fill(place: Path, make: Callable[[Path], None]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(place.parent)
     new = Path(tempfile.mkdtemp(prefix=_NEW, dir=place.parent))
     try:
         with _claimed(new):
             make(new)
+        for path in new.rglob("*"):  # libraries write them for everybody
+            path.chmod(0o700 if path.is_dir() else 0o600)
         new.rename(place)
     except OSError:
         if not place.is_dir():  # else somebody was faster

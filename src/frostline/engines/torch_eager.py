@@ -1,5 +1,6 @@
 """The reference engine: a prefix in eager torch, fp32, bit for bit what the user's own network computes."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -7,14 +8,17 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph
-from frostline.engines.faces import Arrays, Footprint
-from frostline.engines.footprint import dry_run
+from frostline.engines.faces import Arrays, Between, Footprint
+from frostline.engines.footprint import CutMemory, dry_run
 from frostline.engines.operators import resolve_allowed
 from frostline.engines.profile import cut_seconds, cut_values
 from frostline.engines.runner import Runner, input_tensors, leaf_values
 from frostline.errors import BadRequest, UnsafeArtifact
 
 __all__ = ("TorchEngine",)
+
+# Operations that an accelerator is given before it is waited for those before: enough that it never runs dry.
+_QUEUED = 8
 
 
 class TorchEngine:
@@ -26,6 +30,7 @@ class TorchEngine:
         tensors: weights by the names in ``graph.leaves``.
         device: in torch's words.
         most_rows: the largest batch that will be run, a multiple of 8.
+        memory: what a dry run has found elsewhere, by the number of the cut; None has one made here.
 
     Raises:
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
@@ -41,6 +46,7 @@ class TorchEngine:
         *,
         device: str = "cpu",
         most_rows: int = 32,
+        memory: Mapping[int, CutMemory] | None = None,
     ) -> None:
         self._device = torch.device(device)
         self._graph = graph
@@ -48,7 +54,7 @@ class TorchEngine:
         self._cuts = {cut.number: cut for cut in cuts}
         self._inputs = (cuts[0].shapes, cuts[0].dtypes)
         self._runner = Runner(graph, cuts=cuts, device=self._device, resolve_op=resolve_allowed)
-        self._memory = dry_run(graph, self._leaves, cuts, most_rows=most_rows)
+        self._memory = dry_run(graph, self._leaves, cuts, most_rows=most_rows) if memory is None else memory
 
     @property
     def weight_bytes(self) -> int:
@@ -79,26 +85,57 @@ class TorchEngine:
             BadRequest: The inputs are not of the shapes and dtypes that cut 1 declares.
             UnsafeArtifact: The prefix fails on these values, which no dry run can see.
         """
+        return self._run(inputs, cut, None)
+
+    def run_divided(self, inputs: Arrays, cut: int, between: Between) -> tuple[npt.NDArray[np.generic], ...]:
+        """See ``engines.faces.Dividing``."""
+        return self._run(inputs, cut, _Paced(between) if self._device.type == "cuda" else between)
+
+    def _run(self, inputs: Arrays, cut: int, between: Between | None) -> tuple[npt.NDArray[np.generic], ...]:
         batch = input_tensors(inputs, self._device)
         self._check(batch)
         try:
             with torch.inference_mode():
-                tensors = self._runner.run(batch, self._leaves, upto=self._cuts[cut])
-        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+                tensors = self._runner.run(batch, self._leaves, upto=self._cuts[cut], between=between)
+        except (LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise UnsafeArtifact(f"the prefix does not run on these samples: {why}") from error
         return tuple(tensor.contiguous().cpu().numpy() for tensor in tensors)
 
-    def cut_seconds(self, inputs: Arrays, *, repeats: int, clock: Callable[[], float]) -> npt.NDArray[np.float64]:
+    def cut_seconds(
+        self, inputs: Arrays, *, repeats: int, clock: Callable[[], float], between: Between | None = None
+    ) -> npt.NDArray[np.float64]:
         """Seconds a sample up to each cut; see ``engines.profile.cut_seconds``."""
-        return cut_seconds(self._graph, self._leaves, tuple(self._cuts.values()), inputs, repeats=repeats, clock=clock)
+        cuts = tuple(self._cuts.values())
+        return cut_seconds(self._graph, self._leaves, cuts, inputs, repeats=repeats, clock=clock, between=between)
 
-    def cut_values(self, cuts: Sequence[Cut], inputs: Arrays) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
+    def cut_values(
+        self, cuts: Sequence[Cut], inputs: Arrays, between: Between | None = None
+    ) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
         """What crosses some cuts; see ``engines.profile.cut_values``."""
-        return cut_values(self._graph, self._leaves, cuts, inputs)
+        return cut_values(self._graph, self._leaves, cuts, inputs, between)
 
     def _check(self, batch: Sequence[torch.Tensor]) -> None:
         wanted = [(shape, f"torch.{dtype}") for shape, dtype in zip(*self._inputs, strict=True)]
         given = [(tuple(one.shape[1:]), str(one.dtype)) for one in batch]
         if given != wanted or len({len(one) for one in batch}) != 1:
             raise BadRequest(f"the prefix takes inputs {wanted} of one batch, not {given}")
+
+
+class _Paced:
+    """Calls something between operations that an accelerator has done, which are otherwise queued far ahead."""
+
+    def __init__(self, between: Between) -> None:
+        self._between = between
+        self._count = 0
+        self._marks: deque[torch.cuda.Event] = deque()
+
+    def __call__(self) -> None:
+        self._count += 1
+        if self._count % _QUEUED == 0:
+            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            mark.record()
+            self._marks.append(mark)
+            if len(self._marks) > 1:
+                self._marks.popleft().synchronize()
+        self._between()

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from frostline.core import Cut, Graph, Levels
 from frostline.engines.catalog import build, offered
-from frostline.engines.faces import Engine
+from frostline.engines.faces import Engine, Footprint
 from frostline.engines.identity import Pixels, calibrating, judging, levels_of
 from frostline.engines.process_memory import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
 from frostline.errors import EngineUnfit, UnsafeArtifact
@@ -26,9 +26,11 @@ Arrays = tuple[npt.NDArray[np.generic], ...]
 # Rows at which memory is seen first; every batch is a multiple of it.
 _FEWEST_ROWS = 8
 # Enough runs that a neighbour who has a core for a while is seen in few of them, and no more seconds than this on one
-# setting: a trial of nine engines should not take a user's patience.
+# setting; once all took so long, no other setting is tried: a job waits for the engine, and gains more by it than by
+# the best setting of it.
 _RUNS = 5
-_RUNS_S = 4.0
+_RUNS_S = 1.5
+_SETTINGS_S = 3.0
 # A larger batch or fewer threads must gain as much: two runs of one measurement differ by that.
 _NOISE = 0.05
 _NOT_FINITE = "gives values that are not finite"
@@ -50,6 +52,7 @@ class Subject:
         rows: batches to try, multiples of eight, the one to keep where they are equally fast first.
         threads: numbers of threads to try; the first is what the node would take.
         folder: for converted files, of this prefix; one folder a cut is made in it.
+        footprints: the reference's memory by cut, where whoever asks has checked the graph.
     """
 
     graph: Graph
@@ -61,6 +64,7 @@ class Subject:
     rows: tuple[int, ...]
     threads: tuple[int, ...]
     folder: Path
+    footprints: Mapping[int, Footprint] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert len(self.pixels) > 1, "one sample cannot both calibrate and judge"
@@ -85,6 +89,7 @@ class Subject:
             levels=self.levels,
             calibration=None if pixels is None else calibrating(pixels),
             folder=self.folder / f"cut-{cut}",
+            checked=self.footprints.get(cut),
         )
 
 
@@ -96,10 +101,12 @@ class _Timed:
         trial: with the median of its runs.
         low_s: that a quarter of them stayed below, a sample. Settings are compared by it: a neighbour makes runs longer
             and never shorter, those on many threads more than those on few, and what is chosen is kept.
+        runs_s: that its runs took.
     """
 
     trial: Trial
     low_s: float
+    runs_s: float
 
 
 def try_engine(
@@ -108,7 +115,7 @@ def try_engine(
     cut: int,
     reference: Arrays | None,
     *,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> Trial:
     """Make an engine ready up to a cut and measure it. The process is to do nothing else meanwhile.
 
@@ -117,7 +124,7 @@ def try_engine(
         name: of the engine.
         cut: number of the cut.
         reference: what the reference gives for those samples that judge; None where this is the reference.
-        clock: monotonic seconds.
+        clock: seconds; None takes what this process has of its threads' time, or an accelerator of everybody's.
     """
     trial = _empty(name, cut)
     try:
@@ -155,7 +162,7 @@ def _empty(name: str, cut: int) -> Trial:
     return Trial(engine=name, precision=offered(name).precision, cut=cut)
 
 
-def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float]) -> Trial:
+def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float] | None) -> Trial:
     # This one may be converted, and brings libraries into the process; it goes before memory is looked at.
     pixels = subject.inputs(trial.engine)
     error, best = _judged(subject, pixels, trial, reference, clock)
@@ -165,20 +172,45 @@ def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Call
 
 
 def _judged(
-    subject: Subject, pixels: Pixels, trial: Trial, reference: Arrays | None, clock: Callable[[], float]
+    subject: Subject, pixels: Pixels, trial: Trial, reference: Arrays | None, clock: Callable[[], float] | None
 ) -> tuple[float, Trial]:
     """The error, and the trial at the best threads and batch: every batch on the first threads, the best on others."""
-    error, best = 0.0, None
+    error, found = 0.0, list[_Timed]()
     for threads in subject.threads:
+        if found and _is_enough(found):
+            break
         engine = subject.made(trial.engine, trial.cut, threads, pixels)
-        if best is None and reference is not None:
+        tick = clock or _clock(subject.device, threads)
+        if not found and reference is not None:
             error = _error(features(engine, judging(pixels), trial.cut), reference)
-        sizes = subject.rows if best is None else (best.trial.rows,)
-        here = _fastest(sizes, engine, pixels, replace(trial, threads=threads), clock)
-        best = here if best is None else _faster(best, here)
+        sizes = (_best(found).rows,) if found else subject.rows
+        for rows in sizes:
+            if not found or not _is_enough(found):
+                found.append(_timed(engine, _batch(pixels, rows), replace(trial, threads=threads, rows=rows), tick))
         del engine  # two at once would take more memory than the node has to give one
-    assert best is not None, "there is a number of threads to try"
-    return error, best.trial
+    return error, _best(found)
+
+
+def _clock(device: str, threads: int) -> Callable[[], float]:
+    """Seconds in which an engine works on so many threads.
+
+    On the processor those that it had: a trial lets what the node serves go first, and would seem slow by others' work.
+    """
+    if torch.device(device).type != "cpu":
+        return time.perf_counter
+    return lambda: time.process_time() / threads
+
+
+def _is_enough(found: Sequence[_Timed]) -> bool:
+    return sum(one.runs_s for one in found) >= _SETTINGS_S
+
+
+def _best(found: Sequence[_Timed]) -> Trial:
+    """The trial at its best setting; a later one must gain more than the noise."""
+    best = found[0]
+    for other in found[1:]:
+        best = other if other.low_s < (1 - _NOISE) * best.low_s else best
+    return best.trial
 
 
 def _weighed(subject: Subject, pixels: Pixels, trial: Trial) -> Trial:
@@ -234,20 +266,11 @@ def _error(tensors: Arrays, reference: Arrays) -> float:
     return max(relative_error(ours, theirs) for ours, theirs in zip(reference, tensors, strict=True))
 
 
-def _fastest(sizes: Sequence[int], engine: Engine, pixels: Pixels, trial: Trial, clock: Callable[[], float]) -> _Timed:
-    """The trial at its best batch; a later one must gain more than the noise."""
-    best: _Timed | None = None
-    for rows in sizes:
-        seconds = _seconds(engine, _batch(pixels, rows), trial.cut, clock) / rows
-        low_s, middle_s, high_s = np.percentile(seconds, (25, 50, 75)).tolist()
-        here = _Timed(trial=replace(trial, rows=rows, seconds=middle_s, spread_s=high_s - low_s), low_s=low_s)
-        best = here if best is None else _faster(best, here)
-    assert best is not None, "there is a batch to try"
-    return best
-
-
-def _faster(best: _Timed, other: _Timed) -> _Timed:
-    return other if other.low_s < (1 - _NOISE) * best.low_s else best
+def _timed(engine: Engine, batch: Pixels, trial: Trial, clock: Callable[[], float]) -> _Timed:
+    runs = _seconds(engine, batch, trial.cut, clock)
+    low_s, middle_s, high_s = np.percentile(runs / trial.rows, (25, 50, 75)).tolist()
+    trial = replace(trial, seconds=middle_s, spread_s=high_s - low_s)
+    return _Timed(trial=trial, low_s=low_s, runs_s=float(runs.sum()))
 
 
 def _batch(pixels: Pixels, rows: int) -> Pixels:
@@ -259,7 +282,7 @@ def _seconds(engine: Engine, batch: Pixels, cut: int, clock: Callable[[], float]
     """Seconds of some runs, after one to warm up."""
     engine.run(batch, cut)
     runs: list[float] = []
-    while len(runs) < _RUNS and (len(runs) < 2 or sum(runs) < _RUNS_S):
+    while len(runs) < _RUNS and sum(runs) < _RUNS_S:
         started = clock()
         engine.run(batch, cut)
         runs.append(clock() - started)

@@ -1,7 +1,6 @@
 """Where an I/O service listens: a socket in a folder of the user's own, or a name that no file has."""
 
 import errno
-import fcntl
 import os
 import secrets
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from frostline.client.sharing import socket_address
 from frostline.errors import AddressInUse, SettingError
+from frostline.file_locks import lock
 
 __all__ = ("listening_at", "unnamed")
 
@@ -60,7 +60,7 @@ def _bind(listening: socket.socket, path: Path) -> None:
     try:
         _check(path.parent, os.fstat(folder))
         # Of two that find the file of a killed service, one takes its place and the other finds it in use.
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        lock(folder)
         if path.is_socket() and not _answers(path):
             path.unlink()
         listening.bind(str(path))

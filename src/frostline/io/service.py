@@ -88,6 +88,12 @@ class IoService:
         self._tidy.shutdown()
         self._watch.stop()
 
+    def forked(self) -> None:
+        """This process is a child of the one that serves: let go of connections, which end with that one alone."""
+        for one in (self._listening, *self._connections):
+            one.close()
+        self._watch.forked()
+
     def statistics(self) -> dict[str, Any]:
         """Where it stands, as plain values."""
         jobs = self._room.jobs()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from frostline.client.http import HttpTransport
 from frostline.client.spread import SpreadTransport
@@ -55,5 +55,6 @@ class Upstream:
         from frostline.client.local import LocalTransport
         from frostline.node import Node
 
-        with Node(self.node, self.roots) as node:
+        # A service reads for the jobs of one user.
+        with Node(replace(self.node, follow_links=True), self.roots) as node:
             yield LocalTransport(node)

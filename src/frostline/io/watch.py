@@ -1,7 +1,7 @@
 """One thread that sees what happens on sockets that nobody reads: who comes, who says something, who is gone."""
 
-import os
 import select
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Watch:
         self._lock = threading.Lock()
         self._watched: dict[int, _Watched] = {}
         self._count = 0
-        self._woken, self._wakes = os.pipe()
+        self._woken, self._wakes = socket.socketpair()  # which know that they are closed, in a forked process too
         self._thread = threading.Thread(target=self._run, name="frostline-io-watch", daemon=True)
 
     def start(self) -> None:
@@ -36,10 +36,15 @@ class Watch:
 
     def stop(self) -> None:
         """End, and close what it holds itself."""
-        os.close(self._wakes)
+        self._wakes.close()
         self._thread.join()
-        os.close(self._woken)
+        self._woken.close()
         self._epoll.close()
+
+    def forked(self) -> None:
+        """This process is a child of the one that watches: close what it holds, and leave alone what that one sees."""
+        for one in (self._epoll, self._woken, self._wakes):
+            one.close()
 
     def readable(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call whenever there is something to read, or an end."""
@@ -69,7 +74,7 @@ class Watch:
             with self._lock:
                 known = self._count
             for descriptor, _ in self._epoll.poll():
-                if descriptor == self._woken:
+                if descriptor == self._woken.fileno():
                     return
                 call = self._call(descriptor, known)
                 if call is not None:

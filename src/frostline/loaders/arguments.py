@@ -1,18 +1,18 @@
 """Refuses arguments of a job and its loaders that are of another type than theirs, before anything is done."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
 from frostline.checks import check_type, checked
 from frostline.datasets import Dataset
-from frostline.errors import SettingError
+from frostline.errors import SettingError, nearest
 from frostline.loaders.blend import Blend
 from frostline.loaders.ranks import Ranks
 from frostline.ordering import Blocks, RecordedOrder
 from frostline.preprocess import Preprocess
 
-__all__ = ("check_epochs", "checked_options")
+__all__ = ("check_epochs", "check_names", "checked_options")
 
 _OPTIONS: Mapping[str, tuple[type, ...]] = {
     "batch_size": (int,),
@@ -39,6 +39,18 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         SettingError: something is of another type.
     """
     return checked(options, _OPTIONS)
+
+
+def check_names(options: Iterable[str]) -> None:
+    """Make sure that these are options of ``Job.arrays``, as Python does it where a function names them.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+    known = {*_OPTIONS, "augment", "weights"}
+    for name in options:
+        if name not in known:
+            raise TypeError(f"Job.arrays() got an unexpected keyword argument {name!r}{nearest(name, known)}")
 
 
 def check_epochs(numbers: object) -> None:

@@ -148,10 +148,9 @@ class ArrayLoader:
             OrderMismatch: the ranks would not read the same epoch.
             Unavailable: a rank did not say what it is about to read.
         """
-        order = self._resumed()
-        handed = self._handed = _Handed(self._begin, Progress(order.state.position, order.state.ahead))
+        handed = self._handed = _Handed(self._begin, self._reached(self._begin))
         self.agree()
-        return self._pass(order, handed)
+        return self._pass(self._resumed(), handed)
 
     def agree(self) -> None:
         """Make sure that all ranks are about to read the same epoch, as a pass does; each must call it as often.
@@ -209,14 +208,17 @@ class ArrayLoader:
     def begin_at(self, begin: Begin) -> None:
         """Let the next pass begin there."""
         self._begin = begin
-        state = self._resumed().state
-        self._handed = _Handed(begin, Progress(state.position, state.ahead))
+        self._handed = _Handed(begin, self._reached(begin))
+
+    def begin_whole(self) -> None:
+        """Let the next pass be the whole epoch; its state is what it was till then."""
+        self._begin = Begin()
 
     def set_apart(self) -> "ArrayLoader":
         """A loader of its own for what would be the next pass over this one; the pass after it is whole again."""
         found = self.in_epoch(self._order.epoch)
         found.begin_at(self._begin)
-        self._begin = Begin()
+        self.begin_whole()
         return found
 
     def epochs(self, numbers: Sequence[int]) -> "Epochs[ArrayLoader]":
@@ -243,7 +245,7 @@ class ArrayLoader:
         else:
             found = followed()  # which may ask for ``rows``
         if self._begin is begin:
-            self._begin = Begin()
+            self.begin_whole()
         return found
 
     def follow(self, rows: Following) -> None:
@@ -266,10 +268,7 @@ class ArrayLoader:
             begin: where it did; by default where the next one will.
         """
         begin = self._begin if begin is None else begin
-        order = self._resumed(begin)
-        position = self._shard(order, begin).after(batches)
-        progress = Progress(order.state.position, order.state.ahead)
-        progress.give(np.zeros(0, np.int64), int(order.original(np.array([position]))[0]))
+        progress = self._reached(begin, batches)
         return replace(self._state(progress.position), ahead=progress.ahead).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -285,8 +284,7 @@ class ArrayLoader:
                 f"this state stands in epoch {found.epoch}, and this loader is of epoch {self._order.epoch}: make it "
                 f"with epoch={found.epoch}"
             )
-        self.begin_at(begin_of(state, self._ranks.workers))
-        self._handed.progress = Progress(found.position, found.ahead)
+        self.begin_at(begin_of(state, self._ranks.workers, self._at_once))
 
     def recorded(self) -> RecordedOrder:
         """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
@@ -304,6 +302,17 @@ class ArrayLoader:
         state = (self._begin if begin is None else begin).state
         start = self._state(0) if state is None else replace(self._state(state.position), ahead=state.ahead)
         return Resumed(order=self._order, state=start)
+
+    def _reached(self, begin: Begin, steps: int = 0) -> Progress:
+        """How far the epoch is after so many of the rank's steps from there; a worker's own turns before count too."""
+        order = self._resumed(begin)
+        shard = self._shard(order, replace(begin, given=0))
+        if begin.given:
+            steps += shard.step_of(begin.given - 1) + 1
+        progress = Progress(order.state.position, order.state.ahead)
+        if steps:
+            progress.give(np.zeros(0, np.int64), int(order.original(np.array([shard.after(steps)]))[0]))
+        return progress
 
     def _shard(self, order: Resumed, begin: Begin) -> Shard:
         """This rank's part from there on. One rank alone drops what it could not fill, which it learns last."""
@@ -325,6 +334,11 @@ class ArrayLoader:
         progress = self._handed.progress
         return replace(self._state(progress.position), ahead=progress.ahead)
 
+    @property
+    def _at_once(self) -> int:
+        """Samples of a step of all ranks."""
+        return self._batch_size * self._ranks.world_size
+
     def _state(self, position: int) -> OrderState:
         return OrderState(
             manifest=self._data.digest,
@@ -333,7 +347,7 @@ class ArrayLoader:
             epoch=self._order.epoch,
             position=position,
             samples=len(self._order),
-            batch_size=self._batch_size * self._ranks.world_size,
+            batch_size=self._at_once,
             last=self._last,
         )
 

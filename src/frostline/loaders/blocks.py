@@ -144,5 +144,6 @@ class BlocksAhead:
         rows = self._order.at(positions[: others[0]] if len(others) else positions)
         self._stop += len(rows)
         chosen = self._samples.take(rows[self._is_wanted(self._samples.ids_at(rows))])
-        self._reads.expect(list(map(Place, chosen.objects, chosen.offsets.tolist(), chosen.lengths.tolist())))
+        places = list(map(Place, chosen.objects, chosen.offsets.tolist(), chosen.lengths.tolist()))
+        self._reads.expect(places, chosen.versions)
         self._told.append(_Group(start=start, stop=self._stop, requests=self._reads.told))

@@ -1,16 +1,22 @@
 """What ran where and why, predicted and measured, as text for people and values for programs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from frostline.core import EXACT, REFERENCE, Cut, Route
 from frostline.core.amounts import in_bytes
 from frostline.events import Tuned
 from frostline.loaders.ledger import JobStatistics
+from frostline.loaders.node_engine import EngineChoice
 from frostline.planning import Plan, Situation, explain
 
 __all__ = ("Explanation", "whereabouts")
+
+_UNPLANNED = (
+    "no plan was measured: there is no model, or the job began with all frozen layers at the node and is too short for "
+    "measuring to pay (LoaderSettings.measure_first measures before it begins)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +29,7 @@ class Explanation:
         situation: what the plan is made from, as measured by now.
         statistics: what the job did.
         where: pairs of a part of the work and where it runs.
+        engine: that runs the frozen layers at the node now.
         fallback: why the network was not cut as it stands; None where it was.
     """
 
@@ -31,10 +38,11 @@ class Explanation:
     situation: Situation | None
     statistics: JobStatistics
     where: tuple[tuple[str, str], ...]
+    engine: EngineChoice = field(default_factory=EngineChoice)
     fallback: str | None = None
 
     def __str__(self) -> str:
-        lines = [explain(self.plan)] if self.plan is not None else ["no model: encoded samples, decoded here"]
+        lines = [_UNPLANNED if self.plan is None else explain(self.plan)]
         lines += [f"not cut as it stands: {self.fallback}"] if self.fallback else []
         lines += [f"{part}: {where}" for part, where in self.where]
         lines += [f"after {one.at_s:.0f} s: {one.before} -> {one.after}, {one.reason}" for one in self._replans]
@@ -48,6 +56,7 @@ class Explanation:
             "plan": None if self.plan is None else self.plan.to_json(),
             "fallback": self.fallback,
             "where": dict(self.where),
+            "engine": {"name": self.engine.engine, "error": self.engine.error},
             "predicted": {"samples_per_s": self._predicted_per_s},
             "measured": {
                 "samples": done.samples,

@@ -8,8 +8,9 @@ from typing import Self
 import numpy as np
 
 from frostline.client.transport import Transport
-from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, Samples, View
+from frostline.core import REFERENCE, FeatureBatch, Route, Samples, View
 from frostline.errors import EngineNotReady, Overloaded, SettingError, UnknownPrefix
+from frostline.loaders.node_engine import NodeEngine
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.preprocess import Preprocess
 from frostline.wire.codecs import unpack
@@ -28,10 +29,17 @@ _AGAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shipment:
-    """A prefix as it travels: its digest, and its file, to upload again where a node was restarted."""
+    """A prefix as it travels.
+
+    Attributes:
+        digest: its name.
+        artifact: its file, to upload again where a node was restarted.
+        refused: why the node has no room for it, so that it runs at the trainer alone; None where the node took it.
+    """
 
     digest: str
     artifact: bytes
+    refused: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,11 +53,10 @@ class Fetcher:
         preprocess: declared once for both sides.
         shipment: the prefix; None where there is no model.
         trainer_side: computes the rest of the frozen part.
-        tolerance: largest relative error that a lossy codec may make; None where the codec itself is the bound.
-        engine: that runs the prefix at the node.
+        engine: that runs the prefix at the node, and may be another one in the next request.
         arrived: told of every batch that arrived: its way, and the batch as it came.
-        accuracy: that the engine must have wherever it runs.
         tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
+        unfit: numbers of the cuts at which the engine cannot be used, which has been tried up to the plan's own.
         closed: set when the job is, for this and all that were made of it: nobody answers any more.
     """
 
@@ -59,11 +66,10 @@ class Fetcher:
     preprocess: Preprocess
     shipment: Shipment | None
     trainer_side: TrainerSide
-    tolerance: float | None
-    engine: str
+    engine: NodeEngine
     arrived: Callable[[Route, FeatureBatch], None]
-    accuracy: str | float = EXACT
     tried: FeatureRequest | None = None
+    unfit: set[int] = field(default_factory=set)
     closed: threading.Event = field(default_factory=threading.Event)
 
     def fetch(self, samples: Samples, route: Route, view: View | None, *, decodes: bool = True) -> "Answer":
@@ -87,16 +93,25 @@ class Fetcher:
             preprocess=self.preprocess.to_json(),
             view=view,
             codec=route.codec,
-            tolerance=self.tolerance,
-            engine=self.engine if route.cut > 1 else REFERENCE,
+            tolerance=self.engine.tolerance,
+            engine=self.engine.name if route.cut > 1 and route.cut not in self.unfit else REFERENCE,
         )
 
-    def prepare(self, request: FeatureRequest) -> None:
-        """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised."""
+    def prepare(self, request: FeatureRequest) -> bool:
+        """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised.
+
+        Returns:
+            Whether it is; where it cannot be used at this cut, the reference can, from now on.
+        """
         few = request.samples.take(np.arange(min(_TRIED, len(request.samples))))
         tried = self.tried or replace(request, samples=few)
         features = replace(tried, engine=request.engine, cut=request.cut)
-        self.transport.profile(ProfileRequest(features=features, accuracy=self.accuracy))
+        try:
+            self.transport.profile(ProfileRequest(features=features, accuracy=self.engine.accuracy))
+        except EngineNotReady:
+            self.unfit.add(request.cut)
+            return False
+        return True
 
 
 class Answer:
@@ -166,7 +181,8 @@ class Answer:
 
     def _prepared(self) -> FeatureBatch:
         """The node has not made the engine ready, as for a cut that no plan wanted before: have it do so, ask again."""
-        self._fetcher.prepare(self._request)
+        if not self._fetcher.prepare(self._request):
+            self._request = replace(self._request, engine=REFERENCE)
         self._batches = self._fetcher.transport.features(self._request)
         return next(self._batches)
 

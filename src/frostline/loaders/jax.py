@@ -1,5 +1,6 @@
 """Batches as arrays of JAX, over the devices of a sharding; their iterators give and take states as Grain's do."""
 
+import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Self
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from frostline.errors import SettingError
+from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.arrays import Array, Arrays
 from frostline.loaders.encoded import ENCODED
@@ -16,7 +17,7 @@ from frostline.loaders.feed import Fed, checked_columns, checked_loader, columns
 from frostline.loaders.ranks import Ranks
 from frostline.ordering import RecordedOrder
 
-__all__ = ("JaxIterator", "JaxLoader", "ranks")
+__all__ = ("JaxIterator", "JaxLoader", "State", "ranks")
 
 
 def ranks() -> Ranks:
@@ -89,15 +90,25 @@ class JaxIterator:
         found = zip(self._columns, columns_of(arrays, self._columns), strict=True)
         return {name: value if name == "ids" else self._placed(value) for name, value in found}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> "State":
         """How far the pass is, after the batch that was handed out last; see ``ArrayLoader.state_dict``."""
-        return self._loader.state_dict()
+        return State(self._loader.state_dict())
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; see ``ArrayLoader.load_state_dict``."""
+    def set_state(self, state: Mapping[str, Any] | bytes) -> None:
+        """Go on from there; see ``ArrayLoader.load_state_dict``.
+
+        Args:
+            state: What ``get_state`` gave, or the bytes of its JSON, as Grain's ``CheckpointHandler`` keeps it.
+
+        Raises:
+            OrderMismatch: It is no state, or one of another loader.
+        """
         self.close()
-        self._loader.load_state_dict(state)
+        self._loader.load_state_dict(_parsed(state) if isinstance(state, bytes) else state)
         self._batches = None
+
+    def start_prefetch(self) -> None:
+        """Do nothing: a pass reads ahead from its first batch on. Grain's ``CheckpointHandler`` asks for it."""
 
     def recorded(self) -> RecordedOrder:
         """In which order the samples of the epoch under way were handed out; see ``ArrayLoader.recorded``."""
@@ -122,6 +133,21 @@ class JaxIterator:
                 f"{len(value)} rows cannot be divided as {self._sharding} asks for: choose a batch_size that its "
                 f"devices share evenly, and drop_last=True; JAX says: {error}"
             ) from error
+
+
+class State(dict[str, Any]):
+    """A state as plain JSON; Grain's ``CheckpointHandler`` takes an iterator's state for the bytes of such."""
+
+    def decode(self) -> str:
+        """Its text."""
+        return json.dumps(self)
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise OrderMismatch("this is no state of a loader: it is no JSON") from error
 
 
 def _stream(loader: Fed) -> Generator[Arrays]:

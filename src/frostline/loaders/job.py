@@ -13,21 +13,24 @@ from frostline.config import LoaderSettings
 from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
-from frostline.events import Event
-from frostline.loaders.arguments import checked_options
+from frostline.events import EngineChanged, Event
+from frostline.loaders.arguments import check_names, checked_options
 from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.blend import Blend, GivenWeights
 from frostline.loaders.epochs import Epochs
 from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
-from frostline.loaders.keeping import Keeper
+from frostline.loaders.findings import Findings
+from frostline.loaders.keeping import Keeper, keeps_all
 from frostline.loaders.ledger import JobStatistics, Ledger
 from frostline.loaders.making import Maker, tuner_of
+from frostline.loaders.measuring import Measuring
+from frostline.loaders.node_engine import EngineChoice
 from frostline.loaders.pilot import Pilot
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.reopening import Blueprint, Origin
 from frostline.ordering import Blocks, RecordedOrder
-from frostline.planning import Plan, Situation
+from frostline.planning import Plan, Situation, make_plan
 from frostline.preprocess import Preprocess
 from frostline.wire.recipes import Recipe
 
@@ -59,6 +62,7 @@ class Job:
         blueprint: Blueprint,
         pilot: Pilot,
         ledger: Ledger,
+        measuring: Measuring | None = None,
         cuts: Sequence[Cut],
         head: "nn.Module | None",
         fallback: str | None,
@@ -72,6 +76,7 @@ class Job:
         self._blueprint = blueprint
         self._pilot = pilot
         self._ledger = ledger
+        self._measuring = measuring
         self._cuts = tuple(cuts)
         self._head = head
         self.frost_line = self._cuts[-1]
@@ -106,6 +111,11 @@ class Job:
         return self._data
 
     @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Every cut of the network by its number, from the encoded sample to the frost line."""
+        return self._cuts
+
+    @property
     def plan(self) -> Plan | None:
         """Which way the samples take now, and what the others would cost; None for a plain loader."""
         return self._pilot.plan
@@ -116,6 +126,18 @@ class Job:
         return self._pilot.situation
 
     @property
+    def keeps_features(self) -> bool:
+        """Whether all features stay at the trainer after their first epoch, so that later ones cost little."""
+        nbytes = self.frost_line.bytes_per_sample * len(self._data)
+        return keeps_all(nbytes, self._fetcher.preprocess, self._settings)
+
+    @property
+    def engine(self) -> EngineChoice:
+        """The engine that runs the frozen layers at the node now, its error, and what is known of the others."""
+        is_unfit = self.frost_line.number in self._fetcher.unfit
+        return EngineChoice() if is_unfit else self._fetcher.engine.choice
+
+    @property
     def where(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a part of the work and where it runs now."""
         parts = whereabouts(
@@ -123,7 +145,7 @@ class Job:
             self._cuts,
             near=self._near,
             has_head=self._head is not None,
-            engine=self._fetcher.engine,
+            engine=self.engine.engine,
         )
         if not self._trains_in_store:
             return parts
@@ -236,7 +258,9 @@ class Job:
         Raises:
             OrderMismatch: as ``loader``.
             SettingError: as ``loader``; or there are no encoded samples to give.
+            TypeError: There is no such option.
         """
+        check_names(options)
         self._refuse_loops()
         if augment is not None:
             from frostline.loaders.loader import in_arrays
@@ -305,7 +329,7 @@ class Job:
             held_out=data.samples.take(np.zeros(0, np.int64)) if held is None else _all_of(held),
             classes=len(self._data.classes),
             prefix=shipment.digest,
-            engine=self._fetcher.engine,
+            engine=self._fetcher.engine.name,
             cut=self.frost_line.number,
             inputs=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
             preprocess=self._fetcher.preprocess,
@@ -338,6 +362,7 @@ class Job:
             situation=self.situation,
             statistics=self.statistics(),
             where=self.where,
+            engine=self.engine,
             fallback=self.fallback,
         )
 
@@ -385,11 +410,38 @@ class Job:
             )
 
     def _observe(self, event: Event) -> None:
-        """Count an event, and look whether the plan still fits what is measured."""
+        """Count an event, and look whether engine and plan still fit what is measured."""
         self._ledger(event)
         changed = self._pilot.observe(event)
-        if changed is not None:
-            self._ledger(changed)
+        for one in ([] if changed is None else [changed]) + self._measured(event):
+            self._ledger(one)
+
+    def _measured(self, event: Event) -> list[Event]:
+        """Follow what was measured beside the loop, and tell of it."""
+        if self._measuring is None:
+            return []
+        self._measuring.observe(event)
+        found = self._measuring.found()
+        if not isinstance(found, Findings):
+            return [] if found is None else [found]
+        changes: list[Event] = []
+        before, engine = self._fetcher.engine.choice, found.choice
+        self._fetcher.engine.choice = engine
+        self._fetcher.unfit.clear()
+        if engine.engine != before.engine:
+            changes.append(
+                EngineChanged(
+                    at_s=self._pilot.age_s,
+                    before=before.engine,
+                    after=engine.engine,
+                    error=engine.error,
+                    samples_per_s=engine.samples_per_s,
+                )
+            )
+        if found.situation is not None:
+            replanned = self._pilot.measured(found.situation, make_plan(found.situation))
+            changes += [] if replanned is None else [replanned]
+        return changes
 
 
 def _all_of(data: Dataset) -> Samples:

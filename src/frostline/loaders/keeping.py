@@ -8,7 +8,13 @@ from frostline.core import SampleTable, View
 from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE
 
-__all__ = ("Keeper",)
+__all__ = ("Keeper", "keeps_all")
+
+
+def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:
+    """Whether so many bytes of features all stay at the trainer after their first epoch."""
+    room_bytes = settings.cache_bytes + (settings.cache_disk_bytes if settings.cache_folder is not None else 0)
+    return not preprocess.is_random and nbytes <= room_bytes
 
 
 class Keeper:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from frostline.private import make_private_folder
 from frostline.profiles import CodecCost, CutCost
 from frostline.version import __version__
 
@@ -78,7 +79,7 @@ class KeptProfiles:
         """Keep it; a file is whole or not there."""
         value = {"key": asdict(key), "cuts": _plain(measured.cuts), "codecs": _plain(measured.codecs)}
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._folder)
             with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".part", delete=False) as file:
                 json.dump(value, file)
             Path(file.name).replace(self._path(key))

@@ -1,9 +1,9 @@
 """Batches for a PyTorch training loop: an iterable as it stands, and a data set for its ``DataLoader``."""
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -20,7 +20,7 @@ from frostline.loaders.rows import EpochRows, Following
 from frostline.loaders.skipping import Skippable
 from frostline.ordering import RecordedOrder
 
-__all__ = ("Loader", "in_arrays")
+__all__ = ("Loader", "Pass", "in_arrays")
 
 
 class Loader(Skippable, IterableDataset[Batch]):
@@ -74,10 +74,10 @@ class Loader(Skippable, IterableDataset[Batch]):
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
         return len(self.arrays)
 
-    def __iter__(self) -> Generator[Batch]:
+    def __iter__(self) -> "Pass":
         """A pass over the epoch; see ``ArrayLoader.__iter__``."""
         self._elsewhere.begin()
-        return self._batches(iter(self.arrays), self.arrays.view)
+        return Pass(self._batches(iter(self.arrays), self.arrays.view), self.arrays)
 
     def in_epoch(self, epoch: int) -> "Loader":
         """The same kind of loader of another epoch."""
@@ -137,6 +137,49 @@ class Loader(Skippable, IterableDataset[Batch]):
             for one in arrays:
                 batch = batch_of(one)
                 yield batch if self._augment is None else self._augment(batch, view)
+
+
+class Pass(Iterator[Batch]):
+    """One pass over a loader: an iterator of batches, which whoever leaves it early may close.
+
+    Its state is for torchdata's ``StatefulDataLoader`` alone, which saves it beside the loader's and begins a whole
+    pass after one that was over. With workers it asks the loader of the training process for that, which was put
+    nowhere. Without any it asks the loader that was just put to the end, and says so only here.
+
+    Args:
+        batches: of the pass.
+        arrays: whose pass it is.
+    """
+
+    def __init__(self, batches: Generator[Batch], arrays: ArrayLoader) -> None:
+        self._batches = batches
+        self._arrays = arrays
+        self._is_over = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch."""
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._is_over = True
+            raise
+
+    def close(self) -> None:
+        """Cancel what it had asked for. Closing it again does nothing."""
+        self._batches.close()
+
+    def state_dict(self) -> dict[str, bool]:
+        """Whether the loop was told that the pass is over, which is one step after the last batch."""
+        return {"is_over": self._is_over}
+
+    def load_state_dict(self, state: Mapping[str, bool]) -> None:
+        """Let the pass after this one be whole, where this one is over before it begins."""
+        self._is_over = state["is_over"]
+        if self._is_over:
+            self._arrays.begin_whole()
 
 
 def in_arrays(augment: Augment) -> Change:

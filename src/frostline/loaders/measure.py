@@ -1,6 +1,5 @@
 """Measures what a plan needs: the link, on the connection that carries the data, and the trainer's own speed."""
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from frostline.models.artifact import Prefix
 from frostline.planning import Link
 from frostline.prefetch.slabs import Slabs
 from frostline.preprocess import Preprocess
+from frostline.processors import usable_cores
 from frostline.profiles import CutCost, Profile
 from frostline.wire.messages import FeatureRequest
 
@@ -104,7 +104,7 @@ class TrainerProfiler:
         """
         started = time.perf_counter()
         pixels = decode(preprocess, sample, samples, view, Slabs()).tensors[0]
-        decode_s = (time.perf_counter() - started) / max(1, len(sample)) / len(os.sched_getaffinity(0))
+        decode_s = (time.perf_counter() - started) / max(1, len(sample)) / len(usable_cores())
         measured = self._network(_repeated(pixels, self._rows))
         cuts = [replace(cut, seconds=decode_s + cut.seconds) for cut in measured.cuts]
         free = CutCost(number=0, seconds=0.0, spread_s=0.0, fixed_bytes=0, bytes_per_sample=0)
@@ -112,7 +112,7 @@ class TrainerProfiler:
         return Profile(
             hardware=hardware_name(self.device),
             host=host_digest(),
-            cores=tuple(sorted(os.sched_getaffinity(0))),
+            cores=usable_cores(),
             engine=TorchEngine.name,
             device=torch.device(self.device).type,
             device_batch=self._rows,
@@ -150,7 +150,7 @@ class TrainerProfiler:
         middle = np.median(seconds, axis=0)
         spread = np.subtract(*np.percentile(seconds, (75, 25), axis=0))
         measured = zip(cuts, middle.tolist(), spread.tolist(), strict=True)
-        cores = len(os.sched_getaffinity(0))
+        cores = len(usable_cores())
         return Measured(
             cuts=tuple(_cost(cut, engine, to_here_s, spread_s) for cut, to_here_s, spread_s in measured),
             codecs=codec_costs(engine.cut_values(packed, pixels), packed, self.codecs, cores=cores),

@@ -7,19 +7,24 @@ from functools import partial
 import torch
 from torch import nn
 
+from frostline.client.cancellation import Cancellation
 from frostline.client.transport import Transport
 from frostline.core import Cut
-from frostline.events import Observer, PhaseStarted
+from frostline.errors import OverBudget
+from frostline.events import NotAsAsked, Observer, PhaseStarted
 from frostline.loaders.asking import Asking
 from frostline.loaders.fetch import Shipment
+from frostline.loaders.findings import Findings
+from frostline.loaders.node_engine import EngineChoice
 from frostline.loaders.rest import TorchRest
-from frostline.loaders.scene import Scene
+from frostline.loaders.scene import Scene, request_of, some_of, tried
 from frostline.loaders.situate import agreed, situate
 from frostline.loaders.trainer_side import Rest
 from frostline.models.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.cutting import CutNetwork, cut_network
 from frostline.models.split import after
 from frostline.planning import Situation
+from frostline.wire.messages import ProfileRequest
 
 __all__ = ("Network", "rest_of")
 
@@ -63,13 +68,20 @@ class Network:
         return None if self.parts.prefix is None else rest_of(self.parts.prefix, self.device)
 
     def ship(self, transport: Transport, asking: Asking, observe: Observer) -> Shipment | None:
-        """Bring the frozen part to the node; None where there is none to ship."""
+        """Bring the frozen part to the node; None where there is none to ship.
+
+        A node that has no room for it is no reason to end the job: the frozen layers then run here.
+        """
         if self.parts.prefix is None:
             return None
         observe(PhaseStarted(name="shipping the frozen layers"))
         artifact = write_prefix(self.parts.prefix)
         shipment = Shipment(digest=digest_of(artifact), artifact=artifact)
-        asking(lambda: transport.put_prefix(shipment.digest, shipment.artifact))
+        try:
+            asking(lambda: transport.put_prefix(shipment.digest, shipment.artifact))
+        except OverBudget as error:
+            observe(NotAsAsked(reason=f"the frozen layers run here: {error}"))
+            return replace(shipment, refused=str(error))
         return shipment
 
     def situate(self, scene: Scene, nodes: Sequence[str], lacking: set[int]) -> Situation:
@@ -86,6 +98,45 @@ class Network:
             store = agreed(scene, situation.store, min(scene.cut or line, line))
             return replace(situation, store=store, nodes=max(1, len(nodes) - len(lacking)))
         return situation
+
+    def refusal(self, scene: Scene) -> str | None:
+        """Why the nodes do not run the network up to the frost line, in their words; None where they do.
+
+        Nothing is measured: a node says so by its weights and by what a run would take.
+        """
+        assert scene.shipment is not None, "there is a prefix"
+        if scene.shipment.refused is not None:
+            return scene.shipment.refused
+        one = request_of(scene, some_of(scene, 1), cut=scene.cuts[-1].number)
+        try:
+            scene.asking(lambda: scene.transport.profile(ProfileRequest(features=one, only_engine=True)))
+        except OverBudget as error:
+            return str(error)
+        return None
+
+    def engine(self, scene: Scene, cancellation: Cancellation, samples_left: int) -> Findings:
+        """Find the node's engine while the job runs, where both sides share their cores: no plan gains anything there.
+
+        Args:
+            scene: of the job.
+            cancellation: gives it up.
+            samples_left: that the job has still to compute, for which trials must pay.
+        """
+        trial_s = scene.settings.trial_s
+        wanted = ProfileRequest(
+            features=replace(tried(scene), cut=scene.cuts[-1].number),
+            accuracy=scene.accuracy,
+            only_here=True,
+            only_engine=True,
+            trial_s=trial_s,
+            samples_left=samples_left if trial_s is None else None,
+        )
+        return Findings(choice=EngineChoice.of(scene.transport.profile(wanted, cancellation)))
+
+    def findings(self, scene: Scene, nodes: Sequence[str], lacking: set[int]) -> Findings:
+        """Measure all that a plan needs; see ``situate``."""
+        situation = self.situate(scene, nodes, lacking)
+        return Findings(choice=EngineChoice.of(situation.store), situation=situation)
 
 
 def rest_of(prefix: Prefix | bytes, device: str) -> Callable[[Cut], Rest | None]:

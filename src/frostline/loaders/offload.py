@@ -1,7 +1,7 @@
-"""Make a job: reach the node, find the frost line, ship the prefix, measure, plan."""
+"""Make a job: reach the node, find the frost line, ship the prefix, and begin with what is known of both sides."""
 
-import os
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 from frostline.cache import FeatureStore, Scope
 from frostline.checks import check_type
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.core import EXACT, REFERENCE, FeatureBatch, Route, read_as
+from frostline.core import EXACT, FLOAT32, FeatureBatch, Route, read_as
 from frostline.datasets import Dataset
 from frostline.errors import EngineNotReady, SettingError
-from frostline.events import Event, NodeLeftOut, Observer, PhaseStarted
+from frostline.events import Event, NodeLeftOut, NotAsAsked, Observer, PhaseStarted
 from frostline.loaders.asking import Asking
+from frostline.loaders.beginning import Beginning, begin
 from frostline.loaders.fetch import Fetcher
+from frostline.loaders.forked import serve_forked
 from frostline.loaders.job import Job
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
+from frostline.loaders.node_engine import NodeEngine
 from frostline.loaders.pilot import Clocks, Pilot
 from frostline.loaders.reaching import reach
 from frostline.loaders.reopening import Blueprint
@@ -27,8 +30,9 @@ from frostline.loaders.scene import Scene, tried
 from frostline.loaders.skip_log import SkipLog
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.models.cuts import pixel_cuts
-from frostline.planning import ALL_IN_STORE, POLICIES, Plan, Situation, fixed, make_plan
+from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, imagenet
+from frostline.processors import usable_cores
 from frostline.wire.codecs.names import offered_precisions
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
@@ -40,8 +44,8 @@ __all__ = ("offload",)
 
 # Half of the distance between neighbouring 16-bit floats, relative.
 _FP16_ERROR = 2.0**-11
-_MEASURING = "measuring the cuts"
-_TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
+# From a warning to the call of ``offload`` that it is about.
+_CALLER = 3
 
 
 def offload(
@@ -53,7 +57,7 @@ def offload(
     cut: int | None = None,
     codec: str | None = None,
     policy: str = "best",
-    accuracy: str | float = EXACT,
+    accuracy: str | float = FLOAT32,
     epochs: int = 1,
     frozen_in_eval: bool = False,
     settings: LoaderSettings | None = None,
@@ -78,14 +82,16 @@ def offload(
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
             or a published one to compare with (``planning.POLICIES``), which chooses once. With ``all_in_store``
             the head is trained on the node too: call ``train`` of the job.
-        accuracy: what the node's engine and codecs may lose: ``"exact"`` nothing; ``"fp16"`` or ``"int8"`` what
-            computing and sending in those loses; a number the largest relative root-mean-square error of a sample,
-            both together. Anything but ``"exact"`` lets the node try its engines, which takes some minutes once.
+        accuracy: what the node's engine and codecs may lose: ``"float32"`` what sums in another order do, at most
+            1e-4 of a sample; ``"exact"`` nothing, so that features are those of eager torch to the bit; ``"fp16"``,
+            ``"bf16"`` or ``"int8"`` what computing and sending in those loses; a number the largest relative
+            root-mean-square error of a sample, both together. Anything but ``"exact"`` lets the node try engines on
+            some of the data, where that saves the job more time than it takes.
         epochs: that the plan reckons with.
         frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
         settings: how to ask.
         node: of the node in this process.
-        observe: told what happens.
+        observe: told what happens; without it Python warns where the job is not made as it was asked for.
 
     Returns:
         A job, to be used as a context manager or closed.
@@ -102,7 +108,7 @@ def offload(
     check_type("preprocess", preprocess, Preprocess, NoneType)
     check_type("settings", settings, LoaderSettings, NoneType)
     check_type("node", node, NodeSettings, NoneType)
-    observe = observe or _ignore
+    observe = observe or _warn
     settings, node = settings or LoaderSettings(), node or NodeSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
     _check_policy(policy, cut, codec)
@@ -125,6 +131,8 @@ def offload(
             from frostline.loaders.network import Network
 
             network = Network.of(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
+            if network.parts.fallback is not None:
+                observe(NotAsAsked(reason=network.parts.fallback))
         asking = Asking(retry_for_s=settings.retry_for_s, observe=observe)
         shipment = None if network is None else network.ship(transport, asking, observe)
         cuts = pixel_cuts(preprocess.shape) if network is None else network.parts.cuts
@@ -142,11 +150,6 @@ def offload(
             epochs=epochs,
             cut=cut,
         )
-        situation, plan = None, None
-        if network is not None:
-            observe(PhaseStarted(name=_MEASURING if accuracy == EXACT else _TRYING))
-            situation = network.situate(scene, nodes, lacking)
-            plan = make_plan(situation, policy) if cut is None else fixed(situation, cut, codec)
         skipped = SkipLog()
         ledger = Ledger(
             observe,
@@ -155,10 +158,13 @@ def offload(
             shared=skipped,
         )
         stack.callback(ledger.close)
-        follows = settings.follow and policy == "best" and cut is None
-        cut = _plain_cut(nodes, preprocess) if cut is None else cut
-        pilot = _pilot(scene, situation, plan, follows=follows, cut=cut)
-        fetcher, scope = _fetcher(scene, network, pilot, ledger, situation), _scope(scene, network, situation)
+        begun = begin(scene, network, nodes, lacking, policy=policy, codec=codec)
+        if begun.measuring is not None:
+            stack.callback(begun.measuring.close)
+        line = 0 if begun.refused else cuts[-1].number
+        cut = _plain_cut(nodes, preprocess) if network is None else line
+        pilot = _pilot(scene, begun, follows=settings.follow and policy == "best" and scene.cut is None, cut=cut)
+        fetcher, scope = _fetcher(scene, network, pilot, ledger, begun.engine), _scope(scene, network)
         return Job(
             data=data,
             fetcher=fetcher,
@@ -173,17 +179,17 @@ def offload(
                 preprocess=preprocess,
                 shipment=shipment,
                 device=scene.device,
-                tolerance=fetcher.tolerance,
                 engine=fetcher.engine,
-                accuracy=accuracy,
                 tried=tried(scene),
                 skipped=skipped,
+                forked=serve_forked(nodes, transport, data, settings, node, stack),
             ),
             pilot=pilot,
             ledger=ledger,
+            measuring=begun.measuring,
             cuts=cuts,
             head=None if network is None else network.parts.head,
-            fallback=None if network is None else network.parts.fallback,
+            fallback=_fallback(network, begun),
             settings=settings,
             near=", ".join(nodes) or None,
             trains_in_store=policy == ALL_IN_STORE,
@@ -191,8 +197,15 @@ def offload(
         )
 
 
-def _ignore(_: Event) -> None:
-    pass
+def _warn(event: Event) -> None:
+    if isinstance(event, NotAsAsked):
+        warnings.warn(event.reason, stacklevel=_CALLER)
+
+
+def _fallback(network: "Network | None", begun: Beginning) -> str | None:
+    if begun.refused is not None:
+        return f"the node does not run it, and all of it runs here: {begun.refused}"
+    return None if network is None else network.parts.fallback
 
 
 def _plain_cut(nodes: Sequence[str], preprocess: Preprocess) -> int:
@@ -216,7 +229,7 @@ def _left_to_do(declared: Preprocess, data: Dataset, accuracy: str | float) -> P
     """What the data set leaves to do of a declared preprocessing: all, but where it is a ready form."""
     rest = data.rest_of(declared)
     if rest.stored is not None and rest.stored.dtype == "fp16":
-        allowed = accuracy != EXACT if isinstance(accuracy, str) else accuracy >= _FP16_ERROR
+        allowed = accuracy not in (EXACT, FLOAT32) if isinstance(accuracy, str) else accuracy >= _FP16_ERROR
         if not allowed:
             raise SettingError(
                 f"{data.url} keeps what the network takes in 16-bit floats, which are rounded: allow that with "
@@ -233,17 +246,17 @@ def _keeper(scene: Scene, scope: Scope, stack: ExitStack) -> Keeper:
     return Keeper(scope, scene.data.samples, settings, store)
 
 
-def _scope(scene: Scene, network: "Network | None", situation: Situation | None) -> Scope:
+def _scope(scene: Scene, network: "Network | None") -> Scope:
     """What the job's features depend on beside preprocessing and view."""
     frost_line = scene.cuts[-1]
-    engine = REFERENCE if situation is None else situation.store.engine
-    computed_by = "" if network is None else f"{engine}, {network.computed_by}, "
+    computed_by = "" if network is None else f"{network.computed_by}, "
     return Scope(
         data=read_as(scene.data.url, scene.data.reading),
         prefix="" if scene.shipment is None else scene.shipment.digest,
         cut=frost_line.number,
         preprocess="",
-        # Ways with lossy codecs give other features: what is kept is what came, and the loop gets it again.
+        # Whatever engines and ways the accuracy allows may have had a part in what is kept: what is kept is what came,
+        # and the loop gets it again. ``exact`` has the reference alone.
         engine=f"{computed_by}accuracy {scene.accuracy}",
         batch_rows=scene.settings.device_batch,
         shapes=frost_line.shapes,
@@ -251,32 +264,24 @@ def _scope(scene: Scene, network: "Network | None", situation: Situation | None)
     )
 
 
-def _pilot(scene: Scene, situation: Situation | None, plan: Plan | None, *, follows: bool, cut: int) -> Pilot:
+def _pilot(scene: Scene, begun: Beginning, *, follows: bool, cut: int) -> Pilot:
+    cut = cut if scene.cut is None else scene.cut
     if not 0 <= cut < len(scene.cuts):
         raise SettingError(f"there is no cut {cut}: this job has cuts 0 to {len(scene.cuts) - 1}")
     return Pilot(
         cuts=scene.cuts,
         shares={Route(cut): 1.0},
-        plan=plan,
-        situation=situation,
+        plan=begun.plan,
+        situation=begun.situation,
         follows=follows,
         samples_per_request=scene.settings.samples_per_request,
         transport=scene.transport,
-        cores=len(os.sched_getaffinity(0)),
+        cores=len(usable_cores()),
         clocks=Clocks(wall=time.monotonic, busy=time.process_time),
     )
 
 
-def _tolerance(accuracy: str | float, situation: Situation | None) -> float | None:
-    """What codecs may lose: all that the job allows but for what the node's engine may have lost before."""
-    if isinstance(accuracy, str):
-        return None
-    return accuracy if situation is None else max(0.0, accuracy - situation.store.engine_error)
-
-
-def _fetcher(
-    scene: Scene, network: "Network | None", pilot: Pilot, ledger: Ledger, situation: Situation | None
-) -> Fetcher:
+def _fetcher(scene: Scene, network: "Network | None", pilot: Pilot, ledger: Ledger, engine: NodeEngine) -> Fetcher:
     def arrived(route: Route, batch: FeatureBatch) -> None:
         pilot.arrived(route, batch)
         ledger.arrived(route, batch)
@@ -293,9 +298,7 @@ def _fetcher(
             device=scene.device,
             device_batch=scene.settings.device_batch,
         ),
-        tolerance=_tolerance(scene.accuracy, situation),
-        engine=REFERENCE if situation is None else situation.store.engine,
+        engine=engine,
         arrived=arrived,
-        accuracy=scene.accuracy,
         tried=tried(scene),
     )

@@ -81,15 +81,16 @@ def worker_state(state: OrderState, begin: Begin, given: int, workers: int) -> d
     return {**state.to_json(), _KEY: {"began": began, "given": begin.given + given, "workers": workers}}
 
 
-def begin_of(state: Mapping[str, Any], workers: int) -> Begin:
+def begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> Begin:
     """Where one of so many workers goes on: after its own turns, where the state is one of as many workers.
 
     Args:
         state: of a worker, or of a whole run.
         workers: how many there are now.
+        at_once: samples of a step of all ranks now.
 
     Raises:
-        OrderMismatch: it is none, or damaged, or of a worker among more or fewer.
+        OrderMismatch: it is none, or damaged, or of a worker among more or fewer, or of one whose turns were others.
     """
     own = state.get(_KEY)
     if own is None or workers == 1:
@@ -101,6 +102,11 @@ def begin_of(state: Mapping[str, Any], workers: int) -> Begin:
         raise OrderMismatch(
             f"this is the state of one of {own.get('workers')} workers, and there are {workers}: go on from the state "
             "of the whole run, which frostline.loaders.furthest finds"
+        )
+    if state.get("batch_size") != at_once:
+        raise OrderMismatch(
+            f"this is the state of a worker whose turns were steps of {state.get('batch_size')} samples, and they are "
+            f"of {at_once} now: go on from the state of the whole run, which frostline.loaders.furthest finds"
         )
     began = own.get("began")
     return Begin(state=None if began is None else OrderState.from_json(began), given=given)

@@ -77,6 +77,8 @@ class Pilot:
         self._plan = plan
         self._profiled = situation
         self._situation = situation
+        self._may_follow = follows
+        self._are_given = False
         self._follows = follows and situation is not None
         self._transport = transport
         self._cores = cores
@@ -92,6 +94,11 @@ class Pilot:
         self._link_seen = self._born
         self._is_fetching = False
         self._since = _Since(at=self._born)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the job was made."""
+        return self._clocks.wall() - self._born
 
     @property
     def plan(self) -> Plan | None:
@@ -125,10 +132,25 @@ class Pilot:
             if not 0 <= route.cut < len(self._cuts):
                 raise SettingError(f"there is no cut {route.cut}: this job has cuts 0 to {len(self._cuts) - 1}")
         with self._lock:
+            self._may_follow, self._are_given = follow, not follow
             self._follows = follow and self._profiled is not None
             self._judged = None
             self._shares = dict(shares)
             self._mixer.change(self._shares)
+
+    def measured(self, situation: Situation, plan: Plan) -> Replanned | None:
+        """Deal by a plan from now on that is made from the first measurement of a job that has begun without one.
+
+        Shares that somebody gave meanwhile, and that are to stay, do.
+        """
+        with self._lock:
+            self.first_plan = self._plan = plan
+            self._profiled = self._situation = situation
+            self._rates, self._judged = Rates(), None
+            self._follows = self._may_follow
+            self._begin()
+            shares = _shares(plan)
+            return None if self._are_given or shares == self._shares else self._changed(shares, plan.reason)
 
     def arrived(self, route: Route, batch: FeatureBatch) -> None:
         """A batch arrived, as it came."""
@@ -182,16 +204,18 @@ class Pilot:
             self._probe()
             return None
         self._rates = replace(self._rates, tally=Observed())
-        before = mixture_in_words(self._shares, self._cuts)
         self._plan = change.plan
-        self._shares = _shares(change.plan)
-        self._mixer.change(self._shares)
+        return self._changed(_shares(change.plan), change.reason)
+
+    def _changed(self, shares: dict[Route, float], reason: str) -> Replanned:
+        before, self._shares = self._shares, shares
+        self._mixer.change(shares)
         return Replanned(
-            at_s=self._clocks.wall() - self._born,
+            at_s=self.age_s,
             samples=self._mixer.dealt,
-            before=before,
-            after=mixture_in_words(self._shares, self._cuts),
-            reason=change.reason,
+            before=mixture_in_words(before, self._cuts),
+            after=mixture_in_words(shares, self._cuts),
+            reason=reason,
         )
 
     def _probe(self) -> None:

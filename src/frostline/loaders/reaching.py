@@ -1,18 +1,18 @@
 """The way from a job to its nodes: those at an address, the I/O service of this machine, or one in this process."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 from frostline.client.http import HttpTransport
-from frostline.client.io import IoTransport
 from frostline.client.local import LocalTransport
 from frostline.client.sharing import SCHEME
 from frostline.client.spread import SpreadTransport
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
-from frostline.errors import EngineNotReady
+from frostline.errors import EngineNotReady, SettingError
 from frostline.node import Node
 
 __all__ = ("reach",)
@@ -42,7 +42,9 @@ def reach(
     else:
         # Who wants no request made twice wants no read made twice either.
         quantile = max(node.hedge_quantile, settings.hedge_quantile)
-        embedded = Node(replace(node, hedge_quantile=quantile), data.roots)
+        deadline_s = min(node.store_deadline_s, settings.deadline_s)
+        own = replace(node, hedge_quantile=quantile, store_deadline_s=deadline_s, follow_links=True, trial_niceness=0)
+        embedded = Node(own, data.roots)
         stack.callback(embedded.close)
         transport = LocalTransport(embedded)
     stack.callback(transport.close)
@@ -50,4 +52,10 @@ def reach(
 
 
 def _way(url: str, settings: LoaderSettings) -> Transport:
-    return IoTransport(url, settings) if url.startswith(SCHEME) else HttpTransport(url, settings)
+    if not url.startswith(SCHEME):
+        return HttpTransport(url, settings)
+    if not hasattr(os, "memfd_create"):
+        raise SettingError(f"{url} is an I/O service, which only Linux has: give near= the URL of a node")
+    from frostline.client.io import IoTransport
+
+    return IoTransport(url, settings)

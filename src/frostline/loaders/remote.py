@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from frostline.cache import Scope
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch, Route, Samples, read_as
+from frostline.core import EXACT, FeatureBatch, Route, Samples, read_as
 from frostline.events import Event, Observer
 from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.assignment import Assignment
 from frostline.loaders.fetch import Fetcher, Shipment
-from frostline.loaders.keeping import Keeper
+from frostline.loaders.keeping import Keeper, keeps_all
 from frostline.loaders.ledger import Ledger
 from frostline.loaders.loader import Loader
+from frostline.loaders.node_engine import EngineChoice, NodeEngine
 from frostline.loaders.source import Source
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.ordering import Order
@@ -54,6 +55,13 @@ class Remote:
             dtypes=tuple(one.dtype for one in assignment.inputs),
         )
         self._keeper = Keeper(scope, assignment.train, settings)
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether all features stay in this process after their first epoch."""
+        assignment = self._assignment
+        nbytes = assignment.bytes_per_sample * (len(assignment.train) + len(assignment.held_out))
+        return keeps_all(nbytes, assignment.preprocess, self._settings)
 
     def observe(self, event: Event) -> None:
         """Count an event and pass it on.
@@ -100,8 +108,7 @@ class Remote:
             # The node keeps the prefix for as long as the training runs: it is never uploaded again.
             shipment=Shipment(digest=self._assignment.prefix, artifact=b""),
             trainer_side=TrainerSide(cuts=()),
-            tolerance=None,
-            engine=self._assignment.engine,
+            engine=NodeEngine(EXACT, EngineChoice(engine=self._assignment.engine)),
             arrived=_ignore,
         )
 

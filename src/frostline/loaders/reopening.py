@@ -1,6 +1,5 @@
 """What a worker process needs to make a job's loaders anew: values alone, so that no connection or thread travels."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,15 +16,18 @@ from frostline.datasets import Dataset
 from frostline.events import Event
 from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.fetch import Fetcher, Shipment
+from frostline.loaders.forked import ForkedWorkers
 from frostline.loaders.keeping import Keeper
 from frostline.loaders.ledger import Ledger
 from frostline.loaders.making import Maker, tuner_of
+from frostline.loaders.node_engine import NodeEngine
 from frostline.loaders.pilot import Clocks, Pilot
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.reaching import reach
 from frostline.loaders.skip_log import SkipLog
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.preprocess import Preprocess
+from frostline.processors import usable_cores
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Blueprint", "Origin")
@@ -47,11 +49,10 @@ class Blueprint:
         preprocess: that is left to do.
         shipment: the prefix; None where there is no model.
         device: where the trainer's part runs.
-        tolerance: of lossy codecs.
-        engine: of the node.
-        accuracy: that it must have.
+        engine: of the node, as it is when the job goes to a process.
         tried: what engines are tried on.
         skipped: by all processes of the job; None where those cannot be told.
+        forked: serves processes that are forked; None where they read by themselves, as those do that are spawned.
     """
 
     data: Dataset
@@ -63,18 +64,17 @@ class Blueprint:
     preprocess: Preprocess
     shipment: Shipment | None
     device: str
-    tolerance: float | None
-    engine: str
-    accuracy: str | float
+    engine: NodeEngine
     tried: FeatureRequest
     skipped: SkipLog | None
+    forked: ForkedWorkers | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         from_environment = self.settings.token is not None and LoaderSettings().token == self.settings.token
         if from_environment:
             values["settings"] = replace(self.settings, token=None)
-        return _unpacked, (values, from_environment)
+        return _unpacked, ({**values, "forked": None}, from_environment)
 
     def open(self, shares: Mapping[Route, float], workers: int) -> Maker:
         """Make what loaders are made with, in this process and for as long as it lives.
@@ -86,13 +86,14 @@ class Blueprint:
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
         settings, ledger = _share(self.settings, workers), self._ledger()
-        transport = reach(self.nodes, self.data, settings, self.node, partial(_left_out), stack)
+        nodes = self.nodes or (() if self.forked is None else self.forked.nodes)
+        transport = reach(nodes, self.data, settings, self.node, partial(_left_out), stack)
         pilot = Pilot(
             cuts=self.cuts,
             shares=shares,
             samples_per_request=settings.samples_per_request,
             transport=transport,
-            cores=len(os.sched_getaffinity(0)),
+            cores=len(usable_cores()),
             clocks=Clocks(wall=time.monotonic, busy=time.process_time),
         )
 
@@ -107,10 +108,8 @@ class Blueprint:
             preprocess=self.preprocess,
             shipment=self.shipment,
             trainer_side=self._trainer_side(),
-            tolerance=self.tolerance,
             engine=self.engine,
             arrived=arrived,
-            accuracy=self.accuracy,
             tried=self.tried,
         )
         store = None

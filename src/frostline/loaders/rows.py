@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from frostline.cache import Held, TieredCache
 from frostline.core import FeatureBatch, SampleTable
-from frostline.engines.hardware import usable_cores
 from frostline.errors import DataError
 from frostline.events import Observer, SampleSkipped
 from frostline.loaders.asking import jitter
@@ -28,6 +27,7 @@ from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.lengthening import Lengthening, Lengths
 from frostline.prefetch.stretches import Ask, Dealer, Delivery, Stretch, stretches
 from frostline.prefetch.window import Window
+from frostline.processors import usable_cores
 from frostline.stores.blocks import BlockReads
 
 __all__ = ("EpochRows", "Following")

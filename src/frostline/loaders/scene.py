@@ -2,30 +2,43 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.client.transport import Transport
 from frostline.config import LoaderSettings
-from frostline.core import EXACT, Cut, Samples, View
+from frostline.core import EXACT, FLOAT32, Cut, Samples, View
 from frostline.datasets import Dataset
+from frostline.engines.hardware import hardware_name, host_digest
 from frostline.loaders.asking import Asking
 from frostline.loaders.fetch import Shipment
+from frostline.loaders.keeping import keeps_all
 from frostline.preprocess import Preprocess
+from frostline.processors import usable_cores
 from frostline.wire.codecs import offered
-from frostline.wire.messages import FeatureRequest
+from frostline.wire.messages import FeatureRequest, Health
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.models.artifact import Prefix
 
-__all__ = ("Scene", "request_of", "some_of", "tried")
+__all__ = (
+    "Scene",
+    "asked_of",
+    "computed_in_all",
+    "is_alike",
+    "keeps_features",
+    "request_of",
+    "shares_cores",
+    "some_of",
+    "tried",
+)
 
 # Samples that the node measures on: one device batch of real ones keeps it within a second or two.
 _PROFILED = 16
-# Where engines are tried, two of three of these calibrate those of 8 bits, and the error is judged on the others: it is
-# the worst sample's, which fewer may not show.
+# Where engines are tried that narrow numbers, two of three of these calibrate those of 8 bits, and the error is judged
+# on the others: it is the worst sample's, which fewer may not show.
 _TRIED = 96
 
 
@@ -78,7 +91,8 @@ def tried(scene: Scene) -> FeatureRequest:
 
     So engines that are calibrated are calibrated alike on every node and in every job.
     """
-    samples = some_of(scene, _PROFILED) if scene.accuracy == EXACT else _in_turns(some_of(scene, _TRIED))
+    narrows = scene.accuracy not in (EXACT, FLOAT32)
+    samples = _in_turns(some_of(scene, _TRIED)) if narrows else some_of(scene, _PROFILED)
     return request_of(scene, samples, cut=scene.cuts[-1].number)
 
 
@@ -105,3 +119,37 @@ def some_of(scene: Scene, most: int) -> Samples:
 def _in_turns(samples: Samples) -> Samples:
     """Every third of them first, and so on: a node measures some costs on the first, and its memory may end sooner."""
     return samples.take(np.argsort(np.arange(len(samples)) % 3, kind="stable"))
+
+
+def keeps_features(scene: Scene) -> bool:
+    """Whether all features stay at the trainer after the first epoch."""
+    return keeps_all(scene.cuts[-1].bytes_per_sample * len(scene.data), scene.preprocess, scene.settings)
+
+
+def computed_in_all(scene: Scene) -> int:
+    """Samples that the frozen layers run on in the whole job, as far as it is known when it is made."""
+    return len(scene.data) * (1 if keeps_features(scene) else scene.epochs)
+
+
+def asked_of(scene: Scene, health: Health, nodes: int) -> dict[str, Any]:
+    """What a measurement of a job depends on, as plain values: network, data, both machines, and what is allowed."""
+    return {
+        "prefix": None if scene.shipment is None else scene.shipment.digest,
+        "data": [scene.data.url, scene.data.digest],
+        "preprocess": scene.preprocess.digest,
+        "accuracy": scene.accuracy,
+        "nodes": nodes,
+        "node": [health.host, health.hardware, health.memory_bytes, health.cores],
+        "trainer": [host_digest(), hardware_name(scene.device), sorted(usable_cores())],
+        "device_batch": scene.settings.device_batch,
+    }
+
+
+def is_alike(health: Health, device: str) -> bool:
+    """Whether a node has the same hardware and the same numbers of cores as a trainer on ``device``."""
+    return health.hardware == hardware_name(device) and set(health.cores) == set(usable_cores())
+
+
+def shares_cores(health: Health, device: str) -> bool:
+    """Whether a node and a trainer on ``device`` use the same cores of one machine, and no accelerator."""
+    return health.host == host_digest() and device == "cpu" and is_alike(health, device)

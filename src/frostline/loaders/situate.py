@@ -1,6 +1,5 @@
 """Gathers what a plan is made from: both sides measured at the same time, and the link between them."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -8,14 +7,15 @@ import numpy as np
 
 from frostline.config import cache_folder
 from frostline.core import REFERENCE
-from frostline.engines.hardware import hardware_name, host_digest
+from frostline.engines.hardware import host_digest
 from frostline.errors import OverBudget
 from frostline.loaders.kept_profiles import KeptProfiles
 from frostline.loaders.measure import TrainerProfiler, measure_link
-from frostline.loaders.scene import Scene, request_of, some_of, tried
+from frostline.loaders.scene import Scene, computed_in_all, is_alike, keeps_features, request_of, some_of, tried
 from frostline.planning import Situation
+from frostline.processors import usable_cores
 from frostline.profiles import Profile
-from frostline.wire.messages import Health, ProfileRequest
+from frostline.wire.messages import ProfileRequest
 
 __all__ = ("agreed", "situate")
 
@@ -42,7 +42,7 @@ def situate(scene: Scene) -> Situation:
     mean_bytes = data.samples.encoded_bytes / len(data)
     crossing = some_of(scene, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _FEWEST), _MOST)))
     crossed = scene.asking(lambda: measure_link(transport, request_of(scene, crossing, cut=0)))
-    same_host = health.host == host_digest() and bool(set(health.cores) & os.sched_getaffinity(0))
+    same_host = health.host == host_digest() and bool(set(health.cores).intersection(usable_cores()))
     few = crossing.take(np.arange(min(_DECODED, len(crossing))))
     encoded = replace(crossed.encoded, ids=crossed.encoded.ids[:_DECODED], encoded=crossed.encoded.encoded[:_DECODED])
 
@@ -59,8 +59,8 @@ def situate(scene: Scene) -> Situation:
         return profiler.profile(scene.preprocess, encoded, few, scene.view)
 
     with ThreadPoolExecutor(1, "frostline-profile") as apart:
-        is_alike = same_host and _is_alike(health, scene.device)
-        ours = None if is_alike else apart.submit(profile_trainer)
+        alike = same_host and is_alike(health, scene.device)
+        ours = None if alike else apart.submit(profile_trainer)
         theirs, refused = _profile_node(scene)
         trainer = theirs if ours is None else ours.result()
         # The trainer's own part is the reference's, whatever the node takes.
@@ -75,7 +75,7 @@ def situate(scene: Scene) -> Situation:
         memory_bytes=health.memory_bytes,
         refused=refused,
         epochs=scene.epochs,
-        keeps_features=_keeps_features(scene),
+        keeps_features=keeps_features(scene),
         accuracy=scene.accuracy,
     )
 
@@ -102,25 +102,23 @@ def agreed(scene: Scene, store: Profile, cut: int) -> Profile:
     return replace(store, trials=tuple(trials))
 
 
-def _is_alike(health: Health, device: str) -> bool:
-    return health.hardware == hardware_name(device) and set(health.cores) == os.sched_getaffinity(0)
-
-
 def _profile_node(scene: Scene) -> tuple[Profile | None, str | None]:
     """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
+    if scene.shipment is not None and scene.shipment.refused is not None:
+        return None, scene.shipment.refused
     request, only_here = tried(scene), 1 < (scene.cut or 0) <= scene.cuts[-1].number
     if only_here and scene.cut is not None:  # engines are tried for some seconds at each cut that a plan may want
         request = replace(request, cut=scene.cut)
-    wanted = ProfileRequest(features=request, codecs=scene.codecs, accuracy=scene.accuracy, only_here=only_here)
+    trial_s = scene.settings.trial_s
+    wanted = ProfileRequest(
+        features=request,
+        codecs=scene.codecs,
+        accuracy=scene.accuracy,
+        only_here=only_here,
+        trial_s=trial_s,
+        samples_left=computed_in_all(scene) if trial_s is None else None,
+    )
     try:
         return scene.asking(lambda: scene.transport.profile(wanted)), None
     except OverBudget as error:
         return None, str(error)
-
-
-def _keeps_features(scene: Scene) -> bool:
-    """Whether all features stay at the trainer after the first epoch."""
-    nbytes = scene.cuts[-1].bytes_per_sample * len(scene.data)
-    settings = scene.settings
-    room_bytes = settings.cache_bytes + (settings.cache_disk_bytes if settings.cache_folder is not None else 0)
-    return not scene.preprocess.is_random and nbytes <= room_bytes

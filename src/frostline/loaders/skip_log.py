@@ -1,13 +1,14 @@
 """What the processes of a job could not read: a file in memory to which each appends, and which all read."""
 
-import fcntl
 import json
 import os
+import tempfile
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any
 
 from frostline.core import Skipped
@@ -30,8 +31,7 @@ class SkipLog:
 
     def __init__(self, handle: int | None = None) -> None:
         if handle is None:
-            handle = os.memfd_create("frostline-skipped")
-            fcntl.fcntl(handle, fcntl.F_SETFL, os.O_APPEND)  # so that lines of several processes do not overlap
+            handle = _new()
         self._handle = handle
         self.close = weakref.finalize(self, os.close, handle)
 
@@ -52,6 +52,18 @@ class SkipLog:
         text = os.pread(self._handle, size - since, since)
         lines = text[: text.rfind(b"\n") + 1]  # a line may still be on its way
         return [Skipped(**json.loads(line)) for line in lines.splitlines()], since + len(lines)
+
+
+def _new() -> int:
+    """A file without a name, in memory where the system has such, to whose end all processes write."""
+    if hasattr(os, "memfd_create"):
+        import fcntl
+
+        handle = os.memfd_create("frostline-skipped")
+        fcntl.fcntl(handle, fcntl.F_SETFL, os.O_APPEND)  # so that lines of several processes do not overlap
+        return handle
+    with tempfile.TemporaryDirectory() as folder:  # which goes at once; the file stays as long as it is open
+        return os.open(Path(folder, "skipped"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def _received(handle: Any) -> SkipLog:

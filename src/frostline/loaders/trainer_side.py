@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import Cut, FeatureBatch, Samples, Skipped, View
-from frostline.engines.hardware import usable_cores
 from frostline.errors import SampleError
 from frostline.prefetch.slabs import Memory, Slabs
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import decode_into
+from frostline.processors import usable_cores
 
 __all__ = ("Rest", "TrainerSide", "decode")
 

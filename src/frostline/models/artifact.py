@@ -27,6 +27,7 @@ from frostline.models.graph_file import (
     flattened,
     graph_from_json,
     graph_to_json,
+    header_bytes,
     integer,
     metadata,
     orders_of,
@@ -34,9 +35,11 @@ from frostline.models.graph_file import (
     text,
 )
 
-__all__ = ("Prefix", "digest_of", "read_prefix", "save_prefix", "write_prefix")
+__all__ = ("Prefix", "digest_of", "header_of", "read_outline", "read_prefix", "save_prefix", "write_prefix")
 
 _FORMAT = 2
+# Bytes that tell the length of the header.
+_LENGTH = 8
 _KEY = "frostline.prefix"
 # How safetensors names dtypes (its format's description, "dtype").
 _SAFETENSORS = {
@@ -127,8 +130,39 @@ def read_prefix(body: bytes | memoryview) -> Prefix:
         tensors = load_tensors(bytes(body))
         prefix = _prefix(graph, tensors)
     except BROKEN as error:
-        raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {error}") from error
+        raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
     return prefix
+
+
+def header_of(body: bytes | memoryview) -> bytes:
+    """The header of a prefix's file: all but the numbers of its weights.
+
+    Raises:
+        UnsafeArtifact: It is no such file, or its header is too large.
+    """
+    return bytes(body[_LENGTH : _LENGTH + header_bytes(body)])
+
+
+def read_outline(header: bytes) -> Prefix:
+    """A prefix from the header of its file alone; its tensors have shapes and dtypes, and no data.
+
+    Raises:
+        UnsafeArtifact: It is no such header, or names or declares what is not allowed.
+    """
+    try:
+        declared = json.loads(header)
+        graph = json.loads(declared.pop("__metadata__")[_KEY])
+        return _prefix(graph, {text(name): _bare(one) for name, one in declared.items()})
+    except BROKEN as error:
+        raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def _bare(declared: dict[str, Any]) -> torch.Tensor:
+    dtypes = {name: dtype for dtype, name in _SAFETENSORS.items()}
+    shape = [integer(size) for size in declared["shape"]]
+    if min(shape, default=0) < 0:
+        raise UnsafeArtifact("a tensor of the file has a negative size")
+    return torch.empty(shape, dtype=dtypes[declared["dtype"]], device="meta")
 
 
 def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:

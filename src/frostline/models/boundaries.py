@@ -9,29 +9,38 @@ from frostline.core import TensorSpec
 from frostline.engines.apart import computing
 from frostline.engines.footprint import version_of
 from frostline.errors import ModelError, NothingFrozen, NotTraceable
+from frostline.models.comparison import UNFIT
 from frostline.models.flow import prune, sources_of_change
 from frostline.models.frontiers import DTYPE_BYTES
-from frostline.models.frozen import FrozenPart, find_frozen, named_tensors, training_flags
+from frostline.models.frozen import FrozenPart, find_frozen, named_tensors
 from frostline.models.inputs import random, zeros
 from frostline.models.modes import all_in_eval, modes
 from frostline.models.recording import Call, record
 from frostline.models.skipping import Link, SkippingHead, replay
 from frostline.models.split import after
-from frostline.models.trace import device_of, trace
-from frostline.models.verification import UNFIT, equals_whole
+from frostline.models.trace import trace
+from frostline.models.traced import device_of
+from frostline.models.verification import equals_whole
 
 __all__ = ("cut_at_a_boundary",)
 
 _RECORDED_ROWS = 2
 
 
-def cut_at_a_boundary(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[FrozenPart, SkippingHead, str] | str:
+def cut_at_a_boundary(
+    model: nn.Module, inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
+) -> tuple[FrozenPart, SkippingHead, str] | str:
     """Find the longest leading chain of frozen modules that can be traced one behind the other.
 
     Each takes exactly the tensor that the one before it gave, the first the network's one input; a module that cannot
     be traced itself, or is not frozen whole, is searched inside. What is found is verified before it is trusted: on
     two random batches, in train and in eval mode, outputs, gradients and buffers of the head must be bit for bit
     those of the whole network.
+
+    Args:
+        model: the user's network; left as it was.
+        inputs: what it takes.
+        flags: the modes in which its head will be trained, by the paths of its modules.
 
     Returns:
         The frozen part, the head, and the path of the chain's last module; or why there is none.
@@ -42,23 +51,23 @@ def cut_at_a_boundary(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[F
     whole, batch = _recorded(model, inputs)
     if len(inputs) != 1:
         return "a network of several inputs is not cut between its modules"
-    chain, _ = _chained(whole.inner, batch[0], version_of(batch[0]), training_flags(model))
+    chain, _ = _chained(whole.inner, batch[0], version_of(batch[0]), flags)
     for length in range(len(chain), 0, -1):
-        found = _cut_behind(model, chain[:length], inputs)
+        found = _cut_behind(model, chain[:length], inputs, flags)
         if found is not None:
             return *found, chain[length - 1].path
     return "no frozen modules at its start follow one upon the other"
 
 
 def _cut_behind(
-    model: nn.Module, chain: Sequence[Link], inputs: Sequence[TensorSpec]
+    model: nn.Module, chain: Sequence[Link], inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
 ) -> tuple[FrozenPart, SkippingHead] | None:
     """The frozen part and the head for this chain, if they hold what they must."""
     if not _can_be_skipped(model, chain, inputs):
         return None
     together = _Chain(chain)
     try:
-        traced = trace(together, inputs, training=training_flags(model))
+        traced = trace(together, inputs, training=flags)
         part = find_frozen(together, traced, inputs)
     except (NotTraceable, NothingFrozen):
         return None
@@ -66,7 +75,7 @@ def _cut_behind(
         return None
     rest = after(part.traced.graph, part.frost_line)
     head = SkippingHead(model, chain, inputs, rest, named_tensors(together, part.traced, rest))
-    return (part, head) if equals_whole(model, part, head, inputs) else None
+    return (part, head) if equals_whole(model, part, head, inputs, flags) else None
 
 
 class _Chain(nn.Module):

@@ -1,6 +1,6 @@
 """Cut a user's network: find its frost line, the cuts before it, the prefix to ship and the head to train."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -27,8 +27,8 @@ class CutNetwork:
         cuts: all legal cuts from 0 (the encoded sample) to the frost line, which is the last.
         prefix: the frozen part, to be shipped; None where the frost line is the network's input.
         head: the trainable rest, which shares the network's tensors.
-        fallback: why the network, or a part of what is frozen, is not cut as finely as a traced one would be;
-            None where there is nothing to say.
+        fallback: why the network, or a part of what is frozen, is not cut as finely as a traced one would be, or why
+            the frost line lies before the layer that ``freeze`` was given; None where there is nothing to say.
     """
 
     cuts: tuple[Cut, ...]
@@ -66,10 +66,11 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         ModelError: The inputs are of a kind that cannot be carried.
     """
     specs = input_specs(inputs)
+    flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
     try:
-        traced = trace(model, specs, training=training_flags(model))
+        traced = trace(model, specs, training=flags)
     except NotTraceable as error:
-        return _untraced(model, specs, str(error), frozen_in_eval=frozen_in_eval)
+        return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
     part = find_frozen(model, traced, specs)
     if isinstance(part, str):
         return _plain(model, specs, f"{part}: the whole network runs here")
@@ -80,17 +81,19 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         cuts=part.cuts,
         prefix=part.prefix,
         head=TracedHead(model, part, specs),
-        fallback=stopped if part.stopped_by else None,
+        fallback=stopped if part.stopped_by else part.moved or None,
     )
 
 
-def _untraced(model: nn.Module, specs: Sequence[TensorSpec], why: str, *, frozen_in_eval: bool) -> CutNetwork:
+def _untraced(
+    model: nn.Module, specs: Sequence[TensorSpec], flags: Mapping[str, bool], why: str, *, frozen_in_eval: bool
+) -> CutNetwork:
     if all(parameter.requires_grad for parameter in model.parameters()):
         raise NothingFrozen(
             "nothing is frozen: freeze layers with frostline.freeze(model, until=...), or load data without a model: "
             "offload(None, data, ...)"
         )
-    found = cut_at_a_boundary(model, specs)
+    found = cut_at_a_boundary(model, specs, flags)
     if isinstance(found, str):
         return _plain(model, specs, f"{why}, and {found}: the whole network runs here")
     part, head, path = found

@@ -7,13 +7,16 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from frostline.checks import check_type
 from frostline.errors import ModelError, UnknownLayer, nearest
 from frostline.models.inputs import Inputs, input_specs, zeros
 from frostline.models.modes import all_in_eval, modes
 
-__all__ = ("classifier_of", "freeze", "frozen_modules", "used_parameters")
+__all__ = ("asked_line", "before_the_line", "classifier_of", "freeze", "frozen_modules", "used_parameters")
 
 _ALL_BUT_THE_CLASSIFIER = "features"
+_ASKED = "frostline_until"
+"""The attribute of a network that was frozen which says up to where, so that a job can tell what became of it."""
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -21,8 +24,9 @@ M = TypeVar("M", bound=nn.Module)
 def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
     """Freeze ``model`` up to the output of the layer ``until``; the rest stays as it is.
 
-    Every parameter that is used before the layer's output is ready no longer requires a gradient, and modules
-    that are frozen whole are put into eval mode, so that BatchNorm uses its stored statistics and dropout is off.
+    Every parameter that is used before the layer's output is ready no longer requires a gradient. Modules that are
+    frozen whole, and those without parameters that run nowhere behind them, are put into eval mode, so that BatchNorm
+    uses its stored statistics and dropout is off.
     The network is run once, on one sample of zeros, to see the order in which its layers are used.
 
     Args:
@@ -35,15 +39,27 @@ def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
         The same ``model``.
 
     Raises:
+        SettingError: What is given is no network, or no path.
         UnknownLayer: There is no such module, or the network never runs it.
         ModelError: The network does not run on a sample of that shape.
     """
+    check_type("model", model, nn.Module)
+    check_type("until", until, str)
     used = used_parameters(model, input_shape)
     for parameter in _up_to(model, until, used):
         parameter.requires_grad_(False)
+    setattr(model, _ASKED, until)
     for _, module in frozen_modules(model):
         module.train(False)
+    for _, module in before_the_line(model, used):
+        module.training = False
     return model
+
+
+def asked_line(model: nn.Module) -> str | None:
+    """The module up to which ``freeze`` was asked to freeze the network; None where it named none."""
+    until = getattr(model, _ASKED, None)
+    return until if any(path == until for path, _ in model.named_modules() if path) else None
 
 
 def frozen_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -55,6 +71,27 @@ def frozen_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         parameters = list(module.parameters())
         if parameters and not any(parameter.requires_grad for parameter in parameters):
             inside.append(path)
+            yield path, module
+
+
+def before_the_line(model: nn.Module, used: list[tuple[str, nn.Parameter | None]]) -> Iterator[tuple[str, nn.Module]]:
+    """The modules without parameters that run before the frost line alone, with their paths.
+
+    The line lies behind the last use of a frozen parameter, and behind the module that ``freeze`` was given, as far as
+    nothing is trained before them.
+
+    Args:
+        model: its parameters that are trained require gradients.
+        used: what a forward pass uses, as ``used_parameters`` lists it.
+    """
+    trained = (place for place, (_, one) in enumerate(used) if one is not None and one.requires_grad)
+    frozen = used[: next(trained, len(used))]
+    asked = asked_line(model)
+    line = max((place for place, (path, one) in enumerate(frozen) if one is not None or path == asked), default=-1)
+    behind = {path for path, one in used[line + 1 :] if one is None}
+    ran = {path for path, one in used if one is None}
+    for path, module in model.named_modules():
+        if path in ran - behind and next(module.parameters(), None) is None:
             yield path, module
 
 

@@ -1,6 +1,6 @@
 """How far the frozen part of a traced network reaches, where it may be cut, and which tensors it holds."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,14 +8,14 @@ from torch import nn
 
 from frostline.core import Cut, Graph, TensorSpec
 from frostline.engines.operators import ALLOWED
-from frostline.errors import FrozenInTrainMode, NothingFrozen
+from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import enumerate_cuts
 from frostline.models.flow import Flow, frozen_reach, prune, reads, sources_of_change
-from frostline.models.freezing import frozen_modules
+from frostline.models.freezing import asked_line, before_the_line, frozen_modules, used_parameters
 from frostline.models.layout import straightened, transposed
 from frostline.models.split import before, guard_inputs
-from frostline.models.trace import Trace
+from frostline.models.traced import Trace
 
 __all__ = ("FrozenPart", "find_frozen", "named_tensors", "refuse_train_mode", "training_flags")
 
@@ -31,6 +31,8 @@ class FrozenPart:
         cuts: all legal cuts, from 0 to the frost line, as they stand in the prefix.
         prefix: the part up to the frost line.
         stopped_by: an operator that nodes do not run, before which the part ends; empty where none ends it.
+        moved: why the frost line lies before the layer that ``freeze`` was given, in a sentence; empty where it does
+            not.
     """
 
     traced: Trace
@@ -39,12 +41,41 @@ class FrozenPart:
     cuts: tuple[Cut, ...]
     prefix: Prefix
     stopped_by: str
+    moved: str
 
 
-def training_flags(model: nn.Module) -> dict[str, bool]:
-    """Everything in train mode but what is frozen whole: the modes in which the head will be trained."""
+def training_flags(model: nn.Module, inputs: Sequence[TensorSpec], *, frozen_in_eval: bool = False) -> dict[str, bool]:
+    """The modes in which the head will be trained: everything in train mode but what is frozen.
+
+    That is what is frozen whole, and what has no parameters, runs before the frost line alone and is in eval mode.
+
+    Args:
+        model: its parameters that are trained require gradients.
+        inputs: what it takes.
+        frozen_in_eval: what runs before the frost line alone goes into eval mode even where it is in train mode now.
+    """
     frozen = {id(inner) for _, module in frozen_modules(model) for inner in module.modules()}
+    idle = [
+        module for module in model.modules() if (frozen_in_eval or not module.training) and _may_mind_its_mode(module)
+    ]
+    if frozen and any(id(module) not in frozen for module in idle):
+        frozen.update({id(module) for module in idle} & _before_the_line(model, inputs))
     return {path: id(module) not in frozen for path, module in model.named_modules()}
+
+
+def _before_the_line(model: nn.Module, inputs: Sequence[TensorSpec]) -> set[int]:
+    try:
+        used = used_parameters(model, inputs)
+    except ModelError:  # whoever traces it says what is wrong
+        return set()
+    return {id(module) for _, module in before_the_line(model, used)}
+
+
+def _may_mind_its_mode(module: nn.Module) -> bool:
+    """Whether the mode of a module without parameters may matter: torch's own are known, others are not."""
+    if next(module.parameters(), None) is not None:
+        return False
+    return _minds_its_mode(module) or not type(module).__module__.startswith("torch.nn.")
 
 
 def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -> FrozenPart | str:
@@ -81,6 +112,7 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
         cuts=renumbered,
         prefix=Prefix(graph=frozen, cuts=renumbered[1:], tensors=named_tensors(model, traced, frozen)),
         stopped_by=stopped_by,
+        moved=_why_moved(model, graph, cuts[-1], changing),
     )
 
 
@@ -142,6 +174,30 @@ def _why_nothing(graph: Graph, trainable: set[str], reach: int) -> str:
         f"nothing is frozen before the first layer that changes: {cause}; freeze layers with "
         "frostline.freeze(model, until=...), or load data without a model: offload(None, data, ...)"
     )
+
+
+def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[str]) -> str:
+    """Why the frost line lies before the last node of the layer that was asked for; empty where it does not."""
+    asked = asked_line(model)
+    inside = [place for place, node in enumerate(graph.nodes) if asked is not None and _is_in(node.module, asked)]
+    if not inside or inside[-1] <= line.after:
+        return ""
+    first = next((node for node in graph.nodes[: inside[-1] + 1] if node.name in changing), None)
+    trained = {path for path, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    paths = dict(graph.leaves)
+    names = [] if first is None else [paths[name] for name in reads(first) if paths.get(name) in trained]
+    if first is None:
+        why = "there is no later place that only one or two tensors cross, sample by sample"
+    elif names:
+        why = f"parameter {names[0]!r} is trained"
+    else:
+        why = f"{first.module or 'the network'} changes from run to run, as in train mode"
+    return f"the frost line is at {line.name}, not behind {asked} as asked: {why}"
+
+
+def _is_in(path: str, module: str) -> bool:
+    # A module's second run is traced as its path with "@1".
+    return f"{path.partition('@')[0]}.".startswith(f"{module}.")
 
 
 def _why_no_cut(stopped_by: str) -> str:

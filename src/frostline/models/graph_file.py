@@ -9,8 +9,9 @@ import torch
 from safetensors import SafetensorError
 
 from frostline.core import Graph, Node, Ref, Token
-from frostline.core.graph import Argument
+from frostline.core.graph import Argument, references
 from frostline.engines.operators import ALLOWED
+from frostline.engines.schemas import MAX_REFERENCES, check_call
 from frostline.errors import UnsafeArtifact
 
 __all__ = (
@@ -19,6 +20,7 @@ __all__ = (
     "flattened",
     "graph_from_json",
     "graph_to_json",
+    "header_bytes",
     "integer",
     "metadata",
     "orders_of",
@@ -26,7 +28,7 @@ __all__ = (
     "text",
 )
 
-_MOST_NODES = 50_000
+MAX_NODES = 20_000
 _MOST_DEPTH = 4
 _MOST_HEADER_BYTES = 32 << 20
 
@@ -49,11 +51,20 @@ def metadata(body: bytes | memoryview) -> dict[str, str]:
     Raises:
         UnsafeArtifact: It is no such file, or its header is too large.
     """
+    found: dict[str, str] = json.loads(bytes(body[8 : 8 + header_bytes(body)]))["__metadata__"]
+    return found
+
+
+def header_bytes(body: bytes | memoryview) -> int:
+    """How long the JSON header of a safetensors file is.
+
+    Raises:
+        UnsafeArtifact: It is no such file, or its header is too large.
+    """
     length = int.from_bytes(body[:8], "little")
     if not 2 <= length <= min(_MOST_HEADER_BYTES, len(body) - 8):
         raise UnsafeArtifact("this is not a safetensors file, or its header is too large")
-    found: dict[str, str] = json.loads(bytes(body[8 : 8 + length]))["__metadata__"]
-    return found
+    return length
 
 
 def flattened(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
@@ -102,17 +113,22 @@ def graph_from_json(value: Mapping[str, Any]) -> Graph:
     Raises:
         UnsafeArtifact: The graph is too large, or names what is not allowed.
     """
-    if len(value["nodes"]) > _MOST_NODES:
-        raise UnsafeArtifact(f"a graph has at most {_MOST_NODES} nodes")
+    if len(value["nodes"]) > MAX_NODES:
+        raise UnsafeArtifact(f"a graph has at most {MAX_NODES} nodes")
     nodes = tuple(_node(node) for node in value["nodes"])
     strange = sorted({node.op for node in nodes} - ALLOWED)
     if strange:
-        raise UnsafeArtifact(f"operator {strange[0]!r} is not allowed")
+        raise UnsafeArtifact(f"operator {strange[0][:80]!r} is not allowed")
+    for node in nodes:
+        check_call(node)
+    outputs = tuple(_argument(output, 0) for output in value["outputs"])
+    if len(references(outputs)) > MAX_REFERENCES:
+        raise UnsafeArtifact(f"a graph gives at most {MAX_REFERENCES} values")
     return Graph(
         inputs=tuple(text(name) for name in value["inputs"]),
         leaves=tuple((text(name), text(tensor)) for name, tensor in value["leaves"]),
         nodes=nodes,
-        outputs=tuple(_argument(output, 0) for output in value["outputs"]),
+        outputs=outputs,
     )
 
 

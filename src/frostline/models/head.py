@@ -19,7 +19,8 @@ from frostline.models.frozen import FrozenPart
 from frostline.models.inputs import random
 from frostline.models.layout import straightened
 from frostline.models.split import after, before, guard_inputs, is_same, moved
-from frostline.models.trace import Trace, device_of, trace
+from frostline.models.trace import trace
+from frostline.models.traced import Trace, device_of
 
 __all__ = ("Head", "HeadGraph", "TracedHead", "WholeHead", "tensor_paths")
 

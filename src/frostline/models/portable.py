@@ -51,7 +51,7 @@ class PortableHead:
     @property
     def returning(self) -> tuple[str, ...]:
         """Names of the tensors that training may change: what is trained, and buffers."""
-        return tuple(name for name in self.tensors if not name.startswith("constant:"))
+        return tuple(name for name in self.tensors if _changes(name))
 
 
 def portable(head: nn.Module) -> PortableHead:
@@ -138,6 +138,10 @@ class TravelledHead:
         """What is trained."""
         return (self.tensors[name] for name in self._trained)
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What training may change: what is trained, and buffers."""
+        return {name: tensor.detach() for name, tensor in self.tensors.items() if _changes(name)}
+
     def __call__(self, features: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
         """The scores for these activations at the frost line.
 
@@ -149,6 +153,11 @@ class TravelledHead:
         if not isinstance(scores, torch.Tensor):
             raise UnsafeArtifact("the head gives no tensor")
         return scores
+
+
+def _changes(name: str) -> bool:
+    """Whether training may change the tensor of that name."""
+    return not name.startswith("constant:")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ import torch
 from frostline.config import NodeSettings, TenantSettings
 from frostline.engines.ending import end_at_once
 from frostline.errors import UserError
+from frostline.node.inspections import Inspector
 from frostline.node.server import Server, listen
 from frostline.node.service import Node
 
@@ -27,16 +28,23 @@ def main(argument: str) -> int:
     """
     wanted = json.loads(argument)
     settings = _settings(wanted["settings"])
-    torch.set_num_threads(settings.compute_threads)
+    # First: it is a copy of this process, which has torch and no threads yet.
+    with Inspector(fork=True) as inspector:
+        torch.set_num_threads(settings.compute_threads)
+        return _serve(wanted, settings, inspector)
+
+
+def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector) -> int:
     try:
-        listening = listen(wanted["host"], wanted["port"])
-        node = Node(settings, tuple(wanted["roots"]))
+        listening = listen(wanted["host"], wanted["port"], for_others=bool(settings.tenants) or settings.open_to_all)
+        node = Node(settings, tuple(wanted["roots"]), inspector)
     except UserError as error:
         _say({"error": type(error).__name__, "message": str(error)})
         return 2
     with node:
         server = Server(node, listening)
         threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
+        threading.Thread(target=node.warm, daemon=True).start()
         server.run(on_ready=lambda: _say({"url": server.url}))
     return 0
 

@@ -22,6 +22,7 @@ from frostline.node.answers import Answer
 from frostline.node.attended import attended
 from frostline.node.bodies import Bodies, body_length
 from frostline.node.metrics import metrics_text
+from frostline.node.protocol import recognise
 from frostline.node.replies import error_reply, json_reply
 from frostline.node.service import Node
 from frostline.node.statistics import NodeStatistics
@@ -139,7 +140,9 @@ class _Service:
     def _asker(self, request: Request) -> Account:
         """Who asks, before anything else is looked at."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        return self._node.identify(token.strip() if kind.lower() == "bearer" else None)
+        account = self._node.identify(token.strip() if kind.lower() == "bearer" else None)
+        recognise(request.scope.get("state", {}))
+        return account
 
     def _answered(self, body: bytearray, admission: Admission) -> Answer:
         """The answer to a message, which is parsed within the memory of its admission."""

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 from frostline.core import OBJECTS
@@ -27,7 +27,14 @@ class BlockShelf:
         self._pool: Pool | None = None
         self._reads: weakref.WeakKeyDictionary[BlockReads, Versioned] = weakref.WeakKeyDictionary()
 
-    def open(self, store: Versioned, reading: str, threads: Executor, most_bytes: int) -> BlockReads | None:
+    def open(
+        self,
+        store: Versioned,
+        reading: str,
+        threads: Executor,
+        most_bytes: int,
+        is_here: Callable[[Place, str], bool],
+    ) -> BlockReads | None:
         """Reads of a store in blocks; None where neighbours are no faster together, as in a folder or a table.
 
         Args:
@@ -35,6 +42,7 @@ class BlockShelf:
             reading: how the bytes at the samples' addresses are found.
             threads: that wait for it.
             most_bytes: of all such reads together; the first ones say it.
+            is_here: whether a place of an object of that version need not be read at all.
         """
         if reading != OBJECTS or isinstance(store, FolderStore | MappedFolder | CqlStore):
             return None
@@ -44,7 +52,7 @@ class BlockShelf:
             def room(nbytes: int) -> Reservation | None:
                 return pool.take(nbytes) if nbytes <= pool.total_bytes else None
 
-            reads = BlockReads(store, threads, room)
+            reads = BlockReads(store, threads, room, is_here)
             self._reads[reads] = store
             return reads
 

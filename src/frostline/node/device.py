@@ -10,8 +10,12 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
-from frostline.batching import Part, Rule, Turn
-from frostline.engines.faces import Begun, Engine, Queueing
+import numpy as np
+import numpy.typing as npt
+
+from frostline.batching import Merging, Part, Rule, Turn
+from frostline.engines.apart import resting
+from frostline.engines.faces import Begun, Between, Dividing, Engine, Queueing
 from frostline.node.memory import Abandoned, Pool, Reservation
 from frostline.node.pipeline import Slab
 from frostline.node.queued import Batch, Call, Outputs, Work
@@ -24,6 +28,8 @@ __all__ = ("Device",)
 _UNKNOWN_S = 1.0
 # The part of the latest run in what the next is expected to take.
 _LATEST = 0.5
+# How often a run is looked at: what it took is charged, and it may be given up or make way.
+_SLICE_S = 0.05
 
 Queued = Batch | Call
 
@@ -51,6 +57,8 @@ class Device:
         self._count = 0
         self._free_at = 0.0  # when the run before ended
         self._run_s: WeakKeyDictionary[Engine, dict[tuple[int, int], float]] = WeakKeyDictionary()
+        # What runs now, and what goes before it for a while; the thread's own.
+        self._running: list[_Run] = []
 
     @property
     def waiting(self) -> int:
@@ -69,10 +77,63 @@ class Device:
         """Have it done; its future tells when."""
         with self._lock:
             self._count += 1
-            self._queue[self._count] = one
+            # A call goes before the rows of its tenant that wait: somebody measures by it while a job has filled the
+            # queue for half a minute, and the sooner that is done, the sooner the job has its engine.
+            self._queue[-self._count if isinstance(one, Call) else self._count] = one
             self._turns.arrive(one.account.name)
         # One job may run all that waits; those after it find nothing to do.
         self._thread.submit(self._serve)
+
+    def between(self) -> None:
+        """Look at what runs now, between two of its operations; called in the device's thread.
+
+        What it took is charged while it runs, so that its tenant stands where it should, and others whose turn it is
+        go first where there is memory for both.
+
+        Raises:
+            Abandoned: Nobody wants it any more, or its deadline has passed.
+        """
+        run, now = self._running[-1], time.perf_counter()
+        if now - run.charged_at < _SLICE_S:
+            return
+        if all(map(_is_unwanted, run.entries)):
+            raise Abandoned
+        self._pay(run, now)
+        if len(self._running) == 1 and isinstance(self._rule, Merging):
+            self._make_way(run)
+
+    def _make_way(self, run: "_Run") -> None:
+        """Run what waits and whose turn comes before the rest of this run."""
+        while (other := self._before(run)) is not None:
+            with resting():
+                with _Telling(self, other):
+                    other.begin(self.memory)
+                if not other.has_failed:
+                    self._end(other)
+            run.charged_at = time.perf_counter()
+
+    def _before(self, run: "_Run") -> "_Run | None":
+        """The next run of other tenants that stand before those of this one, if there is memory for it too."""
+        mine = {one.account.name for one in run.entries}
+        tag = min(map(self._turns.tag, mine))
+        with self._lock:
+            free = {number: one for number, one in self._queue.items() if isinstance(one, Batch)}
+            waiting = [
+                one.waiting(number)
+                for number, one in free.items()
+                if not (one.account.name in mine or _is_unwanted(one)) and self._turns.tag(one.account.name) < tag
+            ]
+            if not waiting:
+                return None
+            turn = self._rule.next(waiting, self._turns.tag)
+            other = _Run(turn=turn, entries=[self._queue[part.number] for part in turn.parts])
+        if not other.fits(self.memory):
+            return None
+        if not all(map(_begins, other.entries)):
+            other.give_up()
+            return None
+        self._turns.begin(other.entries[0].account.name)
+        return other
 
     def close(self) -> None:
         """Wait until nothing is left to do, and stop the thread."""
@@ -144,14 +205,18 @@ class Device:
 
     def _finish(self, run: "_Run") -> None:
         outputs = None
+        self._running.append(run)
         try:
-            outputs = run.compute()
+            outputs = run.compute(self.between)
         finally:
-            # While two run, the device's time is that of the first.
-            began, self._free_at = max(run.began_at, self._free_at), time.perf_counter()
+            self._running.pop()
+            now = time.perf_counter()
             # A run that fails is paid for too, but not by those whose rows only stood beside the broken ones.
             if outputs is not None or len(run.entries) == 1:
-                self._charge(run, self._free_at - began)
+                self._pay(run, now)
+                self._counted(run)
+            self._free_at = now
+        self._learn(run)
         run.take(outputs)
         # The outputs lie in the memory of the one whose turn it was, so that it is told last.
         for part, one in reversed(run.pairs):
@@ -173,20 +238,25 @@ class Device:
             assert isinstance(one, Batch), "a call has the device alone"
             one.is_apart = True
 
-    def _charge(self, run: "_Run", took_s: float) -> None:
+    def _pay(self, run: "_Run", now: float) -> None:
+        """Charge what a run took since it was charged last. While two run, the device's time is that of the first."""
+        took_s = now - max(run.charged_at, self._free_at)
+        run.charged_at = now
+        run.took_s += took_s
         for one, mine_s in run.shared(took_s):
             self._turns.charge(one.account.name, mine_s)
             one.pay(mine_s)
+
+    def _counted(self, run: "_Run") -> None:
         self._counters.add(runs=1, rows_run=run.turn.rows, rows_merged=run.live_rows - run.turn.parts[0].rows)
+
+    def _learn(self, run: "_Run") -> None:
         lead = run.entries[0]
         if isinstance(lead, Batch) and run.turn.rows == lead.work.run_rows:
-            self._learn(lead.work, took_s)
-
-    def _learn(self, work: Work, took_s: float) -> None:
-        with self._lock:
-            known = self._run_s.setdefault(work.engine, {})
-            key = (work.cut, work.run_rows)
-            known[key] = _LATEST * took_s + (1 - _LATEST) * known.get(key, took_s)
+            with self._lock:
+                known = self._run_s.setdefault(lead.work.engine, {})
+                key = (lead.work.cut, lead.work.run_rows)
+                known[key] = _LATEST * run.took_s + (1 - _LATEST) * known.get(key, run.took_s)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -196,7 +266,8 @@ class _Run:
     turn: Turn
     entries: Sequence[Queued]
     has_failed: bool = False
-    began_at: float = 0.0
+    charged_at: float = 0.0
+    took_s: float = 0.0
     _slab: Slab | None = None
     _room: Reservation | None = None
     _begun: Begun | None = None
@@ -229,11 +300,20 @@ class _Run:
         """Whether the same engine takes it, and there is memory for both, which is taken then."""
         if isinstance(self.entries[0], Call) or self.work.engine is not before.work.engine:
             return False
+        return self.fits(memory)
+
+    def fits(self, memory: Pool) -> bool:
+        """Whether there is memory for it now, which is taken then."""
         self._room = memory.take(self.work.nbytes(self.turn.rows))
         return self._room is not None
 
+    def give_up(self) -> None:
+        """Give back what ``fits`` has taken; it does not begin."""
+        assert self._room is not None, "it fitted"
+        self._room.release()
+
     def begin(self, memory: Pool) -> None:
-        self.began_at = time.perf_counter()
+        self.charged_at = time.perf_counter()
         lead = self.entries[0]
         if isinstance(lead, Call):
             return
@@ -253,7 +333,7 @@ class _Run:
         assert self._begun is not None, "it is queued"
         self._begun.drain()
 
-    def compute(self) -> Outputs:
+    def compute(self, between: Between) -> Outputs:
         lead = self.entries[0]
         if isinstance(lead, Call):
             lead.run()
@@ -261,8 +341,11 @@ class _Run:
         assert self._room is not None, "it has begun"
         assert self._slab is not None, "it has begun"
         with self._room:
-            made = self._begun.outputs() if self._begun else lead.work.engine.run(self._slab, lead.work.cut)
-            return list(made)
+            return list(self._begun.outputs() if self._begun else self._computed(self._slab, between))
+
+    def _computed(self, slab: Slab, between: Between) -> Sequence[npt.NDArray[np.generic]]:
+        engine, cut = self.work.engine, self.work.cut
+        return engine.run_divided(slab, cut, between) if isinstance(engine, Dividing) else engine.run(slab, cut)
 
     def take(self, outputs: Outputs) -> None:
         at = 0

@@ -52,6 +52,8 @@ class _Statistics(Collector):
         if disk is not None:  # hits and misses are counted by the node itself
             counted = {name: value for name, value in asdict(disk).items() if name not in ("hits", "misses")}
             yield from _figures("cache", counted, gauges=("bytes", "budget_bytes"))
+        if (tier := self._statistics.local_tier) is not None:
+            yield from _figures("local_tier", asdict(tier), gauges=("bytes", "budget_bytes"))
         if shared is not None:
             yield from _figures("shared_cache", asdict(shared), gauges=("bytes", "budget_bytes", "rows_known"))
 

@@ -10,6 +10,7 @@ from frostline.core import REFERENCE
 from frostline.errors import BadRequest
 from frostline.node.blocks import BlockShelf
 from frostline.node.leash import Leash
+from frostline.node.local_tier import TierOfNode
 from frostline.node.memory import Pool
 from frostline.node.prefixes import Prefixes, Resident
 from frostline.node.requests import Stores, read_ahead
@@ -22,6 +23,7 @@ from frostline.stores.ahead import Line, SecondReads
 from frostline.stores.blocks import BlockReads
 from frostline.stores.faces import Place, Versioned
 from frostline.stores.late import LateReads
+from frostline.stores.tier import TierStatistics
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Opening",)
@@ -49,10 +51,15 @@ class Opening:
         self._memory: Pool = sharing.pools["decode"]
         self._decoders = threading.Semaphore(settings.decode_threads)
         self._blocks = BlockShelf()
+        self._tier = TierOfNode(settings)
         self._settings = settings
         self._lock = threading.Lock()
         self._lines: dict[str, Line] = {}
         self._late: WeakKeyDictionary[Versioned, LateReads] = WeakKeyDictionary()
+
+    def tier_statistics(self) -> TierStatistics | None:
+        """How the samples on the node's own disk stand."""
+        return self._tier.statistics()
 
     def blocks(self, data: str, reading: str, account: Account, most_bytes: int) -> BlockReads | None:
         """What reads a data set's samples in blocks before they are asked for; see ``BlockShelf.open``.
@@ -61,7 +68,8 @@ class Opening:
             BadRequest: It does not lie under a root of this node that the account may read.
         """
         store = self.stores.store(data, account.settings.roots, reading=reading)
-        return self._blocks.open(store, reading, self._waiters.lane(account.name), most_bytes)
+        lane = self._waiters.lane(account.name)
+        return self._blocks.open(store, reading, lane, most_bytes, partial(self._tier.has, data))
 
     def reader(
         self,
@@ -71,6 +79,8 @@ class Opening:
         counters: Counters,
         leash: Leash,
         held: ExitStack,
+        *,
+        is_measured: bool = False,
     ) -> SampleReader:
         """What reads and decodes the request's samples, some before they are asked for, until ``held`` is closed.
 
@@ -80,12 +90,16 @@ class Opening:
         store = self._store(request, preprocess, account)
         decoding = Decoding(memory=self._memory, turns=self._decoders, counters=counters)
         samples = request.samples
+        # What is here says nothing of what reading the rest takes.
+        here = None if is_measured else self._tier.of(request.data, request.reading, samples)
         places = list(map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
+        if here is not None:
+            places = [place for row, place in enumerate(places) if not here.has(row)]
         ahead = self._blocks.over(store, places)
         if ahead is None:
             line, second = self._line(account.name), self._second_reads(store, account, counters)
             ahead = read_ahead(store, request, places, self._ahead, line, second, leash, held)
-        return SampleReader(ahead, request.samples, preprocess, request.view, decoding, leash.is_cut)
+        return SampleReader(ahead, request.samples, preprocess, request.view, decoding, leash.is_cut, here)
 
     def resident(
         self,

@@ -121,25 +121,28 @@ class Prefixes:
             is_abandoned=is_abandoned,
         )
 
-    def put(self, digest: str, body: bytes, room: Room[Resident]) -> None:
+    def put(self, digest: str, body: bytes, room: Room[Resident], tenant: str) -> None:
         """Take a prefix in.
 
         Args:
             digest: its name.
             body: the file.
             room: for it.
+            tenant: Who uploads it.
 
         Raises:
             BadRequest: The body is not what the digest names.
             UnsafeArtifact: It is no prefix, or names what is not allowed.
-            Overloaded: It takes more than there is room.
+            OverBudget: It computes more than this node allows.
+            Overloaded: It takes more than there is room, or the machine has too much to do to check it.
         """
         if self._door.digest_of(body) != digest:
             raise BadRequest("the prefix is not the one that its digest names: it changed on its way")
+        inspection = self._door.inspect(body, tenant)
         prefix = self._door.read(body)
         room.resize(len(body) + len(prefix.graph.nodes) * _NODE_BYTES)
-        engine = self._door.reference(prefix)
-        room.keep(self._resident(digest, prefix, engine, engine, self._most_rows))
+        engine = self._door.reference(prefix, inspection)
+        room.keep(self._resident(digest, prefix, engine, engine, min(self._door.rows(inspection), self._most_rows)))
         self._counters.add(uploads=1)
 
     def wake(self) -> None:

@@ -27,6 +27,7 @@ class NodeProcess:
         self._wanted: dict[str, Any] = {"roots": list(roots), "settings": asdict(settings), "host": host, "port": port}
         self._url = ""
         self._child: Child | None = None
+        self._launched: Child | None = None
         self._lock = threading.Lock()
 
     @property
@@ -45,8 +46,13 @@ class NodeProcess:
         """The end of what it wrote to stderr."""
         return "" if self._child is None else self._child.last_words
 
+    def launch(self) -> None:
+        """Start it and wait for nothing; ``start`` waits until it takes requests."""
+        with self._lock:
+            self._launched = self._new()
+
     def start(self) -> None:
-        """Start it and wait until it takes requests.
+        """Start it, where it was not launched, and wait until it takes requests.
 
         Raises:
             AddressInUse: Its port is taken.
@@ -69,8 +75,12 @@ class NodeProcess:
         """Let it end its answers for a few seconds, and return when it is gone. Calling it again does nothing."""
         with self._lock:
             child, self._child = self._child, None
-            if child is not None:
-                child.stop()
+            launched, self._launched = self._launched, None
+            if launched is not None:
+                launched.process.kill()  # it has served nobody yet, and may not listen to its stdin either
+            for one in (child, launched):
+                if one is not None:
+                    one.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -80,8 +90,11 @@ class NodeProcess:
     ) -> None:
         self.stop()
 
+    def _new(self) -> Child:
+        return Child("frostline.node", json.dumps(self._wanted))
+
     def _start(self) -> None:
-        child = Child("frostline.node", json.dumps(self._wanted))
+        child, self._launched = self._launched or self._new(), None
         said = child.ready()
         self._child = child
         self._url = said["url"]

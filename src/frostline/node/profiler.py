@@ -7,25 +7,36 @@ from functools import partial
 
 import numpy as np
 
-from frostline.batching import batch_size, padded
+from frostline.batching import ROWS, batch_size, padded
 from frostline.config import NodeSettings
-from frostline.core import REFERENCE
+from frostline.core import EXACT, REFERENCE
 from frostline.engines.choice import Choice
-from frostline.engines.hardware import hardware_name, host_digest, usable_cores
+from frostline.engines.hardware import hardware_name, host_digest
 from frostline.engines.identity import levels_of
 from frostline.node.leash import Leash
 from frostline.node.opening import Opening
 from frostline.node.patrons import Patron
 from frostline.node.pipeline import Slab
 from frostline.node.prefixes import Resident
-from frostline.node.profiling import Bench, Loaded, Network, Networks, cut_costs, load, under_engine
+from frostline.node.profiling import (
+    Bench,
+    Loaded,
+    MeasuredReference,
+    Network,
+    Networks,
+    cut_costs,
+    load,
+    under_engine,
+)
 from frostline.node.requests import checked_preprocess
 from frostline.node.runs import PrefixRun
+from frostline.node.samples import SampleReader
 from frostline.node.sharing import Sharing
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Account
 from frostline.node.torch_door import TorchDoor
 from frostline.preprocess import Preprocess
+from frostline.processors import usable_cores
 from frostline.profiles import CodecCost, CutCost, Profile
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
@@ -34,6 +45,9 @@ __all__ = ("Profiler",)
 # Samples on which engines are tried take at most this part of the room for batches, where nothing else took more.
 _PART = 4
 _FLOAT = np.dtype(np.float32).itemsize
+# The first run of a network is slower than those after it.
+_REPEATS = 3
+_NOTHING = Loaded(rows=0, row_bytes=0, read_s=0.0, decode_s=0.0)
 
 
 class Profiler:
@@ -57,9 +71,11 @@ class Profiler:
         """See ``Node.profile``; what it takes is given back when ``held`` is closed."""
         request, counters = wanted.features, Counters()
         preprocess = checked_preprocess(request)
-        reader = self._opening.reader(request, preprocess, account, counters, leash, held)
+        reader = self._opening.reader(request, preprocess, account, counters, leash, held, is_measured=True)
         resident = self._opening.resident(request, preprocess, account, held)
         run = PrefixRun(resident, len(resident.prefix.cuts), self._sharing.device, leash, account) if resident else None
+        if wanted.only_engine:
+            return self._engine(wanted, preprocess, resident, reader, account, leash, held)
         rows = self._profiled_rows(request, run)
         shape = (padded(rows), *preprocess.shape)
         # Hardware and engine are this node's for good, so that they need not be in the key.
@@ -68,8 +84,7 @@ class Profiler:
         bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         nbytes += 0 if bench is None else bench.nbytes
         most_bytes = max(nbytes, lane.total_bytes // _PART)
-        tries = bench is not None and self._door.trials.are_wanted(wanted)
-        tried = _shape_of_tried(wanted, preprocess, most_bytes) if tries else ()
+        tried = _shape_of_tried(wanted, preprocess, most_bytes) if bench is not None else ()
         kind = np.dtype(np.float32 if preprocess.levels is None else np.uint8)
         tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
         # What engines are tried on is read when the rest has gone.
@@ -83,17 +98,51 @@ class Profiler:
             self._networks.put(key, network)
         codecs = [] if network is None else [one for one in network.codecs.values() if one.codec in wanted.codecs]
         costs = cut_costs(loaded, network, resident)
-        if network is None or resident is None or not tried:
+        if network is None or resident is None or run is None:
+            return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
+        reference = MeasuredReference(run, network, resident.prefix.cuts)
+        if not self._door.trials.are_wanted(wanted, reference.seconds(len(resident.prefix.cuts))):
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         room.shrink(tried_bytes)  # trials may take minutes, elsewhere
         pixels: Slab = np.zeros(tried, kind)
         kept = load(reader, pixels, len(pixels), readers, leash, counters)
         patron = self._patron(request, account, leash)
-        choice = self._door.trials.wanted(wanted, resident.prefix, pixels, patron, preprocess.levels)
+        choice = self._door.trials.wanted(wanted, resident.prefix, pixels, reference, patron, preprocess.levels)
         if choice.engine != REFERENCE:
             decode_s = (kept if levels_of(choice.engine) else loaded).decode_s
             costs = under_engine(costs, network, resident.prefix.cuts, decode_s, choice)
         return self._profile_of(loaded, costs, codecs, choice)
+
+    def _engine(
+        self,
+        wanted: ProfileRequest,
+        preprocess: Preprocess,
+        resident: Resident | None,
+        reader: SampleReader,
+        account: Account,
+        leash: Leash,
+        held: ExitStack,
+    ) -> Profile:
+        """The engine alone, found on samples that are read for it."""
+        lane, choice = self._sharing.lane(account), Choice(engine=REFERENCE, trials=())
+        if resident is None:
+            return self._profile_of(_NOTHING, (), (), choice)
+        run = PrefixRun(resident, len(resident.prefix.cuts), self._sharing.device, leash, account)
+        run.check()
+        shape = _shape_of_tried(wanted, preprocess, lane.total_bytes // _PART)
+        some = np.zeros((ROWS, *preprocess.shape), np.float32)
+        is_wanted = shape[0] and wanted.accuracy != EXACT
+        network = Network(seconds=run.seconds(some, repeats=_REPEATS)) if is_wanted else None
+        if network is None:
+            return self._profile_of(_NOTHING, (), (), choice)
+        reference = MeasuredReference(run, network, resident.prefix.cuts)
+        if self._door.trials.are_wanted(wanted, reference.seconds(len(resident.prefix.cuts))):
+            pixels: Slab = np.zeros(shape, np.dtype(np.float32 if preprocess.levels is None else np.uint8))
+            held.enter_context(lane.reserve(pixels.nbytes, leash.is_cut))
+            load(reader, pixels, len(pixels), self._sharing.readers.lane(account.name), leash, Counters())
+            patron = self._patron(wanted.features, account, leash)
+            choice = self._door.trials.wanted(wanted, resident.prefix, pixels, reference, patron, preprocess.levels)
+        return self._profile_of(_NOTHING, (), (), choice)
 
     def _patron(self, request: FeatureRequest, account: Account, leash: Leash) -> Patron:
         assert request.prefix is not None, "the prefix was found by its name"

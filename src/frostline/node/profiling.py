@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from frostline.batching import ROWS
 from frostline.core import Cut
 from frostline.engines.choice import Choice, interpolated
 from frostline.engines.codec_costs import codec_costs, codecs_at, worth_packing
+from frostline.engines.faces import Footprint
 from frostline.node.leash import Leash
 from frostline.node.pipeline import Slab
 from frostline.node.prefixes import Resident
@@ -22,7 +24,7 @@ from frostline.node.statistics import Counters
 from frostline.profiles import CodecCost, CutCost
 from frostline.wire.codecs import packing_memory
 
-__all__ = ("Bench", "Loaded", "Network", "Networks", "cut_costs", "load", "under_engine")
+__all__ = ("Bench", "Loaded", "MeasuredReference", "Network", "Networks", "cut_costs", "load", "under_engine")
 
 _REPEATS = 3
 # More of those, which take milliseconds: a neighbour that has the core for a while is seen in few of them.
@@ -64,6 +66,37 @@ class Network:
 
     seconds: npt.NDArray[np.float64]
     codecs: Mapping[Pair, CodecCost] = field(default_factory=dict)
+
+
+class MeasuredReference:
+    """See ``workshop.Reference``: the prefix in the node's own process, when it is this request's turn.
+
+    Args:
+        run: the prefix.
+        network: what it costs.
+        cuts: of the prefix.
+    """
+
+    def __init__(self, run: PrefixRun, network: Network, cuts: Sequence[Cut]) -> None:
+        self._run = run
+        self._seconds = np.median(network.seconds, axis=0).tolist()
+        self._cuts = cuts
+
+    def seconds(self, cut: int) -> float:
+        """See ``workshop.Reference``."""
+        return float(self._seconds[cut - 1])
+
+    def footprint(self, cut: int) -> Footprint:
+        """See ``workshop.Reference``."""
+        return self._run.reference_footprint(cut)
+
+    def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """See ``workshop.Reference``; in runs of one size, since a sample's last bits may depend on it."""
+        parts = []
+        for start in range(0, len(samples), ROWS):
+            some = np.resize(samples[start : start + ROWS], (ROWS, *samples.shape[1:]))
+            parts.append(self._run.values(some, [self._cuts[cut - 1]])[cut])
+        return tuple(np.concatenate(columns)[: len(samples)] for columns in zip(*parts, strict=True))
 
 
 class Networks:

@@ -1,5 +1,6 @@
 """Checks a request against what the node serves, and opens what it needs."""
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,9 +21,11 @@ from frostline.stores.ahead import Ahead, Line, SecondReads
 from frostline.stores.cql import CqlStore
 from frostline.stores.faces import Place, Versioned
 from frostline.stores.folder import FolderStore
+from frostline.stores.limits import LinkBounds, StoreLimits
 from frostline.stores.mapped import MappedFolder
 from frostline.stores.objects import is_within, normalise_url
 from frostline.stores.together import Together
+from frostline.stores.urls import parse_url
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Stores", "checked_preprocess", "read_ahead")
@@ -37,16 +40,27 @@ class Stores:
     Args:
         roots: URLs under which data is served.
         cells_bytes: of decoded columns that are kept at once.
+        follows_links: Symbolic links in folders may lead out of the roots.
+        deadline_s: See ``StoreLimits``.
 
     Raises:
         SettingError: One of them is no URL that Frostline reads.
     """
 
-    def __init__(self, roots: tuple[str, ...], cells_bytes: int = CELLS_BYTES) -> None:
+    def __init__(
+        self,
+        roots: tuple[str, ...],
+        cells_bytes: int = CELLS_BYTES,
+        *,
+        follows_links: bool = True,
+        deadline_s: float = math.inf,
+    ) -> None:
         self._roots = tuple(normalise_url(root) for root in roots)
         self._lock = threading.Lock()
         self._cells = CellCache(cells_bytes)
-        self._open: OrderedDict[tuple[str, str, bool, tuple[str, ...]], Versioned] = OrderedDict()
+        self._follows_links = follows_links
+        self._deadline_s = deadline_s
+        self._open: OrderedDict[tuple[str, str, bool, tuple[str, ...], tuple[str, ...]], Versioned] = OrderedDict()
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -85,12 +99,18 @@ class Stores:
         roots = self.allowed(allowed)
         if "://" not in data or not self._is_open(url, roots):
             raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
-        within = tuple(one for one in (*roots, *self._roots) if self._is_open(one, roots)) if reading == URLS else ()
+        may_read = tuple(dict.fromkeys(one for one in (*roots, *self._roots) if self._is_open(one, roots)))
+        within = may_read if reading == URLS else ()
+        folders = tuple(one.path for one in map(parse_url, may_read) if one.scheme == "file")
         mapped = mapped and url.startswith("file:")
-        key = (url, reading, mapped, within)
+        key = (url, reading, mapped, within, folders)
         with self._lock:
             if key not in self._open:
-                self._open[key] = open_samples(url, reading, mapped=mapped, cells=self._cells, roots=within)
+                links = None if self._follows_links else LinkBounds(folders)
+                limits = StoreLimits(links=links, deadline_s=self._deadline_s)
+                self._open[key] = open_samples(
+                    url, reading, mapped=mapped, cells=self._cells, roots=within, limits=limits
+                )
             self._open.move_to_end(key)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)

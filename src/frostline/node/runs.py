@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from frostline.batching import ROWS, Limit, readable_bytes
 from frostline.core import Cut
+from frostline.engines.faces import Footprint
 from frostline.engines.identity import levels_of
 from frostline.errors import OverBudget
 from frostline.node.device import Device
@@ -114,6 +115,10 @@ class PrefixRun:
         """What crosses some cuts for up to eight samples, as ``TorchEngine.cut_values`` gives it."""
         return self._alone(partial(self._values, slab, cuts))
 
+    def reference_footprint(self, cut: int) -> Footprint:
+        """Memory of one run of the reference up to a cut."""
+        return self._resident.reference.footprint(cut)
+
     def _work(self, run_rows: int) -> Work:
         return Work(engine=self._resident.engine, cut=self._cut.number, run_rows=run_rows)
 
@@ -125,11 +130,13 @@ class PrefixRun:
 
     def _measure(self, slab: Slab, repeats: int) -> npt.NDArray[np.float64]:
         with self._activations(len(slab)):
-            return self._resident.reference.cut_seconds(slab, repeats=repeats, clock=time.perf_counter)
+            return self._resident.reference.cut_seconds(
+                slab, repeats=repeats, clock=time.perf_counter, between=self._device.between
+            )
 
     def _values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
         with self._activations(ROWS):
-            return self._resident.reference.cut_values(cuts, slab)
+            return self._resident.reference.cut_values(cuts, slab, self._device.between)
 
     def _activations(self, rows: int) -> Reservation:
         memory = self._device.memory.take(self._bytes(rows))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from frostline.batching import readable_bytes
 from frostline.core import Samples, Skipped, View
 from frostline.errors import ObjectNotFound, SampleError
+from frostline.node.local_tier import SamplesHere
 from frostline.node.memory import Pool
 from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
@@ -57,6 +58,7 @@ class SampleReader:
         view: which random view.
         decoding: shared with other requests.
         is_abandoned: nobody wants them any more.
+        here: those that are on the node's own disk; None where none are kept.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class SampleReader:
         view: View | None,
         decoding: Decoding,
         is_abandoned: Callable[[], bool],
+        here: SamplesHere | None = None,
     ) -> None:
         self._store = store
         self._samples = samples
@@ -74,6 +77,7 @@ class SampleReader:
         self._view = view
         self._decoding = decoding
         self._is_abandoned = is_abandoned
+        self._here = here
         within = max(1, _pixels_within(decoding.memory.total_bytes))
         # Of a ready form the size is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
@@ -83,7 +87,8 @@ class SampleReader:
     def expect(self, rows: Iterable[int]) -> None:
         """These will be read soon: begin with what only waits for the store."""
         if isinstance(self._store, Ahead):
-            self._store.expect(map(self._place, rows))
+            here = self._here
+            self._store.expect([self._place(row) for row in rows if here is None or not here.has(row)])
 
     def encoded(self, row: int) -> Buffer | Skipped:
         """The sample as it is stored; the caller has reserved its declared length."""
@@ -173,9 +178,15 @@ class SampleReader:
 
     def _read(self, row: int) -> Buffer:
         started = time.perf_counter()
+        kept = None if self._here is None else self._here.get(row)
+        if kept is not None:
+            self._decoding.counters.add(read_s=time.perf_counter() - started, tier_hits=1)
+            return kept
         data, version = self._store.read_version(*self._place(row))
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
         self._check_version(row, version)
+        if self._here is not None:
+            self._here.put(row, data, version)
         return data
 
     def _read_all(self, rows: Sequence[int]) -> list[Buffer | Skipped]:

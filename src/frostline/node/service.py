@@ -12,10 +12,11 @@ from typing import Self
 from frostline.batching import ROWS
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
-from frostline.engines.hardware import hardware_name, host_digest, usable_cores
+from frostline.engines.hardware import hardware_name, host_digest
 from frostline.node.admission import Admission
 from frostline.node.answers import Answer, Ending
 from frostline.node.cached import NodeCache
+from frostline.node.inspections import Inspector
 from frostline.node.kinds import Decoded, Encoded
 from frostline.node.leash import Leash
 from frostline.node.memory import PoolStatistics, cells_bytes
@@ -34,6 +35,7 @@ from frostline.node.terms import Room
 from frostline.node.torch_door import TorchDoor
 from frostline.node.trainings import Trainings
 from frostline.node.uploads import Upload
+from frostline.processors import usable_cores
 from frostline.profiles import Profile
 from frostline.stores.blocks import BlockReads
 from frostline.version import __version__
@@ -54,6 +56,8 @@ class Node:
     Args:
         settings: what it may use.
         roots: URLs under which it serves data.
+        inspector: Looks at prefixes apart, before the node does; the caller closes it. None where those that upload
+            them run in this process too.
 
     Attributes:
         trainings: beside it.
@@ -62,13 +66,19 @@ class Node:
         SettingError: A root is no URL that Frostline reads.
     """
 
-    def __init__(self, settings: NodeSettings, roots: tuple[str, ...]) -> None:
+    def __init__(self, settings: NodeSettings, roots: tuple[str, ...], inspector: Inspector | None = None) -> None:
         self._settings = settings
-        self._stores = Stores(roots, cells_bytes(settings.memory_bytes))
+        self._stores = Stores(
+            roots,
+            cells_bytes(settings.memory_bytes),
+            follows_links=settings.follow_links,
+            deadline_s=settings.store_deadline_s,
+        )
         self._sharing = Sharing(settings)
         self._pools = self._sharing.pools
         run_bytes = int(self._pools["device"].total_bytes / HEADROOM)
-        self._door = TorchDoor(settings, Room(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes))
+        room = Room(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes)
+        self._door = TorchDoor(settings, room, inspector)
         self._places: Places[Resident] = self._sharing.places()
         self._prefixes = Prefixes(self._places, settings.device_batch, self._door, self._sharing.counters)
         self._cache = NodeCache(settings, roots)
@@ -111,6 +121,7 @@ class Node:
             tenants=self._sharing.statistics(asker, self._prefixes.owned_bytes),
             cache=self._cache.statistics(),
             shared_cache=self._cache.shared_statistics(),
+            local_tier=self._opening.tier_statistics(),
         )
 
     def holds_prefix(self, digest: str) -> bool:
@@ -203,6 +214,10 @@ class Node:
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
             return self._profiler.profile(wanted, account, leash, held)
+
+    def warm(self) -> None:
+        """Get ready for a first network; it may come meanwhile."""
+        self._door.warm()
 
     def close(self) -> None:
         """End every answer and stop the threads. Calling it again does nothing."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from frostline.cache import DiskStatistics, SharedStatistics
 from frostline.node.memory import PoolStatistics
+from frostline.stores.tier import TierStatistics
 
 __all__ = ("Counters", "NodeStatistics", "TenantStatistics", "Totals")
 
@@ -25,6 +26,7 @@ class Totals:
         skipped: could not be read or decoded.
         batches: answered.
         bytes_read: from the store; of a read that was made twice, once.
+        tier_hits: samples that were read from the node's own disk in place of the store.
         bytes_answered: payload of the answers as they were packed, without framing.
         decoded_again: samples read twice because their image was larger than expected.
         read_again: reads of stragglers that were made a second time.
@@ -55,6 +57,7 @@ class Totals:
     skipped: int = 0
     batches: int = 0
     bytes_read: int = 0
+    tier_hits: int = 0
     bytes_answered: int = 0
     decoded_again: int = 0
     read_again: int = 0
@@ -108,6 +111,7 @@ class NodeStatistics:
         tenants: by name, those that the asker may see.
         cache: how its cache of features stands; None where it has none.
         shared_cache: the same of the one in an object store, as far as this node knows.
+        local_tier: how the samples on its own disk stand; None where none were kept so far.
     """
 
     uptime_s: float
@@ -119,6 +123,7 @@ class NodeStatistics:
     tenants: dict[str, TenantStatistics] = field(default_factory=dict)
     cache: DiskStatistics | None = None
     shared_cache: SharedStatistics | None = None
+    local_tier: TierStatistics | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

@@ -11,6 +11,10 @@ from frostline.profiles import Trial
 
 __all__ = ("Room", "Terms", "terms_of")
 
+# A trial takes about a gigabyte beside the engine that it tries. A node can have no engine that takes more than five
+# sixteenths of its memory (``node.memory.Shares``), so that half is enough for a trial where there is much.
+_TRIAL_BYTES = 2 << 30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -22,6 +26,7 @@ class Terms:
         threads: numbers of threads to try, the node's own first.
         keeps_freed: whether the node's process keeps the memory that it frees.
         most_bytes: that one trial may take.
+        niceness: by which a trial steps back behind what the node serves.
     """
 
     device: str
@@ -29,6 +34,7 @@ class Terms:
     threads: tuple[int, ...]
     keeps_freed: bool
     most_bytes: int
+    niceness: int = 0
 
 
 def terms_of(settings: NodeSettings) -> Terms:
@@ -40,7 +46,8 @@ def terms_of(settings: NodeSettings) -> Terms:
         rows=tuple(dict.fromkeys((settings.device_batch, ROWS))),
         threads=_threads(settings),
         keeps_freed=keeps_freed_memory(),
-        most_bytes=settings.memory_bytes,
+        most_bytes=max(settings.memory_bytes // 2, min(settings.memory_bytes, _TRIAL_BYTES)),
+        niceness=settings.trial_niceness,
     )
 
 

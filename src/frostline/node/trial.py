@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from frostline.core import REFERENCE, Levels
+from frostline.core import Levels
 from frostline.engines.ending import end_at_once
-from frostline.engines.identity import judging
+from frostline.engines.faces import Footprint
 from frostline.engines.process_memory import limit_memory
-from frostline.engines.trials import Arrays, Subject, compare_engine, features, try_engine
+from frostline.engines.trials import Arrays, Subject, compare_engine, try_engine
 from frostline.models.artifact import read_prefix
 from frostline.profiles import Trial
 
@@ -25,11 +25,11 @@ __all__ = ("main",)
 def main(argument: str) -> int:
     """Try an engine as described by a JSON object.
 
-    Its fields: ``folder`` with ``prefix.safetensors`` and ``pixels.npy``, where the reference's features go or are,
-    and where trials are written, a line each, to ``trials.jsonl``; ``levels``, ``mean`` and ``std`` of the pixels or
-    null; ``engine``; ``cuts`` to try it at; ``reference_cuts`` at which the reference is to be kept for others;
-    ``device``, ``rows``, ``threads`` and ``converted`` as in ``engines.trials.Subject``; ``most_bytes`` that it may
-    take; ``only_error``, whether its speed and memory are known.
+    Its fields: ``folder`` with ``prefix.safetensors``, ``pixels.npy`` and the reference's features, where trials are
+    written, a line each, to ``trials.jsonl``; ``levels``, ``mean`` and ``std`` of the pixels or null; ``engine``;
+    ``cuts`` to try it at; ``device``, ``rows``, ``threads`` and ``converted`` as in ``engines.trials.Subject``;
+    ``footprints``, the reference's, each the cut and its two numbers; ``most_bytes`` that it may take; ``only_error``,
+    whether its speed and memory are known.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     wanted = json.loads(argument)
@@ -38,7 +38,6 @@ def main(argument: str) -> int:
     folder = Path(wanted["folder"])
     subject = _subject(wanted, folder)
     torch.set_num_threads(subject.threads[0])
-    _keep_reference(subject, wanted["reference_cuts"], folder)
     with (folder / "trials.jsonl").open("w", encoding="utf-8") as out:
         for cut in wanted["cuts"]:
             out.write(json.dumps(asdict(_trial(wanted, subject, cut, folder)), allow_nan=False) + "\n")
@@ -47,10 +46,8 @@ def main(argument: str) -> int:
 
 
 def _trial(wanted: dict[str, Any], subject: Subject, cut: int, folder: Path) -> Trial:
-    engine = wanted["engine"]
-    if wanted["only_error"]:
-        return compare_engine(subject, engine, cut, _reference(folder, cut))
-    return try_engine(subject, engine, cut, None if engine == REFERENCE else _reference(folder, cut))
+    look = compare_engine if wanted["only_error"] else try_engine
+    return look(subject, wanted["engine"], cut, _reference(folder, cut))
 
 
 def _subject(wanted: dict[str, Any], folder: Path) -> Subject:
@@ -65,21 +62,15 @@ def _subject(wanted: dict[str, Any], folder: Path) -> Subject:
         rows=tuple(wanted["rows"]),
         threads=tuple(wanted["threads"]),
         folder=Path(wanted["converted"]),
+        footprints={
+            cut: Footprint(fixed_bytes=fixed_bytes, bytes_per_sample=bytes_per_sample)
+            for cut, fixed_bytes, bytes_per_sample in wanted["footprints"]
+        },
     )
 
 
 def _levels(wanted: dict[str, list[float]] | None) -> Levels | None:
     return None if wanted is None else Levels(mean=tuple(wanted["mean"]), std=tuple(wanted["std"]))
-
-
-def _keep_reference(subject: Subject, cuts: list[int], folder: Path) -> None:
-    if not cuts:
-        return
-    judged = judging(subject.inputs(REFERENCE))
-    for cut in cuts:
-        tensors = features(subject.made(REFERENCE, cut, subject.threads[0]), judged, cut)
-        for place, tensor in enumerate(tensors):
-            np.save(folder / f"reference-{cut}-{place}.npy", tensor)
 
 
 def _reference(folder: Path, cut: int) -> Arrays:

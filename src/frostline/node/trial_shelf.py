@@ -12,6 +12,7 @@ from frostline.engines.hardware import hardware_name
 from frostline.engines.shelf import clear_unfinished
 from frostline.engines.vendors import version_of
 from frostline.node.terms import Terms
+from frostline.private import make_private_folder
 from frostline.profiles import Trial
 from frostline.version import __version__
 
@@ -19,7 +20,7 @@ __all__ = ("TrialShelf",)
 
 _MOST_FAILED = 1000
 # Raise it whenever trials measure something else.
-_RULE = 4
+_RULE = 6
 # What an engine's speed, error or files may depend on.
 _PACKAGES = ("torch", "openvino", "onnx", "onnxruntime", "onnxscript", "nncf", "tensorrt")
 
@@ -142,7 +143,7 @@ class TrialShelf:
 
 
 def _write(path: Path, value: dict[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
         json.dump(value, file, indent=1)
     Path(file.name).replace(path)

@@ -1,30 +1,33 @@
-"""Finds the engine for a prefix: has those tried that a job may use, once on each hardware, and keeps the trials."""
+"""Finds the engine for a prefix: has those tried that pay for a job, once on each hardware, and keeps the trials."""
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from frostline.config import NodeSettings, cache_folder
 from frostline.core import EXACT, REFERENCE, Levels
-from frostline.engines.catalog import OFFERS, Offer, absence, build, offered
-from frostline.engines.choice import Choice, choose, may_use, worth_trying
+from frostline.engines.catalog import OFFERS, Offer, absence, build
+from frostline.engines.choice import Choice, may_use
 from frostline.engines.faces import Engine
+from frostline.engines.hardware import abilities
 from frostline.engines.identity import Pixels, identity, judged_on, levels_of, offer_name
+from frostline.engines.prospects import not_worth, prospects, too_coarse, unequipped
 from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.artifact import Prefix
 from frostline.node.judging import Judging
 from frostline.node.patrons import NOBODY, Patron
-from frostline.node.terms import Room, Terms, terms_of
+from frostline.node.search import Search
+from frostline.node.terms import Room, Terms
 from frostline.node.trial_shelf import TrialShelf
 from frostline.node.trial_turns import TrialTurns
-from frostline.node.workshop import Children, Workshop
+from frostline.node.workshop import Children, Reference, Workshop
+from frostline.private import make_private_folder
 from frostline.profiles import Trial
 from frostline.wire.messages import ProfileRequest
 
-__all__ = ("Trials", "trials_of")
+__all__ = ("Trials",)
 
 # Two of three samples calibrate and the others judge; with fewer an error is chance.
 _FEWEST = 8
@@ -57,7 +60,7 @@ class Trials:
         self._room = room
         self._longest_s = longest_s
         self._offers = tuple(one for one in OFFERS if engines is None or one.name in (REFERENCE, *engines))
-        self._children = Children()
+        self._children = Children(terms.niceness)
         self._turns = TrialTurns()
 
     def wanted(
@@ -65,6 +68,7 @@ class Trials:
         request: ProfileRequest,
         prefix: Prefix,
         pixels: Pixels,
+        reference: Reference,
         patron: Patron = NOBODY,
         levels: Levels | None = None,
     ) -> Choice:
@@ -74,6 +78,7 @@ class Trials:
             request: of the job.
             prefix: to be run.
             pixels: real samples.
+            reference: runs the prefix as the user's own network does.
             patron: for whom it is.
             levels: what they mean where they are as they are kept, as engines then take them too; else None.
 
@@ -91,18 +96,44 @@ class Trials:
             raise BadRequest(f"cut must be from 1 to {len(prefix.cuts)} for this prefix, not {features.cut}")
         if features.engine != REFERENCE:
             engine, cut, accuracy = features.engine, features.cut, request.accuracy
-            trial = self.prepare(features.prefix, prefix, pixels, engine, cut, patron, levels, accuracy=accuracy)
+            trial = self.prepare(
+                features.prefix, prefix, pixels, engine, cut, reference, patron, levels, accuracy=accuracy
+            )
             if trial.why_not is not None:
                 raise EngineNotReady(f"{engine} cannot be used at cut {cut}: {trial.why_not}")
             return Choice(engine=REFERENCE, trials=(trial,))
         if len(pixels) < _FEWEST:
             return Choice(engine=REFERENCE, trials=())
-        only = features.cut if request.only_here else None
-        return self.choose(features.prefix, prefix, pixels, request.accuracy, patron, levels, only=only)
+        return self.choose(
+            features.prefix,
+            prefix,
+            pixels,
+            request.accuracy,
+            reference,
+            patron,
+            levels,
+            only=features.cut if request.only_here else None,
+            most_s=request.trial_s,
+            samples=request.samples_left,
+        )
 
-    def are_wanted(self, request: ProfileRequest) -> bool:
-        """Whether a job that asks for a profile has any engine looked at beside the reference."""
-        return request.features.engine != REFERENCE or self._tries(request.accuracy)
+    def are_wanted(self, request: ProfileRequest, reference_s: float) -> bool:
+        """Whether a job that asks for a profile has any engine looked at beside the reference.
+
+        Args:
+            request: of the job.
+            reference_s: of the reference up to the frost line, a sample.
+        """
+        digest = request.features.prefix
+        if digest is None or request.features.engine != REFERENCE or not self._tries(request.accuracy):
+            return digest is not None and request.features.engine != REFERENCE
+        if request.samples_left is None or self._shelf.place(digest).is_dir():
+            return True
+        names = [one.name for one in self._allowed(request.accuracy) if absence(one.name, self._terms.device) is None]
+        return any(
+            not_worth(one, reference_s=reference_s, best_s=reference_s, samples=request.samples_left) is None
+            for one in prospects(names, abilities(self._terms.device))
+        )
 
     def choose(
         self,
@@ -110,44 +141,44 @@ class Trials:
         prefix: Prefix,
         pixels: Pixels,
         accuracy: str | float,
+        reference: Reference,
         patron: Patron = NOBODY,
         levels: Levels | None = None,
         *,
         only: int | None = None,
+        most_s: float | None = None,
+        samples: int | None = None,
     ) -> Choice:
-        """The engine for a job: the fastest that is exact enough, tried up to the cuts that a plan may want.
+        """The engine for a job: the fastest that is exact enough, of those that are known or worth a trial.
+
+        The best prospects are tried first. What is known costs nothing and is always looked at.
 
         Args:
             digest: of the prefix.
             prefix: to be run.
             pixels: real samples.
             accuracy: that the job allows.
+            reference: runs the prefix as the user's own network does.
             patron: for whom it is.
             levels: what the pixels mean, as for ``wanted``.
-            only: number of the one cut that the job stops at; None where the plan is still to choose.
+            only: number of the one cut that the job stops at; None where the plan is still to choose: the frost line.
+            most_s: that the job allows for trials; None leaves it to the node.
+            samples: that the job has still to compute, for which trials must pay; None where they need not.
 
         Raises:
             Abandoned: Nobody waits for it any more.
             Overloaded: The tenant has to wait before more is tried for it.
             Unavailable: The node is stopping.
         """
-        offers = self._allowed(accuracy)
         if len(prefix.cuts) == 1 or not self._tries(accuracy):
             return Choice(engine=REFERENCE, trials=())
-        cuts = _cuts(prefix) if only is None else [only]
-        with self._judging(digest, prefix, pixels, patron, levels) as judging:
-            last = [_empty(offer, cuts[-1:], pixels, levels) for offer in offers]
-            trials = [one for empty in last for one in self._tried(digest, empty, judging)]
-            while True:
-                choice = choose([judging.here(one) for one in trials], accuracy)
-                mine = [one for one in trials if one.engine == choice.engine]
-                missing = sorted(set(cuts) - {one.cut for one in mine})
-                if unknown := judging.unknown(mine):
-                    judging.measure(unknown)
-                elif choice.engine == REFERENCE or not missing:
-                    return judging.said(choice, trials)
-                else:
-                    trials += self._tried(digest, _empty(offered(choice.engine), missing, pixels, levels), judging)
+        cut = prefix.cuts[-1].number if only is None else only
+        others = [one for one in self._allowed(accuracy) if one.name != REFERENCE]
+        empty = {one.name: _empty(one, cut, pixels, levels) for one in others}
+        own = Trial(engine=REFERENCE, precision="fp32", cut=cut, seconds=reference.seconds(cut))
+        search = self._search(digest, empty, own, accuracy, samples, patron)
+        with self._judging(digest, prefix, pixels, reference, patron, levels, most_s) as judging:
+            return search.run(judging, lambda name: self._tried(digest, [empty[name]], judging)[0])
 
     def prepare(
         self,
@@ -156,6 +187,7 @@ class Trials:
         pixels: Pixels,
         engine: str,
         cut: int,
+        reference: Reference,
         patron: Patron = NOBODY,
         levels: Levels | None = None,
         *,
@@ -171,6 +203,7 @@ class Trials:
             pixels: real samples.
             engine: its name.
             cut: up to which it is to run.
+            reference: runs the prefix as the user's own network does.
             patron: for whom it is.
             levels: what the pixels mean, as for ``wanted``.
             accuracy: that the engine must have on these samples; ``exact`` where its asker has seen to that.
@@ -193,7 +226,7 @@ class Trials:
         here = identity(offer.name, offer.precision, pixels, levels, takes_pixels=bool(levels_of(engine)))
         if engine != here and self._shelf.known(digest, wanted) is None:
             return replace(wanted, why_not=f"was calibrated on other samples: on these it would be {here}")
-        with self._judging(digest, prefix, pixels, patron, levels) as judging:
+        with self._judging(digest, prefix, pixels, reference, patron, levels, None) as judging:
             trial = self._tried(digest, [wanted], judging)[0]
             return trial if accuracy == EXACT else judging.allowed(trial, accuracy)
 
@@ -245,16 +278,24 @@ class Trials:
 
     @contextmanager
     def _judging(
-        self, digest: str, prefix: Prefix, pixels: Pixels, patron: Patron, levels: Levels | None
+        self,
+        digest: str,
+        prefix: Prefix,
+        pixels: Pixels,
+        reference: Reference,
+        patron: Patron,
+        levels: Levels | None,
+        most_s: float | None,
     ) -> Iterator[Judging]:
         with Workshop(
             prefix,
             pixels,
             levels,
             self._terms,
+            reference,
             converted=self._shelf.place(digest),
             children=self._children,
-            longest_s=self._longest_s,
+            longest_s=self._longest_s if most_s is None else min(most_s, self._longest_s),
             patron=patron,
         ) as workshop:
             yield Judging(self._shelf, digest, judged_on(pixels, levels), workshop, lambda: self._turn(workshop))
@@ -276,6 +317,45 @@ class Trials:
     def _offered(self, engine: str) -> Offer | None:
         return next((one for one in self._offers if one.name == offer_name(engine)), None)
 
+    def _search(
+        self,
+        digest: str,
+        empty: Mapping[str, Trial],
+        own: Trial,
+        accuracy: str | float,
+        samples: int | None,
+        patron: Patron,
+    ) -> Search:
+        """What cannot be used, what is known of the others, and what may be tried."""
+        device = self._terms.device
+        able = abilities(device)
+        refused, known, unknown = list[Trial](), list[Trial](), list[str]()
+        for name, one in empty.items():
+            why_not = absence(name, device) or unequipped(name, able)
+            if why_not is not None:
+                refused.append(replace(one, why_not=why_not))
+            elif (found := self._shelf.known(digest, one)) is not None:
+                known.append(self._judged(found, patron))
+            elif (coarse := too_coarse(one.precision, accuracy)) is not None:
+                refused.append(replace(one, why_not=coarse))
+            else:
+                unknown.append(name)
+        return Search(
+            own=own,
+            kept=self._shelf.get(digest, own),
+            keep=lambda trial: self._keep(digest, trial),
+            known=known,
+            refused=refused,
+            empty=empty,
+            left=prospects(unknown, able),
+            accuracy=accuracy,
+            samples=samples,
+        )
+
+    def _keep(self, digest: str, own: Trial) -> None:
+        with suppress(OSError):  # then the next job measures it again
+            self._shelf.put(digest, own)
+
     def _tried(self, digest: str, empty: Sequence[Trial], judging: Judging) -> list[Trial]:
         """What is known of one engine at some cuts, and what was missing of it."""
         missing = absence(empty[0].engine, self._terms.device)
@@ -293,7 +373,7 @@ class Trials:
         if unknown:
             self._check(judging.workshop)  # others of the same tenant had their turn meanwhile
         try:
-            self._shelf.place(digest).mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._shelf.place(digest))
             for trial in judging.workshop.tried(unknown) if unknown else []:
                 known[trial.cut] = trial
                 self._shelf.learn(digest, trial, is_late=judging.workshop.is_late)
@@ -316,21 +396,7 @@ class Trials:
         return one if why_not is None else replace(one, seconds=0.0, why_not=why_not)
 
 
-def trials_of(settings: NodeSettings, room: Room) -> Trials:
-    """The trials of a node of these settings, kept in the user's cache folder."""
-    folder = cache_folder() / "engines"
-    trials = Trials(folder, terms_of(settings), room, longest_s=settings.trial_s, engines=settings.engines)
-    trials.tidy()
-    return trials
-
-
-def _cuts(prefix: Prefix) -> list[int]:
-    """Numbers of the cuts that a plan may want, the frost line last; the pixels need no engine."""
-    inner = prefix.cuts[1:]
-    return [inner[place].number for place in worth_trying([cut.bytes_per_sample for cut in inner])]
-
-
-def _empty(offer: Offer, cuts: Sequence[int], pixels: Pixels, levels: Levels | None) -> list[Trial]:
+def _empty(offer: Offer, cut: int, pixels: Pixels, levels: Levels | None) -> Trial:
     """What is to be known of an engine."""
     name = identity(offer.name, offer.precision, pixels, levels, takes_pixels=offer.takes_pixels)
-    return [Trial(engine=name, precision=offer.precision, cut=cut) for cut in cuts]
+    return Trial(engine=name, precision=offer.precision, cut=cut)

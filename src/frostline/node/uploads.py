@@ -97,7 +97,7 @@ class Upload:
             return
         if self._buffer.tell() != self._length:
             raise BadRequest(f"the prefix ended after {self._buffer.tell()} of {self._length} bytes")
-        self._prefixes.put(self._digest, self._buffer.getvalue(), self._room)
+        self._prefixes.put(self._digest, self._buffer.getvalue(), self._room, self._account.name)
 
     def close(self) -> None:
         """Give everything back; a thread that waits in ``begin`` is freed."""

@@ -10,18 +10,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from frostline.core import REFERENCE, Levels
+from frostline.core import Levels
 from frostline.core.amounts import in_bytes, in_seconds
 from frostline.engines.allocator import ENVIRONMENT
 from frostline.engines.catalog import offered
-from frostline.engines.identity import Pixels
+from frostline.engines.faces import Footprint
+from frostline.engines.identity import Pixels, judging
 from frostline.errors import Unavailable
 from frostline.models.artifact import Prefix, save_prefix
 from frostline.node.memory import Abandoned
@@ -29,20 +31,36 @@ from frostline.node.patrons import NOBODY, Patron
 from frostline.node.terms import Terms
 from frostline.profiles import Trial
 
-__all__ = ("Children", "Workshop")
+__all__ = ("Children", "Reference", "Workshop")
 
 # The longest that one engine may take, its conversion with calibration and some seconds of runs at eight cuts.
 _LONGEST_S = 240.0
 _LAST_WORDS = 2000
-# A quarter of a core that the node wants too.
-_NICE = 5
 _MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory")
 
 
-class Children:
-    """The trial that runs now, so that it can be ended from any thread."""
+class Reference(Protocol):
+    """The user's own network, as the node runs it: what other engines are compared with."""
 
-    def __init__(self) -> None:
+    def seconds(self, cut: int) -> float:
+        """Seconds that a sample takes from the network's input up to a cut, as measured."""
+
+    def footprint(self, cut: int) -> Footprint:
+        """Memory of one of its runs up to a cut, by which the graph was checked."""
+
+    def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """What crosses a cut for some samples, as the network takes them."""
+
+
+class Children:
+    """The trial that runs now, so that it can be ended from any thread.
+
+    Args:
+        niceness: by which it steps back behind what the node serves.
+    """
+
+    def __init__(self, niceness: int) -> None:
+        self._niceness = niceness
         self._lock = threading.Lock()
         self._is_abandoned: Callable[[], bool] | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -107,7 +125,7 @@ class Children:
                 env={**environment, **os.environ},
                 start_new_session=True,
             )
-            _step_back(self._child.pid)
+            _step_back(self._child.pid, self._niceness)
             return self._child
 
 
@@ -119,6 +137,7 @@ class Workshop:
         pixels: real samples.
         levels: what they mean where they are as they are kept (``engines.trials.Subject``).
         terms: how.
+        reference: gives the features that others are compared with.
         converted: the folder that keeps converted files of this prefix.
         children: runs the processes.
         longest_s: for all trials together, while they run.
@@ -128,6 +147,7 @@ class Workshop:
     Attributes:
         patron: for whom.
         has_begun: a trial was run.
+        spent_s: on trials so far.
     """
 
     def __init__(
@@ -136,6 +156,7 @@ class Workshop:
         pixels: Pixels,
         levels: Levels | None,
         terms: Terms,
+        reference: Reference,
         *,
         converted: Path,
         children: Children,
@@ -147,15 +168,16 @@ class Workshop:
         self._pixels = pixels
         self._levels = levels
         self._terms = terms
+        self._reference = reference
         self._converted = converted
         self._children = children
         self._left_s = longest_s
         self.patron = patron
         self._clock = clock
         self.has_begun = False
+        self.spent_s = 0.0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._referenced: set[int] = set()
-        self._lacking: str | None = None  # why there is no reference
 
     def __enter__(self) -> Self:
         return self
@@ -177,17 +199,7 @@ class Workshop:
         Args:
             trials: what is to be filled in, of the one engine.
         """
-        engine, cuts = trials[0].engine, [one.cut for one in trials]
-        found: dict[int, Trial] = {}
-        if engine == REFERENCE:
-            found, why_not = self._refer(cuts, cuts)
-        else:
-            _, why_not = self._refer([], [cut for cut in cuts if cut not in self._referenced])
-            if why_not is None:
-                found, why_not = self._run(engine, cuts, [])
-            else:
-                why_not = f"has nothing to be compared with: {REFERENCE} {why_not}"
-        return [found.get(one.cut) or _refused(one, why_not or "gave no answer") for one in trials]
+        return self._found(trials, only_error=False)
 
     def compared(self, trials: Sequence[Trial]) -> list[Trial]:
         """The error of one engine, whose speed and memory are known, at some cuts; the trials say nothing else.
@@ -195,33 +207,23 @@ class Workshop:
         Args:
             trials: of the one engine.
         """
-        engine, cuts = trials[0].engine, [one.cut for one in trials]
-        missing = [cut for cut in cuts if cut not in self._referenced]
-        found, why_not = self._run(engine, cuts, missing, only_error=True)
-        if why_not is None:
-            self._referenced.update(missing)
+        return self._found(trials, only_error=True)
+
+    def _found(self, trials: Sequence[Trial], *, only_error: bool) -> list[Trial]:
+        found, why_not = self._run(trials[0].engine, [one.cut for one in trials], only_error=only_error)
         return [found.get(one.cut) or _refused(one, why_not or "gave no answer") for one in trials]
 
-    def _refer(self, cuts: Sequence[int], missing: Sequence[int]) -> tuple[dict[int, Trial], str | None]:
-        """Try the reference, and keep its features at some cuts, to compare with; once it failed, it is left alone."""
-        found: dict[int, Trial] = {}
-        if self._lacking is None and (cuts or missing):
-            found, self._lacking = self._run(REFERENCE, cuts, missing)
-            self._referenced.update(missing)
-        return found, self._lacking
-
-    def _run(
-        self, engine: str, cuts: Sequence[int], reference_cuts: Sequence[int], *, only_error: bool = False
-    ) -> tuple[dict[int, Trial], str | None]:
+    def _run(self, engine: str, cuts: Sequence[int], *, only_error: bool) -> tuple[dict[int, Trial], str | None]:
         """The trials that came about, by cut, and why others did not."""
         self.has_begun = True
         left_s = min(_LONGEST_S, self._left_s)
         if left_s <= 0:
             return {}, "was not tried: the time for trials was up"
         folder = self._opened()
+        self._refer(cuts)
         words, out = folder / "stderr.txt", folder / "trials.jsonl"
         out.unlink(missing_ok=True)
-        argument = json.dumps({**self._wanted(engine, cuts, reference_cuts, folder), "only_error": only_error})
+        argument = json.dumps({**self._wanted(engine, cuts, folder), "only_error": only_error})
         # As the node's own process was started; what it was told itself is passed on in any case.
         environment = ENVIRONMENT if self._terms.keeps_freed else {}
         began_s = self._clock()
@@ -230,6 +232,7 @@ class Workshop:
         finally:
             took_s = self._clock() - began_s
             self._left_s -= took_s
+            self.spent_s += took_s
             self.patron.spent(took_s)
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
         found = {one.cut: one for one in (Trial(**json.loads(line)) for line in lines)}
@@ -237,20 +240,29 @@ class Workshop:
             return found, f"took longer than {in_seconds(left_s)}"
         return found, None if status == 0 else self._failure(status, words)
 
-    def _wanted(
-        self, engine: str, cuts: Sequence[int], reference_cuts: Sequence[int], folder: Path
-    ) -> dict[str, object]:
+    def _refer(self, cuts: Sequence[int]) -> None:
+        """Keep what the reference gives at some cuts for the samples that judge."""
+        samples = judging(self._pixels)
+        if self._levels is not None:
+            samples = self._levels.applied(samples.astype(np.uint8, copy=False))
+        for cut in cuts:
+            if cut not in self._referenced:
+                for place, tensor in enumerate(self._reference.features(samples.astype(np.float32, copy=False), cut)):
+                    np.save(self._opened() / f"reference-{cut}-{place}.npy", tensor)
+                self._referenced.add(cut)
+
+    def _wanted(self, engine: str, cuts: Sequence[int], folder: Path) -> dict[str, object]:
         terms = self._terms
         return {
             "folder": str(folder),
             "levels": None if self._levels is None else asdict(self._levels),
             "engine": engine,
             "cuts": list(cuts),
-            "reference_cuts": list(reference_cuts),
             "device": terms.device,
             "rows": terms.rows,
             "threads": terms.threads if offered(engine).takes_threads else terms.threads[:1],
             "converted": str(self._converted),
+            "footprints": [(cut, *astuple(self._reference.footprint(cut))) for cut in cuts],
             "most_bytes": terms.most_bytes,
         }
 
@@ -276,12 +288,12 @@ def _refused(one: Trial, why_not: str) -> Trial:
     return Trial(engine=one.engine, precision=one.precision, cut=one.cut, why_not=why_not)
 
 
-def _step_back(pid: int) -> None:
+def _step_back(pid: int, niceness: int) -> None:
     """Let what the node serves go first."""
     with contextlib.suppress(OSError):  # it has ended, or the system knows no such thing
-        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
+        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
         # Where sessions are scheduled as groups, only the group's own number counts between them.
-        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE), encoding="ascii")
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from frostline.core import EXACT, REFERENCE, Cut, Route
+from frostline.core import EXACT, FLOAT32, REFERENCE, Cut, Route
 from frostline.core.amounts import in_bytes
 from frostline.planning.situation import Situation
 from frostline.profiles import CodecCost, CutCost, Profile
@@ -34,7 +34,13 @@ SHARED_MACHINE = "shared machine"
 _SMALLEST_DEVICE_BATCH = 8
 _ACCELERATOR = "cuda"
 _LOSSY = ("fp16", "bf16", "int8")
-_ALLOWED: Mapping[str, tuple[str, ...]] = {"exact": (), "fp16": ("fp16",), "int8": _LOSSY}
+_ALLOWED: Mapping[str, tuple[str, ...]] = {
+    EXACT: (),
+    FLOAT32: (),
+    "fp16": ("fp16",),
+    "bf16": ("fp16", "bf16"),
+    "int8": _LOSSY,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from frostline.core import Cut
+from frostline.core import EXACT, FLOAT32, Cut
 from frostline.errors import SettingError, nearest
 from frostline.profiles import Profile
 
 __all__ = ("ACCURACIES", "Link", "Situation")
 
-ACCURACIES = ("exact", "fp16", "int8")
+ACCURACIES = (EXACT, FLOAT32, "fp16", "bf16", "int8")
 """What a job may allow by name; a number allows any codec whose measured error is at most that."""
 
 
@@ -63,8 +63,9 @@ class Situation:
         keeps_features: features at the frost line are kept at the trainer between epochs, so that only the
             first epoch needs the store.
         head_s: seconds a sample that training the head takes, on the trainer's accelerator where it has one.
-        accuracy: what the job allows on the wire: ``exact`` lossless codecs alone, ``fp16`` that one too,
-            ``int8`` all; a number any codec whose measured relative error is at most that.
+        accuracy: what the job allows on the wire: ``exact`` and ``float32`` lossless codecs alone, ``fp16`` and
+            ``bf16`` those that are as fine too, ``int8`` all; a number any codec whose measured relative error is at
+            most that.
     """
 
     cuts: Sequence[Cut]
@@ -79,7 +80,7 @@ class Situation:
     epochs: int = 1
     keeps_features: bool = False
     head_s: float = 0.0
-    accuracy: str | float = "exact"
+    accuracy: str | float = FLOAT32
 
     def __post_init__(self) -> None:
         numbers = [cut.number for cut in self.cuts]

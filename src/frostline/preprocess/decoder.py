@@ -38,6 +38,8 @@ _BROKEN = (
     struct.error,
     zlib.error,
 )
+# What they raise on headers that say too many pixels; the warning where warnings are errors.
+_TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def decoded(
@@ -101,19 +103,19 @@ def _in_words(most_pixels: int) -> Iterator[None]:
         yield
     except UnidentifiedImageError as error:
         raise SampleError("not an image of a known format, or its header is broken") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except _TOO_LARGE as error:
         raise SampleError(f"too many pixels: the most are {most_pixels}") from error
     except _BROKEN as error:
         raise SampleError(f"broken image: {_reason(error)}") from error
 
 
 def size_of(encoded: bytes | memoryview) -> Size:
-    """Width and height from an image's header alone; 0 and 0 where it is broken."""
+    """Width and height from an image's header alone; 0 and 0 where it is broken, or says more than Pillow opens."""
     if is_array(encoded):
         return size_of_array(encoded)
     try:
         return Image.open(BytesIO(encoded), formats=_FORMATS).size
-    except _BROKEN:
+    except (*_BROKEN, *_TOO_LARGE):
         return 0, 0
 
 

@@ -43,10 +43,18 @@ class BlockReads:
         store: that is read.
         threads: that wait for the store.
         room: sets memory aside for a request, without waiting; None where there is none.
+        is_here: whether a place of an object of that version need not be read at all.
     """
 
-    def __init__(self, store: Versioned, threads: Executor, room: Callable[[int], ShrinkingRoom | None]) -> None:
+    def __init__(
+        self,
+        store: Versioned,
+        threads: Executor,
+        room: Callable[[int], ShrinkingRoom | None],
+        is_here: Callable[[Place, str], bool] = lambda place, version: False,  # noqa: ARG005
+    ) -> None:
         self._store = store
+        self._is_here = is_here
         self._threads = threads
         self._room = room
         # A pass that was dropped in a cycle is closed by the garbage collector, which may run in any of these threads.
@@ -62,8 +70,16 @@ class BlockReads:
         """Requests of which it was told, so far."""
         return self._told
 
-    def expect(self, places: Sequence[Place]) -> None:
-        """These will be asked for after those before, about in this order, once each."""
+    def expect(self, places: Sequence[Place], versions: Sequence[str] = ()) -> None:
+        """These will be asked for after those before, about in this order, once each.
+
+        Args:
+            places: of the samples.
+            versions: of their objects as they were listed; none where nobody knows any.
+        """
+        if len(versions):
+            pairs = zip(places, versions, strict=True)
+            places = [place for place, version in pairs if not self._is_here(place, version)]
         found = neighbours(places, most_gap_bytes=_MOST_GAP_BYTES, most_bytes=_MOST_BYTES)
         with self._lock:
             for one in found:

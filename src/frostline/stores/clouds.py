@@ -4,6 +4,7 @@ Credentials and addresses come from the variables that each ecosystem uses, of w
 what it does not read is read here. Options of the URL go before them.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -16,9 +17,10 @@ from frostline.stores.driver import DriverStore
 from frostline.stores.patient import PatientSections
 from frostline.stores.urls import Root
 from frostline.stores.waits import PREFIX, Waits
+from frostline.stores.web import WebStore
 
 if TYPE_CHECKING:
-    from obstore.store import AzureStore, GCSStore, HTTPStore, RetryConfig, S3Store
+    from obstore.store import AzureStore, GCSStore, RetryConfig, S3Store
     from obstore.store import ObjectStore as Client
 
 __all__ = ("azure_settings", "cloud_store", "google_settings", "s3_settings")
@@ -41,6 +43,7 @@ def cloud_store(
     url: str,
     root: Root,
     *,
+    deadline_s: float = math.inf,
     patience_s: float | None = None,
     now: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
@@ -50,15 +53,21 @@ def cloud_store(
     Args:
         url: canonical.
         root: the same taken apart.
+        deadline_s: how long it may be silent, or be tried again, where the environment does not say less.
         patience_s: how long a call may be refused before its caller is told; None for what the environment says.
         now: what time it is.
         wait: lets time pass.
     """
-    is_read_only = root.scheme in ("http", "https")
-    driver = DriverStore(url, partial(_client, root), root.path, is_read_only=is_read_only)
-    waits = Waits.of(environment(PREFIX))
+    waits = Waits.of(environment(PREFIX)).within(deadline_s)
     patience_s = waits.patience_s if patience_s is None else patience_s
-    return PatientSections(driver, patience_s=patience_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
+    # Redirects are judged where the web is read; the driver follows them wherever they lead.
+    is_web = root.scheme in ("http", "https")
+    store = (
+        WebStore(url, root, waits.timeout_s)
+        if is_web
+        else DriverStore(url, partial(_client, root, waits.timeout_s), root.path)
+    )
+    return PatientSections(store, patience_s=patience_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
 
 
 def s3_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG001
@@ -126,33 +135,30 @@ def _tries(retries: int) -> "RetryConfig":
     return {"max_retries": retries, "retry_timeout": timedelta(seconds=20)}
 
 
-def _times() -> dict[str, str]:
+def _times(timeout_s: float) -> dict[str, str]:
     # Not as the driver's client options: those put aside what AWS_ALLOW_HTTP and its like say. The limit for a whole
     # answer is one that nothing reaches, as there is none: what counts is that bytes keep coming.
-    timeout_s = Waits.of(environment(PREFIX)).timeout_s
     connect_ms, read_ms = (f"{round(1000 * seconds)}ms" for seconds in (min(_CONNECT_S, timeout_s), timeout_s))
     return {"connect_timeout": connect_ms, "read_timeout": read_ms, "timeout": "365days"}
 
 
-def _client(root: Root, retries: int) -> "Client":
+def _client(root: Root, timeout_s: float, retries: int) -> "Client":
     match root.scheme:
         case "s3":
-            return _s3(root, retries)
+            return _s3(root, retries, _times(timeout_s))
         case "gs":
-            return _google(root, retries)
-        case "az":
-            return _azure(root, retries)
+            return _google(root, retries, _times(timeout_s))
         case _:
-            return _web(root, retries)
+            return _azure(root, retries, _times(timeout_s))
 
 
-def _s3(root: Root, retries: int) -> "S3Store":
+def _s3(root: Root, retries: int, times: dict[str, str]) -> "S3Store":
     from obstore.store import S3Store
 
     from frostline.stores.profiles import profile_of, signed
 
     options, said = dict(root.options), environment("AWS_")
-    config: dict[str, Any] = {**_times(), **s3_settings(options, said)}
+    config: dict[str, Any] = {**times, **s3_settings(options, said)}
     profile = None if "anonymous" in options else profile_of(options, said)
     if profile is None:
         return S3Store(root.place, retry_config=_tries(retries), config=config)  # type: ignore[arg-type]
@@ -160,24 +166,15 @@ def _s3(root: Root, retries: int) -> "S3Store":
     return S3Store(root.place, retry_config=_tries(retries), config=config, credential_provider=credentials)  # type: ignore[arg-type]
 
 
-def _google(root: Root, retries: int) -> "GCSStore":
+def _google(root: Root, retries: int, times: dict[str, str]) -> "GCSStore":
     from obstore.store import GCSStore
 
-    settings: Any = {**_times(), **google_settings(dict(root.options), environment("STORAGE_"))}
+    settings: Any = {**times, **google_settings(dict(root.options), environment("STORAGE_"))}
     return GCSStore(root.place, retry_config=_tries(retries), config=settings)
 
 
-def _azure(root: Root, retries: int) -> "AzureStore":
+def _azure(root: Root, retries: int, times: dict[str, str]) -> "AzureStore":
     from obstore.store import AzureStore
 
-    settings: Any = {**_times(), **azure_settings(dict(root.options), environment("AZURE_"))}
+    settings: Any = {**times, **azure_settings(dict(root.options), environment("AZURE_"))}
     return AzureStore(root.place, retry_config=_tries(retries), config=settings)
-
-
-def _web(root: Root, retries: int) -> "HTTPStore":
-    from obstore.store import HTTPStore
-
-    # The prefix is the store's own matter, as everywhere.
-    address = f"{root.scheme}://{root.place}"
-    plain: Any = {"allow_http": root.scheme == "http", **_times()}
-    return HTTPStore(address, retry_config=_tries(retries), client_options=plain)

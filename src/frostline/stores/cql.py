@@ -5,11 +5,11 @@ workers must never have started them.
 """
 
 import hashlib
+import math
 import os
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from frostline.stores.cql_putting import TableSample, damaged_of, put_all, seals
 from frostline.stores.cql_tables import key_of
 from frostline.stores.cql_urls import CqlPlace
 from frostline.stores.faces import LABELS, MASKS, Buffer, Entry, Place
+from frostline.stores.forks import Driver
 from frostline.stores.urls import check_name
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
     from frostline.stores.cql_link import Link
 
-__all__ = ("CqlStore",)
+__all__ = ("DRIVER", "CqlStore")
+
+DRIVER = Driver(lambda: None)
+"""Of Cassandra, which starts threads with each session."""
 
 _ENVIRONMENT = "FROSTLINE_CQL_"
 _OWN = ".frostline/"
@@ -47,15 +51,17 @@ class CqlStore:
 
     Args:
         place: which table, and how to reach it.
+        deadline_s: how long its servers may be silent, where the usual time is not less.
 
     Raises:
         SettingError: the place names a keyspace only.
     """
 
-    def __init__(self, place: CqlPlace) -> None:
+    def __init__(self, place: CqlPlace, *, deadline_s: float = math.inf) -> None:
         if not place.table:
             raise SettingError(f"{place.url} names a keyspace: a data set is one of its tables, /keyspace/table")
         self._place = place
+        self._deadline_s = deadline_s
         self._lock = Lock()
         self._link: Link | None = None
 
@@ -242,11 +248,7 @@ class CqlStore:
 
     @contextmanager
     def _translated(self, name: str) -> Iterator[None]:
-        if _driven_by() != os.getpid():
-            raise StoreError(
-                f"{self.url} cannot be read here: this process was forked from one that had used such a store; "
-                "start workers with 'spawn' or 'forkserver'"
-            )
+        DRIVER.use(self.url)
         with translated(self.url, name):
             yield
 
@@ -256,7 +258,7 @@ class CqlStore:
 
             with self._lock:
                 if self._link is None:
-                    link = Link(self._place, CqlAccess.of(environment(_ENVIRONMENT)))
+                    link = Link(self._place, CqlAccess.of(environment(_ENVIRONMENT)), self._deadline_s)
                     # At the end of the process the driver says farewell by itself.
                     weakref.finalize(self, _close, link, os.getpid()).atexit = False
                     self._link = link
@@ -302,9 +304,3 @@ def _entry_of_labels(pages: Iterable[Sequence[Any]], what: str) -> Entry:
             count += 1
     content = f"{what}{total}"
     return Entry(LABELS, count, hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
-
-
-@cache
-def _driven_by() -> int:
-    # The process that started the driver's threads; a forked child remembers its parent here.
-    return os.getpid()

@@ -1,5 +1,6 @@
 """A session with servers that speak CQL, and what it knows of one data set's tables: statements, keys and ranges."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -31,6 +32,7 @@ class Link:
     Args:
         place: which.
         access: as whom.
+        deadline_s: how long the servers may be silent, where the usual time is not less.
 
     Raises:
         SettingError: there is no password, or certificates cannot be used.
@@ -40,8 +42,8 @@ class Link:
     What the driver raises comes out as it is.
     """
 
-    def __init__(self, place: CqlPlace, access: CqlAccess) -> None:
-        self._cluster, self._session = connect(place, access)
+    def __init__(self, place: CqlPlace, access: CqlAccess, deadline_s: float = math.inf) -> None:
+        self._cluster, self._session = connect(place, access, deadline_s)
         try:
             self.shape = self._shape(place)
             # Only now: a keyspace that is not there has its own sentence.

@@ -173,11 +173,11 @@ def _is_same(sample: TableSample, rows: Sequence[Any]) -> bool:
 
 
 def _row(shape: Shape, key: object, sample: TableSample) -> tuple[object, ...]:
-    is_named = shape.types.get(shape.label) not in WHOLE
+    number = sample.label if sample.label >= 0 else None
     beside = {
         "size": len(sample.data),
         "name": sample.name,
-        "label": sample.class_name if is_named else sample.label,
+        "label": number if shape.types.get(shape.label) in WHOLE else sample.class_name,
     }
     mask = () if not shape.read_mask else (None if sample.mask is None else bytes(sample.mask),)
     seal = (_OPEN,) if shape.seal else ()

@@ -3,6 +3,7 @@
 The driver is brought in by this module, so this module is imported when a store is first used.
 """
 
+import math
 import ssl
 from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
@@ -51,12 +52,13 @@ _ASKED_AGAIN_AFTER_S = 1.0
 _MOST_ASKED_AGAIN = 2
 
 
-def connect(place: CqlPlace, access: CqlAccess) -> tuple[Cluster, Session]:
+def connect(place: CqlPlace, access: CqlAccess, deadline_s: float = math.inf) -> tuple[Cluster, Session]:
     """Make a session. Whoever asked for it shuts the cluster down.
 
     Args:
         place: where to.
         access: as whom.
+        deadline_s: how long the servers may be silent, where the usual time is not less.
 
     Raises:
         SettingError: the URL names a user and there is no password, or certificates cannot be used.
@@ -70,7 +72,7 @@ def connect(place: CqlPlace, access: CqlAccess) -> tuple[Cluster, Session]:
         load_balancing_policy=policy,
         retry_policy=_NextHost(),
         consistency_level=ConsistencyLevel.name_to_value[place.consistency],
-        request_timeout=_REQUEST_S,
+        request_timeout=min(_REQUEST_S, deadline_s),
         row_factory=tuple_factory,
         speculative_execution_policy=ConstantSpeculativeExecutionPolicy(_ASKED_AGAIN_AFTER_S, _MOST_ASKED_AGAIN),
     )
@@ -81,8 +83,8 @@ def connect(place: CqlPlace, access: CqlAccess) -> tuple[Cluster, Session]:
         auth_provider=PlainTextAuthProvider(place.user, access.password) if place.user else None,
         ssl_context=_tls(place, access) if place.tls else None,
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
-        connect_timeout=_CONNECT_S,
-        control_connection_timeout=_CONNECT_S,
+        connect_timeout=min(_CONNECT_S, deadline_s),
+        control_connection_timeout=min(_CONNECT_S, deadline_s),
         **known,
     )
     try:

@@ -5,16 +5,16 @@ forks workers must never have started them.
 """
 
 import builtins
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from frostline.background import background
-from frostline.errors import AccessDenied, ObjectNotFound, StoreError
+from frostline.errors import ObjectNotFound
 from frostline.stores.driver_errors import error_of_driver
 from frostline.stores.faces import Buffer, Dated, Entry
+from frostline.stores.forks import Driver
 from frostline.stores.urls import check_name
 from frostline.stores.versions import version_of_time
 
@@ -23,10 +23,23 @@ if TYPE_CHECKING:
     from obstore.store import MemoryStore
     from obstore.store import ObjectStore as Client
 
-__all__ = ("DriverStore", "memory_store")
+__all__ = ("DRIVER", "DriverStore", "memory_store")
 
 _LISTED_AT_ONCE = 1000
 _LIST_RETRIES = 4
+
+
+def _start() -> None:
+    # Its threads start with the first call, whatever that is.
+    with background():
+        from obstore import put
+        from obstore.store import MemoryStore
+
+        put(MemoryStore(), "first", b"")
+
+
+DRIVER = Driver(_start)
+"""Of objects, whose threads serve all stores of a process."""
 
 
 class DriverStore:
@@ -37,14 +50,10 @@ class DriverStore:
         connect: makes the client that tries a request again so often. It is called in the process that uses it, and
             must travel by pickle.
         prefix: of the root's objects within the client's place.
-        is_read_only: it takes no writes.
     """
 
-    def __init__(
-        self, url: str, connect: Callable[[int], "Client"], prefix: str, *, is_read_only: bool = False
-    ) -> None:
+    def __init__(self, url: str, connect: Callable[[int], "Client"], prefix: str) -> None:
         self._url = url
-        self._is_read_only = is_read_only
         self._connect = connect
         self._prefix = f"{prefix}/" if prefix else ""
         # Reads and writes are tried again by whoever asks, who must know how often a store refuses; a listing is not
@@ -139,8 +148,6 @@ class DriverStore:
     def remove(self, object: str) -> None:
         """See ``Prunable.remove``."""
         name = check_name(object)
-        if self._is_read_only:
-            raise AccessDenied(f"{self._url} is read alone: nothing there is removed")
         with suppress(ObjectNotFound), self._driven(name) as client:
             from obstore import delete
 
@@ -149,8 +156,6 @@ class DriverStore:
     def write(self, object: str, data: Buffer) -> None:
         """See ``Writable.write``."""
         name = check_name(object)
-        if self._is_read_only:
-            raise AccessDenied(f"{self._url} is read alone: it takes no writes")
         with self._driven(name) as client:
             from obstore import put
 
@@ -165,11 +170,7 @@ class DriverStore:
 
     @contextmanager
     def _driven(self, name: str, retries: int = 0) -> Iterator["Client"]:
-        if _driven_by() != os.getpid():
-            raise StoreError(
-                f"{self._url} cannot be read here: this process was forked from one that had used such a store; "
-                "start workers with 'spawn' or 'forkserver'"
-            )
+        DRIVER.use(self._url)
         from obstore.exceptions import BaseError
 
         try:
@@ -190,18 +191,6 @@ def _version(found: "ObjectMeta") -> str:
     etag = (found["e_tag"] or "").strip('"')
     # Web servers need not have one. Where they give no time either, the driver says that of 1970.
     return etag or version_of_time(found["last_modified"].timestamp())
-
-
-@cache
-def _driven_by() -> int:
-    # The process that started the driver's threads; a forked child remembers its parent here. They start with the first
-    # call, whatever it is.
-    with background():
-        from obstore import put
-        from obstore.store import MemoryStore
-
-        put(MemoryStore(), "first", b"")
-    return os.getpid()
 
 
 def _memory_client(place: str, retries: int) -> "MemoryStore":  # noqa: ARG001 (memory never fails)

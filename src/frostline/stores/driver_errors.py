@@ -18,7 +18,7 @@ from frostline.errors import (
 from frostline.stores.urls import object_url, parse_url
 from frostline.stores.waits import TIMEOUT
 
-__all__ = ("error_of_driver",)
+__all__ = ("error_of_driver", "error_of_status")
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -78,16 +78,26 @@ def _by_text(text: str, url: str, name: str) -> FrostlineError:
     if "Invalid range:" in text or "Wanted range starting at" in text:
         return _cut_short(what)
     if "kind: Timeout" in text:
-        return StoreUnavailable(f"nothing came from the store for {what} within {TIMEOUT} (30 s unless set)")
+        return StoreUnavailable(
+            f"nothing came from the store for {what} within {TIMEOUT} (30 s unless set), or the job's deadline_s"
+        )
     if "builder error" in text:
         return SettingError(_plain_http(scheme))
     found = _STATUS.search(text)
     code = _CODE.search(text)
     said = " ".join([*found.groups(), *(code.groups() if code else ())]) if found else ""
-    return _by_status(int(found[1]) if found else 0, said, url, name)
+    return error_of_status(int(found[1]) if found else 0, said, url, name)
 
 
-def _by_status(status: int, said: str, url: str, name: str) -> FrostlineError:
+def error_of_status(status: int, said: str, url: str, name: str) -> FrostlineError:
+    """What the status of an answer means for an object, or for the root where ``name`` is empty.
+
+    Args:
+        status: The number; 0 where there was no answer.
+        said: It and the code that came with it, for the sentence.
+        url: The canonical URL of the root.
+        name: The object.
+    """
     what, scheme = object_url(url, name) if name else url, parse_url(url).scheme
     # A 503 without a code comes from what stands before stores, such as a proxy with a limit of its own.
     throttled = status in (429, 503) or any(code in said for code in _THROTTLED)
@@ -100,6 +110,8 @@ def _by_status(status: int, said: str, url: str, name: str) -> FrostlineError:
             return _refused(what, f" ({said})")
         case 405 | 501 if scheme in ("http", "https") and not name:
             return StoreError(f"the server of {url} lists nothing: that takes WebDAV, or a list of URLs as data set")
+        case 410 if scheme in ("http", "https"):
+            return _absent(what, name)
         case 405 | 501:
             return StoreError(f"the store does not do this with {what} ({said}): see what its server allows")
         case 416:

@@ -5,7 +5,6 @@ listing at one odd file name, and took twice as long to list 100,000 files, so t
 """
 
 import errno
-import fcntl
 import os
 import secrets
 import stat
@@ -23,7 +22,10 @@ from frostline.errors import (
     OutOfSpace,
     StoreUnavailable,
 )
+from frostline.file_locks import try_lock
+from frostline.private import make_private_folder, open_private
 from frostline.stores.faces import Buffer, Dated, Entry
+from frostline.stores.limits import LinkBounds
 from frostline.stores.urls import check_name, normalise_url
 
 __all__ = ("FolderStore", "error_of_system", "etag", "is_partial")
@@ -36,10 +38,19 @@ _MOST_SHOWN = 300
 
 
 class FolderStore:
-    """A folder. Links are followed, also out of the folder: whoever made them meant it. Safe for threads and forks."""
+    """A folder. Safe for threads and forks.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: Where it is.
+        links: The folders within which symbolic links may lead; None lets them lead anywhere, as whoever reads only
+            their own files means it.
+        is_private: What it makes is for its user alone, as that of a cache.
+    """
+
+    def __init__(self, path: str, links: LinkBounds | None = None, *, is_private: bool = False) -> None:
+        self._is_private = is_private
         self._path = Path(path).absolute()
+        self._links = links
 
     @property
     def url(self) -> str:
@@ -57,14 +68,18 @@ class FolderStore:
             # Not blocking: a pipe of that name must not hold up the reader.
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
+                self.check_opened(handle, object)
                 return _read(handle, object, offset, length)
             finally:
                 os.close(handle)
 
     def describe(self, object: str) -> Entry:
         """See ``Described.describe``."""
+        path = self._path / check_name(object)
         with _translated(object):
-            status = (self._path / check_name(object)).stat()
+            if self._links is not None:
+                self._links.check(os.path.realpath(path), object)
+            status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ObjectNotFound(f"there is no object {object}")
         return Entry(object, status.st_size, etag(status.st_mtime_ns, status.st_size))
@@ -80,7 +95,7 @@ class FolderStore:
             from frostline.stores.entries import Entries
 
             folders: list[str] = []
-            files = Entries.of(_entries(_of_folder(self._path, "", folders)))
+            files = Entries.of(_entries(_of_folder(self._path, "", folders, self._links)))
             return files, tuple(folders)
 
     def list_section(self, folder: str) -> Sequence[Entry]:
@@ -88,7 +103,7 @@ class FolderStore:
         with _folder_translated(self._path):
             from frostline.stores.entries import Entries
 
-            return Entries.of(_entries(_walk(self._path, folder, (_identity(self._path),))))
+            return Entries.of(_entries(_walk(self._path, self._links, folder, (_identity(self._path),))))
 
     def list_dated(self) -> Iterator[Dated]:
         """See ``Prunable.list_dated``."""
@@ -106,8 +121,8 @@ class FolderStore:
         with _folder_translated(self._path):
             self._check_is_there()
         with _translated(object):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, data)
+            self._make(path.parent)
+            _replace(path, data, is_private=self._is_private)
 
     def create(self) -> None:
         """Make the folder, and those above it, where they are missing.
@@ -117,7 +132,7 @@ class FolderStore:
             OutOfSpace: the disk is full.
         """
         with _translated(str(self._path)):
-            self._path.mkdir(parents=True, exist_ok=True)
+            self._make(self._path)
 
     @contextmanager
     def alone(self, *folders: str) -> Iterator[None]:
@@ -158,10 +173,29 @@ class FolderStore:
         """
         return self._path / check_name(object)
 
+    def check_opened(self, handle: int, object: str) -> None:
+        """Do nothing if an open file lies where links may lead; looked at once it is open, so that nobody swaps it.
+
+        Args:
+            handle: The file's descriptor.
+            object: Its name.
+
+        Raises:
+            AccessDenied: A symbolic link led out of the folders that may be read.
+        """
+        if self._links is not None:
+            self._links.check(_place_of(handle, f"{self._path}/{object}"), object)
+
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         with _folder_translated(self._path):
             self._check_is_there()
-            yield from _walk(self._path)
+            yield from _walk(self._path, self._links)
+
+    def _make(self, folder: Path) -> None:
+        if self._is_private:
+            make_private_folder(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
 
     def _check_is_there(self) -> None:
         if not self._path.is_dir():
@@ -225,7 +259,9 @@ def _read(handle: int, name: str, offset: int, length: int) -> tuple[bytes, str]
 _Identities = tuple[tuple[int, int], ...]
 
 
-def _walk(root: Path, start: str = "", above: _Identities = ()) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(
+    root: Path, links: LinkBounds | None, start: str = "", above: _Identities = ()
+) -> Iterator[tuple[str, os.stat_result]]:
     # Folders still to list, each with the folders above it, so that a link to one of those is not followed for ever.
     waiting: list[tuple[str, _Identities]] = [(start, above)]
     while waiting:
@@ -234,15 +270,21 @@ def _walk(root: Path, start: str = "", above: _Identities = ()) -> Iterator[tupl
         if here in above:
             continue
         folders: list[str] = []
-        yield from _of_folder(root, prefix, folders)
+        yield from _of_folder(root, prefix, folders, links)
         waiting += [(name, (*above, here)) for name in folders]
 
 
-def _of_folder(root: Path, prefix: str, folders: list[str]) -> Iterator[tuple[str, os.stat_result]]:
+def _of_folder(
+    root: Path, prefix: str, folders: list[str], links: LinkBounds | None
+) -> Iterator[tuple[str, os.stat_result]]:
     """The files of one folder; those in it are added to ``folders``."""
+    if links is not None:
+        links.check(os.path.realpath(root / prefix), prefix or str(root))
     with os.scandir(root / prefix) as entries:
         for entry in entries:
             name = prefix + _utf8(entry.name)
+            if links is not None and entry.is_symlink():
+                links.check(os.path.realpath(entry.path), name)
             if entry.is_dir():
                 folders.append(f"{name}/")
             elif entry.is_file():
@@ -260,6 +302,14 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+def _place_of(handle: int, path: str) -> str:
+    # Linux tells where an open file lies. Elsewhere the name is followed again, which somebody may change meanwhile.
+    try:
+        return os.readlink(f"/proc/self/fd/{handle}")  # noqa: PTH115 (once for each read)
+    except FileNotFoundError:
+        return os.path.realpath(path)
+
+
 def _utf8(name: str) -> str:
     try:
         return check_name(name)
@@ -268,17 +318,14 @@ def _utf8(name: str) -> str:
 
 
 def _lock(handle: int, path: Path) -> None:
-    # The system gives it back when the process ends, however it ends.
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise DataError(f"another process is writing to {path}: let it end first") from error
+    if not try_lock(handle):
+        raise DataError(f"another process is writing to {path}: let it end first")
 
 
-def _replace(path: Path, data: Buffer) -> None:
+def _replace(path: Path, data: Buffer, *, is_private: bool) -> None:
     partial = path.with_name(f"{_PARTIAL}{secrets.token_hex(8)}")
     try:
-        with partial.open("xb") as file:
+        with open_private(partial, "xb") if is_private else partial.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -70,7 +70,7 @@ class MappedFolder:
         with self._lock:
             known = self._mapped.get(object)
             if known is None or known.identity != identity:
-                known = _map(path)
+                known = self._map(object, path)
                 if known is None:
                     return None
                 self._mapped[object] = known
@@ -78,6 +78,18 @@ class MappedFolder:
             if len(self._mapped) > _MOST_MAPPED:
                 self._mapped.popitem(last=False)
             return known
+
+    def _map(self, object: str, path: Path) -> _Mapped | None:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._folder.check_opened(handle, object)
+            status = os.fstat(handle)
+            # It may have been replaced since it was looked at; an empty file cannot be mapped.
+            if status.st_mode & _WRITABLE or not status.st_size:
+                return None
+            return _Mapped(_identity(status), mmap.mmap(handle, 0, access=mmap.ACCESS_READ))
+        finally:
+            os.close(handle)
 
 
 def _sealed_identity(path: Path) -> Identity | None:
@@ -87,15 +99,3 @@ def _sealed_identity(path: Path) -> Identity | None:
 
 def _identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _map(path: Path) -> _Mapped | None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        status = os.fstat(handle)
-        # It may have been replaced since it was looked at; an empty file cannot be mapped.
-        if status.st_mode & _WRITABLE or not status.st_size:
-            return None
-        return _Mapped(_identity(status), mmap.mmap(handle, 0, access=mmap.ACCESS_READ))
-    finally:
-        os.close(handle)

@@ -1,11 +1,11 @@
 """Opens a store of objects by its URL: a folder, memory, a bucket, a web server or a table of Cassandra."""
 
+from frostline.stores import cql, driver
 from frostline.stores.clouds import cloud_store
-from frostline.stores.cql import CqlStore
 from frostline.stores.cql_urls import parse_cql
-from frostline.stores.driver import memory_store
 from frostline.stores.faces import Buffer, Entry, Listable, ObjectStore, Readable, Writable
 from frostline.stores.folder import FolderStore
+from frostline.stores.limits import NO_LIMITS, StoreLimits
 from frostline.stores.urls import is_within, normalise_url, object_url, parse_url
 
 __all__ = (
@@ -19,10 +19,11 @@ __all__ = (
     "normalise_url",
     "object_url",
     "open_store",
+    "survives_fork",
 )
 
 
-def open_store(url: str) -> ObjectStore:
+def open_store(url: str, limits: StoreLimits = NO_LIMITS) -> ObjectStore:
     """The store at a URL. Nothing is connected or looked at until it is used.
 
     Args:
@@ -31,6 +32,7 @@ def open_store(url: str) -> ObjectStore:
             come from the usual ``AWS_*``, ``GOOGLE_*`` and ``AZURE_*`` variables, and options such as
             ``?endpoint=https://store:9000`` (``stores.options``); ``https://host/path``, which is read alone;
             ``cql://user@host/keyspace/table``, whose password comes from ``FROSTLINE_CQL_PASSWORD``.
+        limits: What it is allowed.
 
     Raises:
         SettingError: the text is no URL that Frostline reads.
@@ -38,10 +40,27 @@ def open_store(url: str) -> ObjectStore:
     root = parse_url(url)
     match root.scheme:
         case "cql":
-            return CqlStore(parse_cql(url.partition("://")[2]))
+            return cql.CqlStore(parse_cql(url.partition("://")[2]), deadline_s=limits.deadline_s)
         case "file":
-            return FolderStore(root.path)
+            return FolderStore(root.path, limits.links)
         case "memory":
-            return memory_store(normalise_url(url), root.place, root.path)
+            return driver.memory_store(normalise_url(url), root.place, root.path)
         case _:
-            return cloud_store(normalise_url(url), root)
+            return cloud_store(normalise_url(url), root, deadline_s=limits.deadline_s)
+
+
+def survives_fork(url: str) -> bool:
+    """Whether a process that is forked from this one now could read what lies at a URL.
+
+    Drivers of object stores and of Cassandra have threads, which it would lack; folders and web servers need none.
+
+    Raises:
+        SettingError: the text is no URL that Frostline reads.
+    """
+    match parse_url(url).scheme:
+        case "file" | "http" | "https":
+            return True
+        case "cql":
+            return not cql.DRIVER.is_used
+        case _:
+            return not driver.DRIVER.is_used

@@ -1,180 +1,229 @@
-"""A local tier: keeps what was read of a store in a folder, so that it is read from there the next time."""
+"""A local tier: keeps encoded samples of a store in a folder, so that they are read from there the next time."""
 
-import fcntl
 import hashlib
 import os
 import re
 import secrets
+import shutil
 import threading
-from collections import OrderedDict
+import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from frostline.errors import DataError, SettingError
-from frostline.stores.faces import Buffer, ObjectStore
-from frostline.stores.folder import error_of_system
-from frostline.stores.urls import check_name
-from frostline.stores.wrapped import Wrapped
+from frostline.errors import SettingError
+from frostline.private import make_private_folder, open_private
+from frostline.stores.faces import Buffer, Place
 
-__all__ = ("LocalTier",)
+__all__ = ("LocalTier", "TierStatistics", "tier_name")
 
 # Only files of such names are its own: whatever else lies in the folder stays.
 _NAME = re.compile(r"[0-9a-f]{40}")
 _DIGEST_BYTES = 32
 _PARTIAL = ".partial-"
-_LOCK = "lock"
+# Nobody who asks for samples pauses for longer, but for whole epochs from elsewhere.
+_IDLE_S = 3600.0
+# Use is noted so coarsely that reading seldom writes.
+_NOTED_EVERY_S = 600.0
+# After a failed write, and where it is full, nothing is written for so long.
+_REST_S = 60.0
+# Of the budget, so much is filled: several processes write between two looks at the folder.
+_FILLED = 7 / 8
+_PROCESSES = 8
+# Left free on the disk for everybody else.
+_LEFT_BYTES = 1 << 30
 
 
-class LocalTier(Wrapped):
-    """A store whose reads are kept in a bounded folder. Safe for threads; one process at a time uses a folder.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStatistics:
+    """What this process did with a local tier since it was opened.
 
-    What was read stays as it was then, version and all: an object that changes is seen as it was, with its version of
-    then, until its place is needed. Each file holds its own digest, and one that does not fit it counts as not there,
-    so a kill or a crash at any moment costs no more than what was being written.
-
-    Args:
-        store: whose reads are kept.
-        folder: that holds them; made where it is missing.
+    Attributes:
         budget_bytes: most bytes of its files.
-
-    Raises:
-        SettingError: the budget makes no sense.
-        DataError: another process uses the folder.
-        AccessDenied: the folder takes no writes.
+        bytes: of its files when the folder was last looked at, and what was written since.
+        hits: samples found.
+        misses: samples asked for and not found.
+        kept: samples written.
+        turned_away: samples for which there was no room; give it more bytes if that grows.
+        removed: samples removed for others, because nobody had used them for an hour.
+        damaged: files that were not what was written; each counts as a miss too, and is removed.
     """
 
-    def __init__(self, store: ObjectStore, folder: Path, *, budget_bytes: int) -> None:
-        super().__init__(store)
+    budget_bytes: int
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    kept: int = 0
+    turned_away: int = 0
+    removed: int = 0
+    damaged: int = 0
+
+
+class _File(NamedTuple):
+    used_s: float
+    name: str
+    nbytes: int
+
+
+class LocalTier:
+    """Samples in a bounded folder, by name. Safe for threads, and for up to eight processes that use one folder.
+
+    Each file holds its own digest, and one that does not fit it counts as not there, so a kill or a crash at any moment
+    costs no more than what was being written. What nobody used for an hour makes room; what is in use stays, and what
+    finds no room is not kept: of data larger than the budget a share is found in every epoch, while whatever gives up
+    the oldest would find nothing.
+
+    Args:
+        folder: that holds them; made where it is missing, for its user alone.
+        budget_bytes: most bytes of its files; less where the disk would have no gigabyte left.
+        idle_s: what nobody used for so long makes room.
+        clock: seconds since the epoch, as files have them.
+
+    Raises:
+        SettingError: the budget makes no sense, or the folder cannot be used.
+    """
+
+    def __init__(
+        self, folder: Path, *, budget_bytes: int, idle_s: float = _IDLE_S, clock: Callable[[], float] = time.time
+    ) -> None:
         if budget_bytes < 1:
             raise SettingError(f"budget_bytes of a local tier must be at least 1, not {budget_bytes}")
         self._folder = folder
         self._budget_bytes = budget_bytes
-        self._mutex = threading.Lock()
-        self._hits = self._misses = 0
+        self._idle_s = idle_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._rests_until_s = 0.0
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._held = _held(folder)
-            self._sizes = _found(folder)
+            make_private_folder(folder)
+            self._bytes, self._allowance = 0, 0
+            self._look(0)
         except OSError as error:
-            raise error_of_system(error, str(folder)) from error
-        self._nbytes = sum(self._sizes.values())
-        self._make_room(0)
+            said = os.strerror(error.errno or 0)
+            raise SettingError(f"samples cannot be kept in {folder}: {said}; name another folder") from error
 
-    def close(self) -> None:
-        """Let other processes use the folder; closing again does nothing."""
-        held, self._held = self._held, -1
-        if held >= 0:
-            os.close(held)
+    def statistics(self) -> TierStatistics:
+        """What it did so far."""
+        with self._lock:
+            return TierStatistics(budget_bytes=self._budget_bytes, bytes=self._bytes, **self._counts)
 
-    def statistics(self) -> dict[str, int]:
-        """Reads that were found and not found, files, and bytes that they take."""
-        with self._mutex:
-            return {"hits": self._hits, "misses": self._misses, "files": len(self._sizes), "bytes": self._nbytes}
+    def has(self, name: str) -> bool:
+        """Whether a sample is kept; it may be gone, or found damaged, when it is read."""
+        return (self._folder / name).exists()
 
-    def read(self, object: str, offset: int, length: int) -> Buffer:
-        """See ``Readable.read``."""
-        return self.read_version(object, offset, length)[0]
+    def get(self, name: str, length: int) -> Buffer | None:
+        """A sample's bytes; None where it is not kept.
 
-    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
-        """See ``Versioned.read_version``; the version is that of when it was read."""
-        name = _name(self.url, check_name(object), offset, length)
-        kept = self._kept(name, length)
-        if kept is not None:
-            return kept
-        data, version = self._store.read_version(object, offset, length)
-        self._keep(name, data, version)
-        return data, version
-
-    def _kept(self, name: str, length: int) -> tuple[Buffer, str] | None:
-        with self._mutex:
-            if name not in self._sizes:
-                self._misses += 1
-                return None
-            self._sizes.move_to_end(name)
-        try:
-            found = _opened((self._folder / name).read_bytes(), name, length)
-        except OSError:
-            found = None
-        with self._mutex:
-            self._hits += found is not None
-            self._misses += found is None
-        if found is None:
-            self._drop(name)
+        Args:
+            name: see ``tier_name``.
+            length: of the sample.
+        """
+        data = None
+        with suppress(OSError):
+            with (self._folder / name).open("rb") as file:
+                data, used_s = file.read(), os.fstat(file.fileno()).st_mtime
+            if self._clock() - used_s > _NOTED_EVERY_S:
+                os.utime(self._folder / name, (self._clock(),) * 2)
+        found = None if data is None else _opened(data, name, length)
+        if data is not None and found is None:
+            (self._folder / name).unlink(missing_ok=True)
+        self._count(hits=found is not None, misses=found is None, damaged=found is None and data is not None)
         return found
 
-    def _keep(self, name: str, data: Buffer, version: str) -> None:
-        about = version.encode()
-        size = _DIGEST_BYTES + 4 + len(about) + len(data)
-        if size > self._budget_bytes:
+    def put(self, name: str, data: Buffer) -> None:
+        """Keep a sample, if there is room. A full disk, or a folder that is gone, costs the speed and no more."""
+        nbytes = _DIGEST_BYTES + len(data)
+        if not self._has_room(nbytes):
+            self._count(turned_away=1)
             return
         partial = self._folder / f"{_PARTIAL}{secrets.token_hex(8)}"
-        # A full disk, or a folder that is gone, costs the speed and not the read.
-        with suppress(OSError):
-            try:
-                with partial.open("xb") as file:
-                    for part in (_digest(name, about, data), len(about).to_bytes(4, "little"), about, data):
-                        file.write(part)
-                self._put(partial, name, size)
-            finally:
-                partial.unlink(missing_ok=True)
-
-    def _put(self, partial: Path, name: str, size: int) -> None:
-        with self._mutex:
-            self._make_room(size)
+        try:
+            with open_private(partial, "xb") as file:
+                file.write(_digest(name, data))
+                file.write(data)
             partial.replace(self._folder / name)
-            self._nbytes += size - self._sizes.pop(name, 0)
-            self._sizes[name] = size
+        except OSError:
+            self._rests_until_s = self._clock() + _REST_S
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            return
+        with self._lock:
+            self._bytes += nbytes
+        self._count(kept=1)
 
-    def _make_room(self, nbytes: int) -> None:
-        # What was used longest ago goes first.
-        while self._sizes and self._nbytes + nbytes > self._budget_bytes:
-            name, size = self._sizes.popitem(last=False)
-            (self._folder / name).unlink(missing_ok=True)
-            self._nbytes -= size
+    def _has_room(self, nbytes: int) -> bool:
+        with self._lock:
+            if self._clock() < self._rests_until_s:
+                return False
+            if self._allowance < nbytes:
+                with suppress(OSError):
+                    self._look(nbytes)
+            if self._allowance < nbytes:
+                self._rests_until_s = self._clock() + _REST_S
+                return False
+            self._allowance -= nbytes
+            return True
 
-    def _drop(self, name: str) -> None:
-        with self._mutex, suppress(OSError):
-            self._nbytes -= self._sizes.pop(name, 0)
-            (self._folder / name).unlink(missing_ok=True)
+    def _look(self, nbytes: int) -> None:
+        """See what lies there, remove what has to go, and work out what this process may write until it looks again."""
+        now_s, files = self._clock(), self._files()
+        total = sum(one.nbytes for one in files)
+        disk_bytes = total + shutil.disk_usage(self._folder).free - _LEFT_BYTES
+        bound = min(self._budget_bytes, disk_bytes)
+        most = int(bound * _FILLED)
+        for one in sorted(files):
+            # A share at once, so that it is not done again for the next sample.
+            is_wanted = total + max(nbytes, most // _PROCESSES) > most and now_s - one.used_s >= self._idle_s
+            if total <= bound and not is_wanted:
+                break
+            (self._folder / one.name).unlink(missing_ok=True)
+            total -= one.nbytes
+            self._counts["removed"] += 1
+        self._bytes = total
+        left = most - total
+        # The others may do the same before anybody looks again: together they stay within the bound.
+        self._allowance = max(left, most // _PROCESSES) // _PROCESSES if left >= nbytes else 0
+        if left >= nbytes:
+            self._allowance = max(self._allowance, nbytes)
+
+    def _files(self) -> list[_File]:
+        found = []
+        for entry in os.scandir(self._folder):
+            with suppress(FileNotFoundError):  # another process has removed it
+                status = entry.stat()
+                if _NAME.fullmatch(entry.name):
+                    found.append(_File(status.st_mtime, entry.name, status.st_size))
+                elif entry.name.startswith(_PARTIAL) and self._clock() - status.st_mtime > _REST_S:  # of a killed one
+                    Path(entry.path).unlink(missing_ok=True)
+        return found
+
+    def _count(self, **amounts: int) -> None:
+        with self._lock:
+            self._counts.update(amounts)
 
 
-def _name(url: str, object: str, offset: int, length: int) -> str:
-    return hashlib.blake2b(f"{url}\0{object}\0{offset}\0{length}".encode(), digest_size=20).hexdigest()
+def tier_name(url: str, place: Place, version: str) -> str:
+    """What a sample is called in a tier: another version of its object is another sample.
+
+    Args:
+        url: of the root of its data.
+        place: of its bytes.
+        version: of its object.
+    """
+    said = "\0".join((url, *map(str, place), version))
+    return hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
-def _digest(name: str, about: bytes, data: Buffer) -> bytes:
-    made = hashlib.blake2b(name.encode() + about, digest_size=_DIGEST_BYTES)
-    made.update(b"\0")
+def _digest(name: str, data: Buffer) -> bytes:
+    made = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES)
     made.update(data)
     return made.digest()
 
 
-def _opened(file: bytes, name: str, length: int) -> tuple[Buffer, str] | None:
-    start = _DIGEST_BYTES + 4
-    stop = start + int.from_bytes(file[_DIGEST_BYTES:start], "little")
-    about, data = file[start:stop], memoryview(file)[stop:]
-    if len(data) != length or _digest(name, about, data) != file[:_DIGEST_BYTES]:
-        return None
-    return data, about.decode()
-
-
-def _held(folder: Path) -> int:
-    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        # The system gives it back when the process ends, however it ends.
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise DataError(f"another process uses the local tier {folder}: give each its own folder") from error
-    return handle
-
-
-def _found(folder: Path) -> OrderedDict[str, int]:
-    found = []
-    for entry in os.scandir(folder):
-        if entry.name.startswith(_PARTIAL):
-            Path(entry.path).unlink(missing_ok=True)
-        elif _NAME.fullmatch(entry.name):
-            status = entry.stat()
-            found.append((status.st_mtime_ns, entry.name, status.st_size))
-    return OrderedDict((name, size) for _, name, size in sorted(found))
+def _opened(file: bytes, name: str, length: int) -> Buffer | None:
+    data = memoryview(file)[_DIGEST_BYTES:]
+    return data if len(data) == length and _digest(name, data) == file[:_DIGEST_BYTES] else None

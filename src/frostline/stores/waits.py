@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frostline.errors import SettingError
 
@@ -36,6 +36,11 @@ class Waits:
                 raise SettingError(f"{name} is a number of seconds, such as 30, not {value!r}")
         if not self.requests_per_s >= 1e-3:
             raise SettingError(f"{REQUESTS} is a number of requests, such as 100, not {self.requests_per_s!r}")
+
+    def within(self, deadline_s: float) -> "Waits":
+        """The same for a caller who waits no longer than that for a store that says nothing, or fails."""
+        deadline_s = max(deadline_s, 1e-3)
+        return replace(self, timeout_s=min(self.timeout_s, deadline_s), patience_s=min(self.patience_s, deadline_s))
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Waits":

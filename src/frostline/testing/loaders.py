@@ -213,6 +213,12 @@ class StateTests(LoaderTests):
         assert second == []
         assert first + third + rest == reference(job)
 
+    def test_the_state_right_after_going_on_says_how_far_that_is(self, job: Job) -> None:
+        for stop in (0, 1, 3, STEPS):
+            _, saved = self.stop(self.make(job, BATCH, shuffle=True), stop, self.save)
+            state = self.state_of(self.restore(job, BATCH, saved, shuffle=True))
+            assert state["position"] == min(BATCH * stop, SAMPLES)
+
     def test_a_pass_of_which_nothing_was_taken_takes_no_state_away(self, job: Job) -> None:
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 2, self.save)
         loader = self.restore(job, BATCH, saved, shuffle=True)

@@ -92,6 +92,7 @@ def _train(orders: _Orders, stop: threading.Event) -> None:
         head,
         train=remote.train,
         held_out=remote.held_out if len(assignment.held_out) else None,
+        keeps_features=remote.keeps_features,
         observe=remote.observe,
     )
     _say({"event": "ready"})

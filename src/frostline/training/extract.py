@@ -22,7 +22,7 @@ from frostline.training.feature_files import Contents, check_suffix, tensor_colu
 from frostline.training.files import make_folder
 from frostline.training.parts import Part, Parts, Ranges
 from frostline.training.settings import ExtractSettings
-from frostline.training.setup import Setup, set_up
+from frostline.training.setup import Setup, measured_first, set_up
 
 __all__ = ("Extracted", "extract")
 
@@ -79,7 +79,8 @@ def extract(settings: ExtractSettings, observe: Observer) -> Extracted:
     """
     check_suffix(settings.out)
     make_folder(settings.out.parent)
-    with set_up(settings.job, observe) as setup:
+    # One engine and one plan for the whole file: a run that is taken up again must find the same.
+    with set_up(measured_first(settings.job), observe) as setup:
         started = time.perf_counter()
         work = _Work(settings, setup)
         found = work.parts.found()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from frostline.errors import OutOfSpace, SettingError
+from frostline.private import make_private_folder, open_private
 
 if TYPE_CHECKING:
     import torch
@@ -20,23 +21,31 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCKED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, *, is_private: bool = False) -> None:
     """Make a folder and those above it, where they are missing, and see that it takes files.
+
+    Args:
+        path: The folder.
+        is_private: It is made for its user alone, as that of a cache.
 
     Raises:
         SettingError: it cannot be made there, or a file is in its place.
         OutOfSpace: the disk is full.
     """
     with _said(path):
-        path.mkdir(parents=True, exist_ok=True)
+        if is_private:
+            make_private_folder(path)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
         # Some folders exist and take no files; better to know before the work than after it.
         with tempfile.TemporaryFile(dir=path):
             pass
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, as ``write_bytes`` does."""
-    write_bytes(path, text.encode())
+def write_text(path: Path, text: str, *, is_private: bool = False) -> None:
+    """Write UTF-8 text, as ``writing`` does."""
+    with writing(path, is_private=is_private) as file:
+        file.write(text.encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
@@ -63,10 +72,14 @@ def write_bytes(path: Path, payload: bytes) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
+def writing(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
     """A file to write to that takes its place at ``path`` in one step, on the disk when the block ends.
 
     What was at ``path`` stays as it is until then, whatever happens on the way; if the block raises, it stays.
+
+    Args:
+        path: Where it will be.
+        is_private: It is made for its user alone, as a file of a cache.
 
     Raises:
         OutOfSpace: the disk, the quota or the largest file allowed is full.
@@ -75,7 +88,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     with _said(path):
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
-            with part.open("xb") as file:
+            with open_private(part, "xb") if is_private else part.open("xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

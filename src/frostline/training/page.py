@@ -13,6 +13,8 @@ from frostline.training.templates import render
 
 __all__ = ("render_page",)
 
+_MOST_ROWS = 12
+
 
 def render_page(report: Report) -> str:
     """The whole page as HTML. Whatever stands in the report's texts is shown as text, never as markup."""
@@ -26,10 +28,10 @@ def render_page(report: Report) -> str:
             "ways": _way_bars(report),
             "rates": _rate_bars(report),
             "epochs": _epoch_rows(report),
-            "view": PlanView.of(report.plan),
+            "view": None if report.plan is None else PlanView.of(report.plan),
             "plots": {
                 "loss": loss_plot(report.losses, report.epoch_losses, report.val_losses),
-                "accuracy": accuracy_plot(report.val_accuracies) if report.val_accuracies else "",
+                "accuracy": accuracy_plot(report.val_accuracies, report.kept_epoch) if report.val_accuracies else "",
             },
         },
     )
@@ -51,6 +53,7 @@ class _Epoch:
     loss: float | None
     val_loss: float | None
     val_accuracy: float | None
+    is_kept: bool
 
 
 def _stage_bars(stages: Mapping[str, float]) -> list[_Bar]:
@@ -101,12 +104,20 @@ def _rate_bars(report: Report) -> list[_Bar]:
 
 
 def _epoch_rows(report: Report) -> list[_Epoch]:
+    """The epochs, or of very many of them some at even distances, the last one, and the one whose head was kept."""
     columns = (report.epoch_losses, report.val_losses, report.val_accuracies)
+    count = max(len(column) for column in columns)
+    shown = {*range(0, count, -(-count // _MOST_ROWS) or 1), count - 1, report.kept_epoch - 1}
     return [
         _Epoch(
-            number=row + 1, loss=_at(columns[0], row), val_loss=_at(columns[1], row), val_accuracy=_at(columns[2], row)
+            number=row + 1,
+            loss=_at(columns[0], row),
+            val_loss=_at(columns[1], row),
+            val_accuracy=_at(columns[2], row),
+            is_kept=row + 1 == report.kept_epoch,
         )
-        for row in range(max(len(column) for column in columns))
+        for row in range(count)
+        if row in shown
     ]
 
 

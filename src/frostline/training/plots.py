@@ -11,13 +11,23 @@ from frostline.training.drawing import INK, SOFT, STORE, STYLE, TRAINER, WIRE, c
 
 __all__ = ("accuracy_plot", "loss_plot")
 
+# More points than a figure of this width shows only make the page larger; more marks run into each other.
+_MOST_POINTS = 1000
+_MOST_MARKS = 30
+
 
 def loss_plot(losses: Sequence[float], epoch_losses: Sequence[float], val_losses: Sequence[float]) -> str:
-    """Loss over optimisation steps, with each epoch's mean and held-out loss at the epoch's end."""
+    """Loss over optimisation steps, with each epoch's mean and held-out loss at the epoch's end.
+
+    Of very many steps it draws the means of as many neighbours as make a thousand points.
+    """
     with mpl.rc_context(STYLE):
         figure, axes = canvas(width=5.2, height=2.9)
         if losses:
-            axes.plot(range(1, len(losses) + 1), losses, color=WIRE, linewidth=1, label="each step")
+            places, means, width = _thinned(losses)
+            axes.plot(
+                places, means, color=WIRE, linewidth=1, label="each step" if width == 1 else f"mean of {width} steps"
+            )
         steps = len(losses) / len(epoch_losses) if losses and epoch_losses else 1.0
         # A mean belongs to the middle of its epoch; a validation comes at the end.
         _epoch_line(axes, epoch_losses, steps=steps, shift=0.5, color=TRAINER, name="mean of an epoch")
@@ -30,16 +40,19 @@ def loss_plot(losses: Sequence[float], epoch_losses: Sequence[float], val_losses
         return svg(figure, name="loss", title="Loss at each optimisation step, with epoch means and held-out loss")
 
 
-def accuracy_plot(accuracies: Sequence[float]) -> str:
-    """Share of the held-out samples that were right, after each epoch."""
+def accuracy_plot(accuracies: Sequence[float], kept_epoch: int) -> str:
+    """Share of the held-out samples that were right, after each epoch; that of the head that was kept in figures."""
     with mpl.rc_context(STYLE):
         figure, axes = canvas(width=5.2, height=2.9)
         _epoch_line(axes, accuracies, steps=1, color=STORE, name="")
-        for epoch in {0, len(accuracies) - 1} if accuracies else ():
+        for epoch in sorted({0, min(max(kept_epoch, 1), len(accuracies)) - 1}) if accuracies else ():
             value = accuracies[epoch]
+            # Of many epochs the first stands so near the axis that its figure would run into the ticks'.
+            beside = "left" if epoch == 0 and len(accuracies) > _MOST_MARKS else "center"
             axes.annotate(
-                in_percent(value), (epoch + 1, value), (0, 8), textcoords="offset points", ha="center", color=INK
+                in_percent(value), (epoch + 1, value), (0, 8), textcoords="offset points", ha=beside, color=INK
             )
+            axes.plot([epoch + 1], [value], color=STORE, marker="o", markersize=5)
         axes.set_xlabel("epoch")
         axes.set_xlim(0.5, max(len(accuracies), 1) + 0.5)
         axes.set_ylim(0, 1.1)
@@ -53,4 +66,17 @@ def accuracy_plot(accuracies: Sequence[float]) -> str:
 def _epoch_line(axes: Axes, values: Sequence[float], *, steps: float, shift: float = 1, color: str, name: str) -> None:
     if values:
         places = [steps * (epoch + shift) for epoch in range(len(values))]
-        axes.plot(places, values, color=color, linewidth=2, marker="o", markersize=4, label=name)
+        marker = "o" if len(values) <= _MOST_MARKS else ""
+        axes.plot(places, values, color=color, linewidth=2, marker=marker, markersize=4, label=name)
+
+
+def _thinned(losses: Sequence[float]) -> tuple[list[float], list[float], int]:
+    """Means of neighbours, so many that few points are left: their places, themselves, and how many make one."""
+    width = -(-len(losses) // _MOST_POINTS)
+    starts = range(0, len(losses), width)
+    groups = [losses[start : start + width] for start in starts]
+    return (
+        [start + (len(group) + 1) / 2 for start, group in zip(starts, groups, strict=True)],
+        [sum(group) / len(group) for group in groups],
+        width,
+    )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from frostline.core import EXACT, Skipped
+from frostline.core import FLOAT32, REFERENCE, Skipped
 from frostline.events import Replanned, Tuned
 from frostline.planning import Plan
 
@@ -38,23 +38,32 @@ class Report:
         model: name given by the user.
         data: URL of the data set.
         started: when, as ISO 8601 in UTC.
-        seconds: of wall clock, from the first sample asked for to the last validation.
+        seconds: of wall clock, from the command to this report: set-up, training and scoring.
+        setup_s: those of them before the training loop: listing, building and cutting the network, planning.
+        first_step_s: from the command to the end of the first optimiser step; None where there was none.
         epochs: finished; fewer than asked for where the run was interrupted.
+        kept_epoch: whose head was kept: the last one, unless the loss of the held-out samples decided; 0 before any.
+        held_out: what was held out, and whether it decided which head was kept, in words.
         samples: handed to the head, over all epochs.
         train_samples: in the training split.
         val_samples: held out.
+        train_split: name of the split that was trained on; None where it was none.
+        val_split: name of the split that was scored; None where it was none.
         classes: names, in the order of their labels.
         losses: one for each optimisation step.
         epoch_losses: mean over each epoch's steps.
         val_losses: on the held-out split, after each epoch.
         val_accuracies: share of the held-out samples that were right, after each epoch.
-        val_accuracy: after the last epoch; None without a held-out split.
+        val_accuracy: of the head that was kept; None without a held-out split.
         wire_bytes: store side to trainer, bodies and headers.
-        baseline_wire_bytes: the encoded images over the same epochs.
-        plan: in force at the end: which share of the samples takes which way, and what every other would cost.
+        baseline_wire_bytes: the encoded images: once where features are kept between epochs, else in each epoch.
+        plan: in force at the end: which share of the samples takes which way, and what every other would cost; None
+            where the job was too short for measuring to pay.
+        engine: that ran the frozen layers at the node in the end.
+        engine_error: its largest relative error against the reference on samples of the job; 0 for the reference.
         fallback: why the network was not cut as it stands, in a sentence; None where it was.
         ways: by which the samples arrived, the most used first.
-        accuracy: what codecs were allowed to lose.
+        accuracy: what engine and codecs were allowed to lose.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         replans: changes of the plan while the job ran.
         tunings: changes of the window's bounds while it ran.
@@ -74,10 +83,16 @@ class Report:
     data: str
     started: str
     seconds: float
+    setup_s: float = 0.0
+    first_step_s: float | None = None
     epochs: int
+    kept_epoch: int = 0
+    held_out: str = ""
     samples: int
     train_samples: int
     val_samples: int
+    train_split: str | None = None
+    val_split: str | None = None
     classes: tuple[str, ...] = ()
     losses: tuple[float, ...] = ()
     epoch_losses: tuple[float, ...] = ()
@@ -86,10 +101,12 @@ class Report:
     val_accuracy: float | None = None
     wire_bytes: int
     baseline_wire_bytes: int
-    plan: Plan
+    plan: Plan | None = None
+    engine: str = REFERENCE
+    engine_error: float = 0.0
     fallback: str | None = None
     ways: tuple[WayTaken, ...] = ()
-    accuracy: str | float = EXACT
+    accuracy: str | float = FLOAT32
     codec_error: float = 0.0
     replans: tuple[Replanned, ...] = ()
     tunings: tuple[Tuned, ...] = ()
@@ -110,12 +127,14 @@ class Report:
 
     @property
     def stall_share(self) -> float:
-        """Share of the run's seconds in which the training loop waited for a batch."""
-        return self.stalls_s / self.seconds if self.seconds else 0.0
+        """Share of the seconds after set-up in which the training loop waited for a batch."""
+        training_s = self.seconds - self.setup_s
+        return self.stalls_s / training_s if training_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values that JSON can hold: a loss that is not finite becomes None."""
-        derived = {"bytes_ratio": self.bytes_ratio, "stall_share": self.stall_share, "plan": self.plan.to_json()}
+        plan = None if self.plan is None else self.plan.to_json()
+        derived = {"bytes_ratio": self.bytes_ratio, "stall_share": self.stall_share, "plan": plan}
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = _plain({**own, **derived})
         assert isinstance(plain, dict)

@@ -3,8 +3,8 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,38 +12,52 @@ from typing import Any
 import torch
 from torch import nn
 
-from frostline.core import Route
+from frostline.core import Cut, Route
 from frostline.datasets import Dataset
-from frostline.errors import FrostlineError, ModelError, SettingError, Unavailable
+from frostline.errors import FrostlineError, ModelError, Unavailable
 from frostline.events import Observer
 from frostline.loaders import Loader
-from frostline.planning import ALL_IN_STORE, Plan
+from frostline.models.comparison import kept_buffers
+from frostline.planning import ALL_IN_STORE
+from frostline.training.beginning import Begun
 from frostline.training.files import make_folder, write_tensors, write_text
+from frostline.training.held_out import in_words, is_test
 from frostline.training.loop import Loop
-from frostline.training.page import render_page
 from frostline.training.record import Record
 from frostline.training.report import Report, WayTaken, Whereabouts
 from frostline.training.settings import TrainSettings
-from frostline.training.setup import Setup, chosen_of, set_up
+from frostline.training.setup import Setup, set_up
+from frostline.training.sides import sides_of
 from frostline.training.versions import versions
+from frostline.wire.recipes import FEW_EPOCHS
 
 __all__ = ("train",)
 
 
-def train(settings: TrainSettings, observe: Observer) -> Report:
+def train(
+    settings: TrainSettings, observe: Observer, *, begun: Begun | None = None, began_at: float | None = None
+) -> Report:
     """Train the head and write ``head.safetensors``, ``model.safetensors``, ``report.json`` and ``report.html``.
 
     Interrupted by Ctrl-C, it writes the same files with what it has, and returns a report that says so.
+
+    Args:
+        settings: on what, and how.
+        observe: told what happens.
+        begun: what has begun already, which the caller ends; None begins here.
+        began_at: since when the report's seconds count, as ``time.perf_counter`` does; now by default.
 
     Raises:
         UserError: what the user can put right.
         NodeUnreachable: the node stayed away for longer than the loader's ``retry_for_s``.
     """
+    began_at = time.perf_counter() if began_at is None else began_at
     if settings.out is not None:
         make_folder(settings.out)
     record = Record(observe)
-    with set_up(settings.job, record, least_classes=2, epochs=settings.epochs) as setup:
-        run = _Run(settings, setup, record)
+    epochs = settings.epochs or FEW_EPOCHS
+    with set_up(settings.job, record, begun=begun, least_classes=2, epochs=epochs) as setup:
+        run = _Run(settings, setup, record, began_at)
         try:
             run.epochs()
         finally:
@@ -57,27 +71,32 @@ def train(settings: TrainSettings, observe: Observer) -> Report:
 class _Run:
     """One run: the loop, here or beside the store, and its report."""
 
-    def __init__(self, settings: TrainSettings, setup: Setup, record: Record) -> None:
+    def __init__(self, settings: TrainSettings, setup: Setup, record: Record, began_at: float) -> None:
         self._settings = settings
+        self._began_at = began_at
         self._setup = setup
         self._job = setup.job
         self._record = record
-        self._train, self._held_out = _sides(settings, setup)
+        self._sides = sides_of(settings, setup)
+        self._train, self._held_out = self._sides.train, self._sides.held_out
+        record(self._sides.taken)
+        self._recipe = replace(settings.recipe, selects=not is_test(self._sides.val_split))
         self._loop = self._here()
         self._check_head()
         self._started = datetime.now(UTC)
         self._store_head_s: float | None = None
-        self._seconds = 0.0
+        self._setup_s = 0.0
         self._interrupted = False
 
     def _here(self) -> Loop:
         return Loop(
-            self._settings.recipe,
+            self._recipe,
             self._job.head,
             train=lambda epoch: self._loader(self._train, epoch, shuffle=True),
             held_out=(lambda epoch: self._loader(self._held_out, epoch, shuffle=False))
             if len(self._held_out)
             else None,
+            keeps_features=self._job.keeps_features,
             observe=self._record,
         )
 
@@ -85,8 +104,8 @@ class _Run:
         """Score one sample of zeros, so that a network that gives no scores is refused before any work."""
         line = self._job.frost_line
         zeros = [torch.zeros((2, *shape)) for shape in line.shapes]
-        self._job.head.eval()
-        with torch.no_grad():
+        self._job.head.train()  # as it was traced: in eval mode it would be traced again, before the first step
+        with torch.no_grad(), torch.random.fork_rng(), kept_buffers(self._setup.network.model):
             scores = self._job.head(zeros)
         classes = len(self._setup.data.classes)
         if not isinstance(scores, torch.Tensor) or scores.shape != (2, classes):
@@ -95,7 +114,7 @@ class _Run:
 
     def epochs(self) -> None:
         """Train; an interrupt ends it early and is noted."""
-        started = time.perf_counter()
+        self._setup_s = self._seconds()
         try:
             if self._settings.job.policy == ALL_IN_STORE:
                 self._beside_the_store()
@@ -106,12 +125,10 @@ class _Run:
         except FrostlineError:
             self._interrupted = True
             raise
-        finally:
-            self._seconds = time.perf_counter() - started
 
     def _beside_the_store(self) -> None:
         trained = self._job.train(
-            self._settings.recipe, self._train, self._held_out, plain_preprocess=self._setup.network.plain_preprocess
+            self._recipe, self._train, self._held_out, plain_preprocess=self._setup.network.plain_preprocess
         )
         self._store_head_s = trained.head_s
         self._interrupted = not trained.is_whole
@@ -133,33 +150,44 @@ class _Run:
         explained, record = job.explain(), self._record
         epochs = len(record.epoch_losses)
         statistics, plan, first_plan = explained.statistics, explained.plan, explained.first_plan
-        assert plan, "a job with a model has a plan"
-        assert first_plan, "and had one from the beginning"
         return Report(
             model=settings.job.model,
             data=self._setup.data.url,
             started=self._started.isoformat(timespec="seconds"),
-            seconds=self._seconds,
+            seconds=self._seconds(),
+            setup_s=self._setup_s,
+            first_step_s=None if record.first_step_at is None else record.first_step_at - self._began_at,
             epochs=epochs,
+            kept_epoch=epochs if record.kept is None else record.kept.epoch + 1,
+            held_out=in_words(
+                self._sides.val_split,
+                settings.held_out_share,
+                is_empty=not len(self._held_out),
+                decided=record.kept is not None,
+            ),
             samples=record.samples,
             train_samples=len(self._train),
             val_samples=len(self._held_out),
+            train_split=self._sides.train_split,
+            val_split=self._sides.val_split,
             classes=self._setup.data.classes,
             losses=tuple(record.losses),
             epoch_losses=tuple(record.epoch_losses),
             val_losses=tuple(one.loss for one in record.scores),
             val_accuracies=tuple(one.accuracy for one in record.scores),
-            val_accuracy=record.scores[-1].accuracy if record.scores else None,
+            val_accuracy=record.accuracy,
             wire_bytes=statistics.wire_bytes,
             baseline_wire_bytes=self._baseline_bytes(epochs),
             plan=plan,
             fallback=explained.fallback,
-            ways=_ways(plan, statistics.routed),
+            engine=explained.engine.engine,
+            engine_error=explained.engine.error,
+            ways=_ways(job.cuts, statistics.routed),
             accuracy=settings.job.accuracy,
             codec_error=statistics.codec_error,
             replans=statistics.replans,
             tunings=statistics.tunings,
-            predicted_samples_per_s=_bound(first_plan.samples_per_s),
+            predicted_samples_per_s=None if first_plan is None else _bound(first_plan.samples_per_s),
             measured_samples_per_s=statistics.fetched_per_s,
             stalls_s=statistics.stall_s,
             stages={**self._stages(), **self._head_stage(), "waiting for a batch": statistics.stall_s},
@@ -169,6 +197,9 @@ class _Run:
             settings={**_plain_settings(settings), "weights": self._setup.network.weights},
             versions=versions(),
         )
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._began_at
 
     def _stages(self) -> Mapping[str, float]:
         try:
@@ -182,28 +213,15 @@ class _Run:
         return {} if self._store_head_s is None else {"store: head": self._store_head_s}
 
     def _baseline_bytes(self, epochs: int) -> int:
-        """What a loop without Frostline would have fetched: each epoch's training and held-out images, encoded."""
-        return epochs * (self._train.samples.encoded_bytes + self._held_out.samples.encoded_bytes)
+        """What a loop without Frostline would have fetched: encoded images, once where it too could keep features."""
+        passes = min(epochs, 1) if self._job.keeps_features else epochs
+        return passes * (self._train.samples.encoded_bytes + self._held_out.samples.encoded_bytes)
 
 
-def _sides(settings: TrainSettings, setup: Setup) -> tuple[Dataset, Dataset]:
-    """The samples to train on and those to score."""
-    if settings.val_split is None:
-        return setup.data.split(settings.val_share, settings.job.seed)
-    held_out = chosen_of(setup.whole, settings.job, settings.val_split)
-    both = setup.data.count_shared(held_out)
-    if both:
-        raise SettingError(
-            f"{both} samples of split {settings.val_split!r} are among those to train on too: name the split to "
-            "train on (--split)"
-        )
-    return setup.data, held_out
-
-
-def _ways(plan: Plan, routed: Iterable[tuple[Route, int]]) -> tuple[WayTaken, ...]:
-    names = {one.cut: one.name for one in plan.candidates}
+def _ways(cuts: Sequence[Cut], routed: Iterable[tuple[Route, int]]) -> tuple[WayTaken, ...]:
     taken = (
-        WayTaken(cut=route.cut, codec=route.codec, name=names[route.cut], samples=samples) for route, samples in routed
+        WayTaken(cut=route.cut, codec=route.codec, name=cuts[route.cut].name, samples=samples)
+        for route, samples in routed
     )
     return tuple(sorted(taken, key=lambda one: -one.samples))
 
@@ -220,6 +238,9 @@ def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
 
 
 def _save(out: Path, model: nn.Module, head: nn.Module, report: Report) -> None:
+    # Its plots bring matplotlib, which takes a second to import: not before the first step.
+    from frostline.training.page import render_page
+
     write_tensors(out / "head.safetensors", head.state_dict())
     write_tensors(out / "model.safetensors", model.state_dict())
     write_text(out / "report.json", json.dumps(report.to_json(), indent=2) + "\n")

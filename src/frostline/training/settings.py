@@ -4,12 +4,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frostline.config import CHANGED, LoaderSettings, NodeSettings
-from frostline.core import EXACT
+from frostline.core import FLOAT32
 from frostline.errors import SettingError
 from frostline.planning import POLICIES
 from frostline.wire.recipes import Recipe
 
-__all__ = ("ExtractSettings", "JobSettings", "TrainSettings")
+__all__ = ("RANDOM", "ExtractSettings", "JobSettings", "TrainSettings")
+
+RANDOM = "random"
+"""The word in place of a weights file that asks for weights that have learned nothing."""
+
+_HELD_OUT = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,18 +27,17 @@ class JobSettings:
         relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
         changed: what is done about objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
-        split: name of a split that was saved: of it alone; None takes all.
+        split: name of a split: of it alone; None takes all, and a training the split for that which the data brings.
         model: name of the network (``training.networks.load_model``).
         until: the last frozen module, or ``features``: all but the classifier.
         near: URL of a node beside the data; None starts one in a process of its own.
         also_near: URLs of further nodes beside the same data; the work is spread over all of them.
-        weights: safetensors file of the whole network; None takes the name's own.
+        weights: safetensors file of the whole network; ``random`` for none; None takes the name's own.
         seed: of the order, the split, the fresh classifier, dropout and random preprocessing.
         cut: number of the cut to use; None lets the plan choose.
         codec: name of the codec to use with that cut; None takes the fastest one that ``accuracy`` allows.
         policy: the rule that chooses (``planning.POLICIES``).
-        accuracy: what codecs may lose: ``exact`` nothing, ``fp16`` or ``int8`` what those lose, a number the largest
-            relative root-mean-square error of a sample.
+        accuracy: what engine and codecs may lose (``offload``).
         augment: random crops and flips, computed anew each epoch.
         loader: how to ask.
         node: of the node that is started when ``near`` is None.
@@ -54,7 +58,7 @@ class JobSettings:
     cut: int | None = None
     codec: str | None = None
     policy: str = POLICIES[0]
-    accuracy: str | float = EXACT
+    accuracy: str | float = FLOAT32
     augment: bool = False
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
@@ -74,28 +78,34 @@ class TrainSettings:
 
     Attributes:
         job: on what.
-        epochs: passes over the training samples.
+        epochs: passes over the training samples; None makes as many as suit the job (``wire.recipes``).
         batch_size: samples of one optimiser step.
-        val_share: of each class, held out and scored after each epoch; 0 holds out none.
-        val_split: name of a split that was saved, which is held out instead of a share.
+        val_share: of each class, held out and scored after each epoch; 0 holds out none. None is the split for that
+            which the data brings, and where there is none a fifth (``training.sides``).
+        val_split: name of a split, which is held out instead of a share.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
         learning_rate: of the optimiser.
         out: folder for the files; None writes none.
     """
 
     job: JobSettings
-    epochs: int
-    batch_size: int
-    val_share: float = 0.2
+    epochs: int | None = None
+    batch_size: int = 32
+    val_share: float | None = None
     val_split: str | None = None
     optimizer: str = "adam"
     learning_rate: float = 2e-3
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.val_share < 1:
+        if not 0 <= self.held_out_share < 1:
             raise SettingError(f"val_share is a share from 0 to below 1, not {self.val_share}")
         _ = self.recipe  # which refuses what makes no sense
+
+    @property
+    def held_out_share(self) -> float:
+        """Of each class, where no split is scored."""
+        return _HELD_OUT if self.val_share is None else self.val_share
 
     @property
     def recipe(self) -> Recipe:

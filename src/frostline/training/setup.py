@@ -1,20 +1,18 @@
-"""What every job starts with: the data, the frozen network and a node to run it on."""
+"""What every job starts with: the data, the frozen network, and the job on a node."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from frostline.datasets import Dataset
-from frostline.errors import EmptyDataset
 from frostline.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
 from frostline.loaders import Job, offload
 from frostline.models import freeze
-from frostline.node.process import NodeProcess, start_node
-from frostline.planning import ALL_IN_STORE
+from frostline.training.beginning import Begun, begin
 from frostline.training.networks import Pretrained, load_model
 from frostline.training.settings import JobSettings
 
-__all__ = ("Setup", "chosen_of", "set_up")
+__all__ = ("Setup", "measured_first", "set_up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,12 +33,20 @@ class Setup:
 
 
 @contextmanager
-def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, epochs: int = 1) -> Iterator[Setup]:
-    """List the data, build and freeze the network, start a node unless there is one, plan; undo it at the end.
+def set_up(
+    settings: JobSettings,
+    observe: Observer,
+    *,
+    begun: Begun | None = None,
+    least_classes: int = 1,
+    epochs: int = 1,
+) -> Iterator[Setup]:
+    """Build and freeze the network, and make the job; undo it at the end.
 
     Args:
         settings: what the job is about.
         observe: told what happens.
+        begun: what has begun already, which the caller ends; None begins here.
         least_classes: that the data must have.
         epochs: that the plan reckons with.
 
@@ -49,25 +55,23 @@ def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, 
         Refused: the node will not do it.
         Unavailable: there is no node at ``near``.
     """
-    whole = Dataset(
-        settings.data, form=settings.form, relist=settings.relist, changed=settings.changed, observe=observe
-    )
-    data = chosen_of(whole, settings, settings.split)
-    data.require_classes(least_classes)
-    observe(PhaseStarted(name="building the network"))
-    network = load_model(
-        settings.model,
-        classes=len(data.classes),
-        weights=settings.weights,
-        seed=settings.seed,
-        augment=settings.augment,
-    )
-    freeze(network.model, settings.until, input_shape=network.preprocess.shape)
     with ExitStack() as stack:
-        watch = stack.enter_context(_node(settings, data, observe))
+        if begun is None:
+            begun = stack.enter_context(begin(settings, observe, least_classes=least_classes))
+        observe(PhaseStarted(name="building the network"))
+        network = load_model(
+            settings.model,
+            classes=len(begun.data.classes),
+            weights=settings.weights,
+            seed=settings.seed,
+            augment=settings.augment,
+            observe=observe,
+        )
+        freeze(network.model, settings.until, input_shape=network.preprocess.shape)
+        watch = _Watch(begun, observe)
         job = offload(
             network.model,
-            data,
+            begun.data,
             preprocess=network.preprocess,
             near=(watch.url, *settings.also_near),
             cut=settings.cut,
@@ -79,44 +83,31 @@ def set_up(settings: JobSettings, observe: Observer, *, least_classes: int = 1, 
             observe=watch,
         )
         # As the job lists it: it may have listed it again.
-        yield Setup(data=job.data, whole=whole, network=network, job=stack.enter_context(job))
+        yield Setup(data=job.data, whole=begun.whole, network=network, job=stack.enter_context(job))
 
 
-def chosen_of(whole: Dataset, settings: JobSettings, split: str | None) -> Dataset:
-    """The samples of a split that a job is to use.
-
-    Raises:
-        SettingError: there is no such split, or the selection makes no sense.
-        EmptyDataset: there is no such sample.
-    """
-    data = whole if split is None else whole[split]
-    data = data if settings.where is None else data.select(settings.where)
-    if not len(data):
-        where = "" if settings.where is None else f" for which {settings.where} holds"
-        raise EmptyDataset(f"there is no sample in {f'split {split!r} of ' if split else ''}{whole.url}{where}")
-    return data
-
-
-@contextmanager
-def _node(settings: JobSettings, data: Dataset, observe: Observer) -> Iterator["_Watch"]:
-    """The node to use: the user's, the machine's I/O service, or one that is started."""
-    near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
-    if near is not None:
-        yield _Watch(near, None, observe)
-        return
-    observe(PhaseStarted(name="starting a node"))
-    node = replace(settings.node, allow_training=settings.policy == ALL_IN_STORE)
-    with start_node(data.roots, node) as process:
-        yield _Watch(process.url, process, observe)
+def measured_first(settings: JobSettings) -> JobSettings:
+    """The same job, measured before it hands out anything."""
+    return replace(settings, loader=replace(settings.loader, measure_first=True))
 
 
 class _Watch:
-    """Passes events on, and restarts the job's own node when a request failed because it is gone."""
+    """Passes events on, and restarts the job's own node when a request failed because it is gone.
 
-    def __init__(self, url: str, process: NodeProcess | None, observe: Observer) -> None:
-        self.url = url
-        self._process = process
+    Args:
+        begun: with the node, which is waited for.
+        observe: told what happens.
+
+    Raises:
+        NodeUnreachable: The job's own node did not come up.
+    """
+
+    def __init__(self, begun: Begun, observe: Observer) -> None:
+        self._process = begun.process
         self._observe = observe
+        if begun.process is not None:
+            begun.process.start()
+        self.url = begun.near or (begun.process.url if begun.process else "")
 
     def __call__(self, event: Event) -> None:
         self._observe(event)

@@ -109,16 +109,28 @@ class ProfileRequest:
             reference, that one is made ready up to its cut.
         codecs: names of the codecs to measure, each at the cuts where it may be worth it.
         accuracy: how far an engine's features may be from the reference's: ``exact`` takes the reference itself and
-            tries no other; ``fp16``, ``int8`` or a relative error have all tried that they allow.
-        only_here: the job stops at the cut of ``features`` and at no other: engines are tried at that one alone.
+            tries no other; another name or a relative error has those tried that it allows and that pay.
+        only_here: the job stops at the cut of ``features`` and at no other: engines are tried at that one.
+        trial_s: seconds that the job allows for trials; 0 tries none and uses what is known, None leaves it to the
+            node.
+        samples_left: that the job has still to compute: an engine is tried where that saves them more time than it
+            takes. None where trials need not pay.
+        only_engine: find the engine and measure nothing else; the profile has no costs.
     """
 
     features: FeatureRequest
     codecs: tuple[str, ...] = ()
     accuracy: str | float = EXACT
     only_here: bool = False
+    trial_s: float | None = None
+    samples_left: int | None = None
+    only_engine: bool = False
 
     def __post_init__(self) -> None:
+        if self.trial_s is not None and not 0 <= self.trial_s < math.inf:
+            raise BadRequest(f"trial_s must be 0 or more, not {self.trial_s}")
+        if self.samples_left is not None and self.samples_left < 0:
+            raise BadRequest(f"samples_left must be 0 or more, not {self.samples_left}")
         try:
             offered_precisions(self.accuracy)
         except SettingError as error:
@@ -129,8 +141,15 @@ class ProfileRequest:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values, as the body of ``POST /v1/profiles``."""
-        how = {"codecs": list(self.codecs), "accuracy": self.accuracy, "only_here": self.only_here}
-        return {**self.features.to_json(), **how}
+        return {
+            **self.features.to_json(),
+            "codecs": list(self.codecs),
+            "accuracy": self.accuracy,
+            "only_here": self.only_here,
+            "trial_s": self.trial_s,
+            "samples_left": self.samples_left,
+            "only_engine": self.only_engine,
+        }
 
     @classmethod
     def from_json(cls, value: object) -> "ProfileRequest":
@@ -140,11 +159,15 @@ class ProfileRequest:
         if len(codecs) > len(CODECS):
             raise BadRequest(f"codecs must be a list of up to {len(CODECS)} names")
         accuracy = body.get("accuracy", EXACT)
+        trial_s, samples_left = body.get("trial_s"), body.get("samples_left")
         return cls(
             features=FeatureRequest.from_json(body),
             codecs=tuple(_text(one, "codecs") for one in codecs),
             accuracy=_text(accuracy, "accuracy") if isinstance(accuracy, str) else _number(accuracy, "accuracy"),
             only_here=_boolean(body.get("only_here", False), "only_here"),
+            trial_s=None if trial_s is None else _number(trial_s, "trial_s"),
+            samples_left=None if samples_left is None else _integer(samples_left, "samples_left"),
+            only_engine=_boolean(body.get("only_engine", False), "only_engine"),
         )
 
 

@@ -18,17 +18,21 @@ from frostline.stores.faces import LABELS, MASKS, Entry, ObjectStore, Tabular
 
 __all__ = ("CqlTables",)
 
-_RULE = "frostline cql 2"
+_RULE = "frostline cql 4"
 # No column of a table of CQL is called so.
 _OBJECT, _NAME = "/object", "/name"
 
 _NO_SIZE = (0, 0)
+# What a row of a Parquet file is called.
+_NUMBERED = r"^(?P<start>(?:.*/)?)(?P<number>[0-9]{1,18})$"
+_DIGITS = 18
 
 
 class CqlTables:
     """Rows that have both data and a label's row are samples.
 
     Classes are whole numbers, or names in their order. A sample is called what its column of names says, or as its key.
+    Rows stand in the order of their names, and where those end in a number, in the order of these numbers.
     Where the column of labels is a blob it holds masks, and samples need no class beside them.
     """
 
@@ -98,7 +102,17 @@ def _samples(store: Tabular, url: str, label: str, there: Mapping[str, Entry], *
     if store.name_column in columns and rows.schema.field(store.name_column).type == pa.string():
         names = pc.coalesce(rows[store.name_column], names)
     rows = pa.table([rows.column(0), names, *rows.columns[1:]], [_OBJECT, _NAME, *columns])
-    return _once(rows.take(pc.sort_indices(names)), url)
+    return _once(rows.take(_order(names)), url)
+
+
+def _order(names: pa.ChunkedArray) -> pa.Array:
+    """The rows in the order of their names; a number at the end, as rows of a file have, counts by its value."""
+    found = pc.extract_regex(names, _NUMBERED)
+    numbers = pc.utf8_lpad(pc.struct_field(found, "number"), _DIGITS, "0")
+    padded = pc.coalesce(pc.binary_join_element_wise(pc.struct_field(found, "start"), numbers, ""), names)
+    return pc.sort_indices(
+        pa.table([padded, names], ["padded", "name"]), [("padded", "ascending"), ("name", "ascending")]
+    )
 
 
 def _once(rows: pa.Table, url: str) -> pa.Table:

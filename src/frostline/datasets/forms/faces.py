@@ -52,6 +52,7 @@ class Listed:
         reading: how the bytes at the samples' addresses are found.
         applied: what was done to the images before they were kept; None where they are encoded.
         kept_at: name of the object that holds the table already; empty where it is to be kept as a manifest.
+        divided_by_names: the column ``split`` was made of the names of folders or files, and is not the data's own.
     """
 
     table: pa.Table
@@ -60,6 +61,7 @@ class Listed:
     reading: str = OBJECTS
     applied: Applied | None = None
     kept_at: str = ""
+    divided_by_names: bool = False
 
     def __post_init__(self) -> None:
         if self.table.schema.remove_metadata().names[: len(COLUMNS)] != COLUMNS.names:

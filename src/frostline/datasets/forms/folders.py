@@ -1,6 +1,6 @@
-"""Images in class folders: decides what of a store's listing is a labelled image, one folder a class."""
+"""Images in class folders, or in those of splits: decides what of a store's listing is a labelled image."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.datasets.forms.faces import COLUMNS, Listed, digest_of, is_hidden
+from frostline.datasets.forms.split_names import SPLIT, is_split, trained_among
 from frostline.datasets.ids import stable_ids
 from frostline.errors import EmptyDataset
 from frostline.stores.entries import Entries, Names
@@ -19,16 +20,20 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".p
 
 # The same as ``suffix_of`` decides, for a column of names: a dot that does not begin the last part, and what follows.
 _IMAGE = rf"(?i)[^/]\.(?:{'|'.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))})$"
-_FOLDER = r"^(?P<folder>[^/]*)/"
+_FOLDERS = r"^(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
 # Part of every digest: raise it whenever the same files would give another table.
-_RULE = "frostline image folders 2"
+_RULE = "frostline image folders 3"
 
 
 class ClassFolders:
     """The first folder of a name is the class; deeper folders belong to it.
+
+    Where every first folder is called as a split is, such as ``train`` and ``val``, and has its images in folders of
+    its own, the first is the split and the second the class. Such a folder may also have no class folders at all, but
+    for one to train on: its images have no label.
 
     Names with a part that starts with a dot and names without the suffix of an image are passed over.
     """
@@ -50,10 +55,15 @@ class ClassFolders:
         if not labelled:
             raise EmptyDataset(_nothing_at(store.url, entries))
         objects, sizes, etags = labelled.table.columns
-        labels, classes = _classes(labelled)
+        has_splits = _has_splits(labelled)
+        labels, classes = _classes(labelled, "second" if has_splits else "first")
         ids, offsets = stable_ids(Names(objects)), np.zeros(len(labelled), np.int64)
         columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, pa.array(labels), etags]
-        return Listed(table=pa.table(columns, schema=COLUMNS), classes=classes, digest=labelled.digest(_RULE))
+        table = pa.table(columns, schema=COLUMNS)
+        if has_splits:
+            splits = [pc.utf8_lower(first) for first in _folders(labelled, "first")]
+            table = table.append_column(SPLIT, pa.chunked_array(splits, pa.string()))
+        return Listed(table=table, classes=classes, digest=labelled.digest(_RULE), divided_by_names=has_splits)
 
 
 def suffix_of(name: str) -> str:
@@ -77,19 +87,38 @@ def _labelled(entries: Sequence[Entry]) -> Entries:
     return found.where(pc.and_(pc.and_not(image, hidden), pc.match_substring(objects, "/")))
 
 
-def _classes(labelled: Entries) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """The label of each name, and the names of the classes: of the first folders, in their order."""
+def _folders(labelled: Entries, which: str) -> Iterator[pa.Array]:
+    """The first or the second folder of each name, some names at a time; empty where there is no second one."""
+    for piece in labelled.pieces():
+        yield pc.struct_field(pc.extract_regex(piece["object"], _FOLDERS), which)
+
+
+def _has_splits(labelled: Entries) -> bool:
+    """Whether the first folders are splits, and not classes that happen to be called so."""
+    divided: set[str] = set()
+    undivided: set[str] = set()
+    for firsts, seconds in zip(_folders(labelled, "first"), _folders(labelled, "second"), strict=True):
+        names = pc.unique(firsts).to_pylist()
+        if not all(map(is_split, names)):
+            return False
+        divided.update(pc.unique(firsts.filter(pc.not_equal(seconds, ""))).to_pylist())
+        undivided.update(pc.unique(firsts.filter(pc.equal(seconds, ""))).to_pylist())
+    return bool(divided) and not divided & undivided and trained_among(undivided) is None
+
+
+def _classes(labelled: Entries, which: str) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """The label of each name, and the names of the classes: of those folders, in their order."""
     seen: dict[str, int] = {}
     labels = np.empty(len(labelled), np.int64)
     done = 0
-    for piece in labelled.pieces():
-        found = pc.struct_field(pc.extract_regex(piece["object"], _FOLDER), "folder").dictionary_encode()
+    for folders in _folders(labelled, which):
+        found = folders.dictionary_encode()
         numbers = np.array([seen.setdefault(name, len(seen)) for name in found.dictionary.to_pylist()], np.int64)
         labels[done : done + len(found)] = numbers[found.indices.to_numpy()]
         done += len(found)
-    classes = tuple(sorted(seen))
-    place = np.empty(len(seen), np.int64)
-    place[[seen[name] for name in classes]] = np.arange(len(seen))
+    classes = tuple(sorted(seen.keys() - {""}))
+    place = np.full(len(seen), -1, np.int64)
+    place[[seen[name] for name in classes]] = np.arange(len(classes))
     return place[labels], classes
 
 

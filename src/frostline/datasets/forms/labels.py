@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from frostline.errors import DataError
 
-__all__ = ("LABEL_FIELDS", "URL_FIELDS", "classified", "numbered", "said_by")
+__all__ = ("LABEL_FIELDS", "NO_CLASSES", "URL_FIELDS", "classified", "no_class", "numbered", "said_by")
 
 LABEL_FIELDS = ("label", "cls", "class", "class_name")
 """Fields and columns that say a sample's label, the first that is there."""
@@ -16,30 +16,40 @@ LABEL_FIELDS = ("label", "cls", "class", "class_name")
 URL_FIELDS = ("url", "uri", "image_url", "file_name", "path", "image")
 """Columns of lists that say where a sample is, the first that is there."""
 
+NO_CLASSES = (
+    "a label says a class, by its name or by a whole number from 0, and is empty or null where a sample has none: "
+    "targets of other kinds are not taken"
+)
+"""What is said of labels that are none of a class."""
+
 # More would not be classes but something else that was taken for them.
 _MOST_CLASSES = 1 << 24
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+# Targets of another kind: with a sign, a point or an exponent, and lists.
+_ANY_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_LIST = re.compile(r"\[.*\]", re.DOTALL)
 
 
 def classified(said: Sequence[str | None], names: Sequence[str] = ()) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Labels and the classes' names.
 
     Where every sample that says anything gives a whole number, numbers are labels and their texts are the names of the
-    classes, from 0 to the greatest; a negative one says that there is none. Else the texts are names, in their order.
+    classes, from 0 to the greatest. Else the texts are names, in their order.
 
     Args:
         said: of each sample; None where it says nothing.
         names: of all classes, by label, where the data itself tells them; they count where every label is one of them.
 
     Raises:
-        DataError: a number is too large to be that of a class.
+        DataError: a number is too large to be that of a class, or the labels are targets of another kind: negative
+            numbers, numbers with a fraction, lists.
     """
     texts = sorted({text for text in said if text is not None})
     if names and set(texts) <= set(names):
         return _placed(said, names)
     if all(_NUMBER.fullmatch(text) for text in texts):
-        labels = np.array([-1 if text is None else max(-1, int(text)) for text in said], np.int64)
-        return numbered(labels)
+        return numbered(np.array([-1 if text is None else int(text) for text in said], np.int64))
+    _check_classes(texts)
     return _placed(said, texts)
 
 
@@ -65,7 +75,21 @@ def said_by(label: object) -> str | None:
         case float() if label.is_integer():
             return str(int(label))
         case _:
-            raise DataError(f"a label must be a name or a whole number, not {str(label)[:50]!r}")
+            raise DataError(no_class(str(label)))
+
+
+def no_class(label: str) -> str:
+    """What is said of a label that is none of a class."""
+    return f"a label is {label[:50]!r}, and {NO_CLASSES}"
+
+
+def _check_classes(texts: Sequence[str]) -> None:
+    """Make sure that texts which are not all numbers of classes are names, and not targets of another kind."""
+    others = [text for text in texts if _LIST.fullmatch(text)]
+    if all(map(_ANY_NUMBER.fullmatch, texts)):  # among names a number is a name, such as that of a version
+        others += [text for text in texts if not text.isdigit()]
+    if others:
+        raise DataError(no_class(others[0]))
 
 
 def _placed(said: Sequence[str | None], names: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:

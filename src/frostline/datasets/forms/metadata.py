@@ -9,7 +9,10 @@ import pyarrow as pa
 
 from frostline.datasets.forms.faces import COLUMNS, TARGET_COLUMNS
 
-__all__ = ("columns_of", "joined")
+__all__ = ("SOURCE", "columns_of", "joined")
+
+SOURCE = "frostline_source"
+"""The column that says what a sample was called before it was first copied; what users call ``source`` is their own."""
 
 # Data whose fields are names of things would else have as many columns as samples.
 _MOST_COLUMNS = 256

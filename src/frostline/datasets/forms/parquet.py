@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 from frostline.core import CELLS
 from frostline.datasets.cells import Cell, cells_of
 from frostline.datasets.forms.faces import Listed, digest_of, is_hidden
-from frostline.datasets.forms.labels import URL_FIELDS, classified
+from frostline.datasets.forms.labels import NO_CLASSES, URL_FIELDS, classified, no_class
 from frostline.datasets.forms.metadata import column_name, joined
 from frostline.datasets.forms.parquet_schema import Columns, columns_of_schema
+from frostline.datasets.forms.split_names import with_splits
 from frostline.datasets.forms.tables import SAID, Parts, finished, known_parts, plain
 from frostline.datasets.forms.targets import NO_MASK, Mask, target_columns
 from frostline.datasets.parquet_file import leaf, opened
@@ -25,9 +26,11 @@ from frostline.stores.versions import is_other_version
 
 __all__ = ("Parquet", "is_parquet")
 
-_RULE = "frostline parquet 2"
+_RULE = "frostline parquet 3"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
+# What Hugging Face writes for a sample without a class, where classes have names.
+_NO_CLASS = -1
 
 
 class _File(NamedTuple):
@@ -41,7 +44,8 @@ class Parquet:
     What the schema's ``huggingface`` metadata says of columns and classes holds. Parquet tells the size of no cell but
     with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
     change only the end is read again. Scalar columns become metadata. A second column of images, called ``mask``,
-    ``segmentation``, ``annotation`` or ``label``, is that of the masks.
+    ``segmentation``, ``annotation`` or ``label``, is that of the masks. Files whose names or folders say ``train``,
+    ``val``, ``test`` or the like are splits (``forms.split_names``).
     """
 
     name = "parquet"
@@ -63,12 +67,19 @@ class Parquet:
         known = known_parts(before, cells_of)
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
             files = list(threads.map(partial(_read, store, known), found))
-        table = joined([file.table for file in files])
+        tables = [file.table for file in files]
+        table, is_divided = with_splits(joined(tables), [entry.object for entry in found], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds an image")
         names = {file.classes for file in files if file.classes}
         labels, classes = classified(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
-        return Listed(table=finished(table, labels), classes=classes, digest=self.digest(entries), reading=CELLS)
+        return Listed(
+            table=finished(table, labels),
+            classes=classes,
+            digest=self.digest(entries),
+            reading=CELLS,
+            divided_by_names=is_divided,
+        )
 
 
 def is_parquet(entry: Entry) -> bool:
@@ -84,6 +95,9 @@ def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
                 f"{entry.object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
                 f"its columns are {', '.join(parquet.schema_arrow.names)[:200]}{_hint(parquet.schema_arrow)}"
             )
+        if columns.other is not None:
+            kind = parquet.schema_arrow.field(columns.other).type
+            raise DataError(f"{entry.object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
         if entry.etag and (entry.object, entry.etag) in known:
             return _File(known[entry.object, entry.etag], columns.classes)
         table = _table(parquet, entry, columns)
@@ -145,10 +159,15 @@ def _groups(parquet: pq.ParquetFile, path: str) -> Iterator[pa.ChunkedArray]:
 
 def _said(entry: Entry, columns: Columns, labels: pa.ChunkedArray) -> pa.ChunkedArray:
     values = plain(labels)
+    if pa.types.is_boolean(values.type):
+        return pc.if_else(values, "True", "False")
     if not columns.classes or not pa.types.is_integer(values.type):
         return values.cast(pa.string())
     greatest = pc.max(values).as_py()
     if greatest is not None and greatest >= len(columns.classes):
         raise DataError(f"{entry.object} has a label {greatest} and names for {len(columns.classes)} classes only")
+    least = pc.min(values).as_py()
+    if least is not None and least < _NO_CLASS:
+        raise DataError(f"{entry.object}: {no_class(str(least))}")
     numbers = pc.if_else(pc.greater_equal(values, 0), values, pa.scalar(None, values.type))
     return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])

@@ -9,7 +9,7 @@ import pyarrow as pa
 from frostline.datasets.forms.labels import LABEL_FIELDS
 from frostline.datasets.forms.targets import MASK_FIELDS
 
-__all__ = ("Columns", "columns_of_schema", "is_scalar")
+__all__ = ("Columns", "columns_of_schema", "is_label", "is_scalar")
 
 # Where no words say it: what image columns are called, and then the first that could be one.
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "data")
@@ -26,6 +26,7 @@ class Columns:
         image: path of the leaf with the encoded images.
         mask: path of the leaf with the encoded masks; None where no column is one.
         label: name of the column; None where no column is one.
+        other: name of a column that is called as labels are and holds something else; None where none is.
         classes: names that a label's number stands for; empty where it is its own.
         about: scalar columns beside them.
     """
@@ -33,6 +34,7 @@ class Columns:
     image: str
     mask: str | None
     label: str | None
+    other: str | None
     classes: tuple[str, ...]
     about: tuple[str, ...]
 
@@ -53,12 +55,18 @@ def columns_of_schema(schema: pa.Schema) -> Columns | None:
     mask = next((name for name in _MASK_NAMES if name in leaves and name != image), None)
     numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
     wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
-    label = next((name for name in wanted if name in schema.names and _is_label(schema.field(name).type)), None)
+    label = next((name for name in wanted if name in schema.names and is_label(schema.field(name).type)), None)
+    other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
     about = tuple(field.name for field in schema if is_scalar(field.type) and field.name != label)
     classes = features[label].get("names") if label is not None and label in numbered else None
     names = tuple(map(str, classes)) if isinstance(classes, list) else ()
     return Columns(
-        image=leaves[image], mask=None if mask is None else leaves[mask], label=label, classes=names, about=about
+        image=leaves[image],
+        mask=None if mask is None else leaves[mask],
+        label=label,
+        other=other if label is None else None,
+        classes=names,
+        about=about,
     )
 
 
@@ -91,9 +99,14 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _is_label(kind: pa.DataType) -> bool:
+def is_label(kind: pa.DataType) -> bool:
+    """Whether a column of that type can say labels."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_integer(plain) or _is_text(plain)
+    return pa.types.is_integer(plain) or pa.types.is_boolean(plain) or _is_text(plain)
+
+
+def _is_other(schema: pa.Schema, name: str) -> bool:
+    return name in schema.names and not pa.types.is_null(schema.field(name).type)
 
 
 def is_scalar(kind: pa.DataType) -> bool:

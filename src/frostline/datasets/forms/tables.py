@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.datasets.forms.faces import COLUMNS, Listed
+from frostline.datasets.forms.split_names import SPLIT
 from frostline.datasets.forms.targets import filled
 from frostline.datasets.ids import stable_ids
 from frostline.stores.entries import Names
@@ -41,7 +42,8 @@ def known_parts(before: Listed | None, object_of: Callable[[str], str] = str) ->
     if before is None:
         return {}
     said: list[Any] = [None if label < 0 else before.classes[label] for label in before.table["label"].to_pylist()]
-    table = _as_listed(before.table).append_column(SAID, pa.array(said, pa.string())).drop_columns(["id", "label"])
+    left = ["id", "label", *([SPLIT] if before.divided_by_names else [])]  # which the names of all files say anew
+    table = _as_listed(before.table).append_column(SAID, pa.array(said, pa.string())).drop_columns(left)
     runs = pc.run_end_encode(table["object"].combine_chunks().cast(pa.string()))
     ends = runs.run_ends.to_pylist()
     parts = [table.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]

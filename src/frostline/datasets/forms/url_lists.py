@@ -11,10 +11,11 @@ import pyarrow.csv as csv
 from frostline.core import URLS
 from frostline.datasets.forms.faces import Listed, digest_of, is_hidden
 from frostline.datasets.forms.folders import is_image
-from frostline.datasets.forms.labels import LABEL_FIELDS, URL_FIELDS, classified
+from frostline.datasets.forms.labels import LABEL_FIELDS, NO_CLASSES, URL_FIELDS, classified
 from frostline.datasets.forms.metadata import column_name, joined
 from frostline.datasets.forms.parquet import is_parquet
-from frostline.datasets.forms.parquet_schema import is_scalar
+from frostline.datasets.forms.parquet_schema import is_label, is_scalar
+from frostline.datasets.forms.split_names import with_splits
 from frostline.datasets.forms.tables import SAID, finished, plain
 from frostline.datasets.forms.targets import MASK_FIELDS, NO_MASK, Mask, Size, known_sizes, size_at, target_columns
 from frostline.datasets.forms.url_entries import entries_of
@@ -27,7 +28,7 @@ from frostline.stores.urls import parse_url
 
 __all__ = ("UrlLists",)
 
-_RULE = "frostline url lists 3"
+_RULE = "frostline url lists 4"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
@@ -49,6 +50,7 @@ class UrlLists:
     samples, which are left out, named and counted when they are read. The digest is that of the lists and of the images
     beside them: of those elsewhere a change is noticed when they are read, and by whoever asks for them again. Lists
     that are Parquet files are only read where this form is named: other Parquet files hold the images themselves.
+    Lists that are called ``train``, ``val``, ``test`` or the like are splits (``forms.split_names``).
     """
 
     name = "urls"
@@ -74,7 +76,8 @@ class UrlLists:
         lists = sorted(filter(_is_list, entries))
         if not lists:
             raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
-        table = joined([_table(store, entry) for entry in lists])
+        tables = [_table(store, entry) for entry in lists]
+        table, is_divided = with_splits(joined(tables), [entry.object for entry in lists], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"the lists at {store.url} name no samples")
         urls = table["object"].to_pylist()
@@ -89,7 +92,13 @@ class UrlLists:
         if any(masks):
             table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
         labels, classes = classified(table[SAID].to_pylist())
-        return Listed(table=finished(table, labels), classes=classes, digest=self.digest(entries), reading=URLS)
+        return Listed(
+            table=finished(table, labels),
+            classes=classes,
+            digest=self.digest(entries),
+            reading=URLS,
+            divided_by_names=is_divided,
+        )
 
 
 def _is_csv(entry: Entry) -> bool:
@@ -102,7 +111,7 @@ def _is_list(entry: Entry) -> bool:
 
 def _table(store: ObjectStore, entry: Entry) -> pa.Table:
     table = _read_csv(store, entry) if _is_csv(entry) else _read_parquet(store, entry)
-    url, label, mask = (_column(table, names) for names in (URL_FIELDS, LABEL_FIELDS, _MASK_FIELDS))
+    url, label, mask = (_column(table.schema, names) for names in (URL_FIELDS, LABEL_FIELDS, _MASK_FIELDS))
     if url is None or plain(table[url]).type != pa.string() or table[url].null_count:
         raise DataError(f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}")
     urls = [_canonical(one, store.url, entry.object) for one in plain(table[url]).to_pylist()]
@@ -161,12 +170,16 @@ def _read_csv(store: ObjectStore, entry: Entry) -> pa.Table:
 
 def _read_parquet(store: ObjectStore, entry: Entry) -> pa.Table:
     with opened(store, entry.object, entry.size) as (parquet, _):
+        label = _column(parquet.schema_arrow, LABEL_FIELDS)
+        kind = None if label is None else parquet.schema_arrow.field(label).type
+        if kind is not None and not is_label(kind) and not pa.types.is_null(kind):
+            raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
         wanted = [field.name for field in parquet.schema_arrow if is_scalar(field.type)]
         return parquet.read(columns=wanted, use_threads=False)
 
 
-def _column(table: pa.Table, names: Sequence[str]) -> str | None:
-    return next((name for name in names if name in table.schema.names), None)
+def _column(schema: pa.Schema, names: Sequence[str]) -> str | None:
+    return next((name for name in names if name in schema.names), None)
 
 
 def _canonical(url: str, root: str, name: str) -> str:

@@ -11,7 +11,8 @@ import pyarrow as pa
 from frostline.datasets.forms.faces import Listed, digest_of, is_hidden
 from frostline.datasets.forms.folders import IMAGE_SUFFIXES
 from frostline.datasets.forms.labels import LABEL_FIELDS, classified, said_by
-from frostline.datasets.forms.metadata import columns_of, joined
+from frostline.datasets.forms.metadata import SOURCE, columns_of, joined
+from frostline.datasets.forms.split_names import with_splits
 from frostline.datasets.forms.tables import SAID, Parts, finished, known_parts
 from frostline.datasets.forms.tar_index import Member, members
 from frostline.datasets.forms.targets import MASK_FIELDS, NO_MASK, Mask, size_at, target_columns
@@ -20,7 +21,7 @@ from frostline.stores.faces import Entry, ObjectStore, Versioned
 
 __all__ = ("WebDataset", "samples_of")
 
-_RULE = "frostline webdataset 3"
+_RULE = "frostline webdataset 4"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 
@@ -51,7 +52,8 @@ class WebDataset:
     A member such as ``key.mask.png`` or ``key.seg.npy`` is the mask of ``key.jpg``.
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
-    ``label`` that is null says that there is none. The other scalar fields of the JSON become columns.
+    ``label`` that is null says that there is none. The other scalar fields of the JSON become columns. Shards whose
+    names or folders say ``train``, ``val``, ``test`` or the like are splits (``forms.split_names``).
     """
 
     name = "webdataset"
@@ -75,11 +77,17 @@ class WebDataset:
             raise EmptyDataset(f"{store.url} holds no WebDataset shards (such as train-000000.tar)")
         known = known_parts(before)
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
-            table = joined(list(threads.map(partial(_table, store, known, heads), shards)))
+            tables = list(threads.map(partial(_table, store, known, heads), shards))
+        table, is_divided = with_splits(joined(tables), [shard.object for shard in shards], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images: see what they are packed with")
         labels, classes = classified(table[SAID].to_pylist())
-        return Listed(table=finished(table, labels), classes=classes, digest=self.digest(entries))
+        return Listed(
+            table=finished(table, labels),
+            classes=classes,
+            digest=self.digest(entries),
+            divided_by_names=is_divided,
+        )
 
 
 def samples_of(shard: str, found: Iterable[Member]) -> list[Packed]:
@@ -103,7 +111,8 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> Packed | None:
     if image is None:
         return None
     about = _json(shard, group["json"]) if "json" in group else {}
-    field = None if "cls" in group else _label_field(about)
+    # A copy that Frostline made has the number of the class for others, and its name in the JSON.
+    field = None if "cls" in group and SOURCE not in about else _label_field(about)
     said = _label(shard, key, group, about, field)
     # What says the label is no metadata, else a copy of a copy would have it as a column.
     about = {name: value for name, value in about.items() if name != field}
@@ -132,10 +141,10 @@ def _label_field(about: dict[str, Any]) -> str | None:
 
 def _label(shard: str, key: str, group: dict[str, Member], about: dict[str, Any], field: str | None) -> str | None:
     try:
-        if "cls" in group:
-            return said_by((group["cls"].contents or b"").decode())
         if field is not None:
             return said_by(about[field])
+        if "cls" in group:
+            return said_by((group["cls"].contents or b"").decode())
     except (DataError, UnicodeDecodeError) as error:
         raise DataError(f"the label of {key!r} in {shard} is no name and no whole number") from error
     folder, slash, _ = key.partition("/")

@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frostline.core import EXACT
+from frostline.core import EXACT, FLOAT32
 from frostline.errors import SettingError, nearest
 
 __all__ = ("CODECS", "Codec", "offered", "offered_precisions")
 
+# The finest first.
 _PRECISIONS = (EXACT, "fp16", "bf16", "int8")
+# What a named accuracy allows at most.
+_COARSEST = {EXACT: EXACT, FLOAT32: EXACT, "fp16": "fp16", "bf16": "bf16", "int8": "int8"}
 _COMPRESSIONS = ("", "lz4", "zstd")
 _BYTES = {"fp16": 2, "bf16": 2, "int8": 1}
 
@@ -94,8 +97,8 @@ def offered(accuracy: str | float, *, is_relu: bool, dtypes: Sequence[str]) -> t
     compression alone; LZ4 finds nothing in dense values of 16 or 8 bits (1.00 of their size).
 
     Args:
-        accuracy: ``exact``, ``fp16``, ``int8``, or the largest relative error allowed (``relative_error``), which
-            is judged by measurement: see ``offered_precisions``.
+        accuracy: a name (``offered_precisions``), or the largest relative error allowed (``relative_error``), which is
+            judged by measurement.
         is_relu: the one tensor that crosses comes from a ReLU.
         dtypes: of the tensors that cross.
 
@@ -125,13 +128,12 @@ def offered_precisions(accuracy: str | float) -> tuple[str, ...]:
     Raises:
         SettingError: The accuracy makes no sense.
     """
-    if accuracy == EXACT:
-        return (EXACT,)
-    if accuracy == "fp16":
-        return (EXACT, "fp16")
-    if accuracy == "int8" or _is_tolerance(accuracy):
+    if isinstance(accuracy, str) and accuracy in _COARSEST:
+        return _PRECISIONS[: _PRECISIONS.index(_COARSEST[accuracy]) + 1]
+    if _is_tolerance(accuracy):
         return _PRECISIONS
-    raise SettingError(f"accuracy is exact, fp16, int8 or a relative error such as 0.001, not {accuracy!r}")
+    named = ", ".join(_COARSEST)
+    raise SettingError(f"accuracy is one of {named}, or a relative error such as 0.001, not {accuracy!r}")
 
 
 def _is_tolerance(accuracy: str | float) -> bool:

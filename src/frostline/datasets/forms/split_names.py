@@ -1,0 +1,95 @@
+"""Decides which splits the names of folders and files say, and which of them are for training and for scoring. Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ("SPLIT", "is_split", "scored_among", "splits_of", "splits_said", "trained_among", "with_splits")
+
+SPLIT = "split"
+"""The column that says which split a sample belongs to."""
+
+# As people write them, each in the order in which one is taken where there are several.
+_TRAINED = ("train", "training")
+_SCORED = ("val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing")
+_NO_WORD = re.compile(r"[^a-z]+")
+# More values than people have splits: the column says something else.
+_MOST = len(_TRAINED) + len(_SCORED)
+
+
+def is_split(name: str) -> bool:
+    """Whether a folder or a value is called as a split is."""
+    return name.lower() in (*_TRAINED, *_SCORED)
+
+
+def trained_among(splits: Iterable[str]) -> str | None:
+    """The split to train on; None where none is called so."""
+    return _first(_TRAINED, splits)
+
+
+def scored_among(splits: Iterable[str]) -> Sequence[str]:
+    """The splits to score, those for validation before those for the last test."""
+    return sorted(filter(_is_scored, splits), key=lambda name: _SCORED.index(name.lower()))
+
+
+def splits_of(files: Sequence[str]) -> dict[str, str] | None:
+    """The split of each file that says one, where the files say at least two: those that say none are in none.
+
+    A file says a split where one word of its name is that of a split, such as ``train-00000.parquet`` and
+    ``cifar-test-01.tar``, or one word of the folder that it lies in, of the innermost such folder.
+    """
+    found = {file: split for file in files if (split := _split_of(file)) is not None}
+    return found if len(set(found.values())) > 1 else None
+
+
+def splits_said(table: pa.Table) -> tuple[str, ...]:
+    """The splits that a table's column ``split`` names, those to train on first; none where it has other values too."""
+    if SPLIT not in table.schema.names or not _is_text(table.schema.field(SPLIT).type):
+        return ()
+    values = pc.unique(table[SPLIT]).drop_null()
+    if not 0 < len(values) <= _MOST:
+        return ()
+    names: list[str] = values.to_pylist()
+    trained = [name for name in names if name.lower() in _TRAINED]
+    return (*sorted(trained), *scored_among(names)) if all(map(is_split, names)) else ()
+
+
+def with_splits(table: pa.Table, files: Sequence[str], rows: Sequence[int]) -> tuple[pa.Table, bool]:
+    """A table with the column ``split`` that the names of its files say, and whether they say any.
+
+    A column that the data itself calls so stays as it is.
+
+    Args:
+        table: of the samples of all files.
+        files: their names, in the table's order.
+        rows: of each file.
+    """
+    splits = splits_of(files)
+    if splits is None or SPLIT in table.schema.names:
+        return table, False
+    each = [pa.repeat(pa.scalar(splits.get(file), pa.string()), count) for file, count in zip(files, rows, strict=True)]
+    return table.append_column(SPLIT, pa.chunked_array(each, pa.string())), True
+
+
+def _split_of(file: str) -> str | None:
+    for part in reversed(file.lower().split("/")):
+        said = {word for word in _NO_WORD.split(part) if is_split(word)}
+        if said:
+            return said.pop() if len(said) == 1 else None
+    return None
+
+
+def _is_scored(name: str) -> bool:
+    return name.lower() in _SCORED
+
+
+def _first(words: Sequence[str], names: Iterable[str]) -> str | None:
+    known = {name.lower(): name for name in names}
+    return next((known[word] for word in words if word in known), None)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain))

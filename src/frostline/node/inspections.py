@@ -1,0 +1,206 @@
+"""Has prefixes of strangers looked at apart: a node's side of the process that does so."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from frostline.batching import readable_bytes
+from frostline.errors import Overloaded, UnsafeArtifact
+from frostline.wire.refusals import error_from_json
+
+if TYPE_CHECKING:
+    from frostline.engines.operations import GraphLimits
+    from frostline.models.inspection import Inspection
+
+__all__ = ("Inspector",)
+
+_MAX_ANSWER_BYTES = 16 << 20
+_PIECE = 1 << 16
+# A child gets few of its processor seconds on a machine that is busy.
+_WAIT_FACTOR = 6
+_STARTING_S = 60.0
+_RETRY_AFTER_S = 5.0
+
+
+class Inspector:
+    """Looks at prefixes in child processes, one at a time for each tenant. A context manager; safe for threads.
+
+    Its process is started with it: where ``fork`` is given it is a copy of this one, which must have no threads yet,
+    and shares the memory of what was imported; else, and where it is gone, it is started anew.
+
+    Args:
+        fork: Whether to begin with a copy of this process.
+    """
+
+    def __init__(self, *, fork: bool = False) -> None:
+        self._lock = threading.Lock()
+        self._turns: dict[str, threading.Lock] = {}
+        self._process = _forked() if fork else _started()
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int:
+        """The process that children are copies of."""
+        return self._process.pid
+
+    def inspect(
+        self, header: bytes, *, max_rows: int, max_check_s: float, limits: "GraphLimits", tenant: str = ""
+    ) -> "Inspection":
+        """What is found out about a prefix; see ``models.inspection.inspect_prefix``.
+
+        Args:
+            header: The header of its file.
+            max_rows: The largest batch.
+            max_check_s: Processor seconds that it may take.
+            limits: What the prefix may have and do.
+            tenant: Who asks.
+
+        Raises:
+            UnsafeArtifact: It is no prefix, or its check was ended.
+            OverBudget: It computes more than it may.
+            Overloaded: The machine has too much to do for it now.
+        """
+        from frostline.models.graph_file import BROKEN
+        from frostline.models.inspection import Inspection
+        from frostline.node.inspector import MAX_CHECK_BYTES, request_of
+
+        request = request_of(header, max_rows=max_rows, max_check_s=max_check_s, limits=limits)
+        answer = self._answered(request, _STARTING_S + _WAIT_FACTOR * max_check_s, tenant)
+        try:
+            value = _parsed(answer)
+            refusal = error_from_json(value)
+            if refusal is None:
+                return Inspection.from_json(value)
+        except BROKEN:
+            raise UnsafeArtifact(
+                f"checking the prefix took more than {max_check_s:g} s of a core or {readable_bytes(MAX_CHECK_BYTES)}, "
+                "or it makes PyTorch fail: it is not taken"
+            ) from None
+        raise refusal
+
+    def close(self) -> None:
+        """End the process, and start no other. Calling it again does nothing."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._process.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answered(self, request: bytes, longest_s: float, tenant: str) -> bytes:
+        with self._lock:
+            turn = self._turns.setdefault(tenant, threading.Lock())
+        if not turn.acquire(timeout=longest_s):
+            raise _busy()
+        try:
+            with self._connected() as peer:
+                peer.settimeout(longest_s)
+                return _exchange(peer, request)
+        except TimeoutError as error:
+            raise _busy() from error
+        finally:
+            turn.release()
+
+    def _connected(self) -> socket.socket:
+        """A connection to a child of its own."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            if self._is_closed:
+                ours.close()
+                raise Overloaded("the node is stopping", retry_after_s=_RETRY_AFTER_S)
+            try:
+                socket.send_fds(self._process.control, [b"x"], [theirs.fileno()])
+            except OSError:  # its process is gone
+                self._process.end()
+                self._process = _started()
+                socket.send_fds(self._process.control, [b"x"], [theirs.fileno()])
+        return ours
+
+
+def _exchange(peer: socket.socket, request: bytes) -> bytes:
+    """What a child answers; nothing where it ended before."""
+    answer = bytearray()
+    with contextlib.suppress(ConnectionError):
+        peer.sendall(request)
+        peer.shutdown(socket.SHUT_WR)
+        while len(answer) <= _MAX_ANSWER_BYTES and (piece := peer.recv(_PIECE)):
+            answer += piece
+    return bytes(answer)
+
+
+def _parsed(answer: bytes) -> dict[str, object]:
+    value = json.loads(answer)
+    if not isinstance(value, dict):
+        raise TypeError
+    return value
+
+
+def _busy() -> Overloaded:
+    return Overloaded("this machine is too busy to check a prefix: ask again later", retry_after_s=_RETRY_AFTER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    control: socket.socket
+    pid: int
+    wait: Callable[[], object]
+
+    def end(self) -> None:
+        self.control.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+
+def _forked() -> _Process:
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        _serve_as_child(ours, theirs)
+    theirs.close()
+    return _Process(ours, pid, partial(os.waitpid, pid, 0))
+
+
+def _serve_as_child(ours: socket.socket, theirs: socket.socket) -> NoReturn:
+    ours.close()
+    os.setsid()  # no Ctrl-C from the terminal
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+    try:
+        from frostline.node.inspector import serve_inspections
+
+        serve_inspections(theirs)
+    finally:
+        os._exit(1)
+
+
+def _started() -> _Process:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal.
+        process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+            [sys.executable, "-P", "-m", "frostline.node.inspector", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    return _Process(ours, process.pid, process.wait)

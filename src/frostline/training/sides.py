@@ -1,0 +1,80 @@
+"""Decides which samples a run trains on and which it scores: what was asked for, the data's own splits, or a share."""
+
+from dataclasses import dataclass
+
+from frostline.datasets import Dataset
+from frostline.datasets.forms.split_names import scored_among, trained_among
+from frostline.errors import SettingError
+from frostline.events import SplitsTaken
+from frostline.training.beginning import chosen_of
+from frostline.training.settings import TrainSettings
+from frostline.training.setup import Setup
+
+__all__ = ("Sides", "sides_of")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sides:
+    """What a run trains on and what it scores.
+
+    Attributes:
+        train: the samples to train on.
+        held_out: the samples to score; it may be empty.
+        train_split: name of the split that is trained on; None where it is none.
+        val_split: name of the split that is scored; None where it is none.
+    """
+
+    train: Dataset
+    held_out: Dataset
+    train_split: str | None = None
+    val_split: str | None = None
+
+    @property
+    def taken(self) -> SplitsTaken:
+        """Both of them as an event."""
+        return SplitsTaken(
+            train=self.train_split,
+            train_samples=len(self.train),
+            held_out=self.val_split,
+            held_out_samples=len(self.held_out),
+        )
+
+
+def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
+    """The samples to train on and those to score.
+
+    Splits that were asked for go first. Where none was, and the data brings splits, the one that is called so is
+    trained on, and the first one for validation that has labels is scored, or else one for the last test. Where
+    nothing says what to score, it is a share of the samples to train on.
+
+    Raises:
+        SettingError: both sides would have samples in common, or the data brings several splits of which none is
+            called as one to train on.
+    """
+    asked, brought = settings.job.split, setup.whole.splits_brought
+    name = asked or trained_among(brought)
+    if name is None and len(brought) > 1 and settings.val_split is None:
+        raise SettingError(
+            f"{setup.data.url} has the splits {', '.join(brought)}, and none that is called train: name the one to "
+            "train on (--split)"
+        )
+    train = setup.data if name == asked else setup.data[str(name)]
+    if settings.val_split is not None:
+        held_out = chosen_of(setup.whole, settings.job, settings.val_split)
+        _check_apart(train, held_out, settings.val_split)
+        return Sides(train=train, held_out=held_out, train_split=name, val_split=settings.val_split)
+    if asked is None and name is not None and settings.val_share is None:
+        for scored in scored_among(brought):
+            held_out = setup.data[scored]
+            if bool((held_out.samples.labels >= 0).any()):
+                return Sides(train=train, held_out=held_out, train_split=name, val_split=scored)
+    train, held_out = train.split(settings.held_out_share, settings.job.seed)
+    return Sides(train=train, held_out=held_out, train_split=name)
+
+
+def _check_apart(train: Dataset, held_out: Dataset, split: str) -> None:
+    both = train.count_shared(held_out)
+    if both:
+        raise SettingError(
+            f"{both} samples of split {split!r} are among those to train on too: name the split to train on (--split)"
+        )

@@ -1,0 +1,72 @@
+"""Which cores and how much memory a process may use."""
+
+import os
+
+import pytest
+
+from frostline.config import NodeSettings
+from frostline.engines.hardware import hardware_name
+from frostline.node.terms import terms_of
+from frostline.processors import usable_cores, usable_memory_bytes
+
+GIB = 1 << 30
+
+
+def test_a_process_uses_the_cores_that_it_is_pinned_to(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 2}, raising=False)
+    assert usable_cores() == (2, 5)
+    assert NodeSettings().decode_threads == 2
+
+
+@pytest.mark.parametrize(("count", "cores"), [(3, (0, 1, 2)), (None, (0,))])
+def test_a_process_uses_all_cores_where_the_system_pins_none(monkeypatch, count, cores):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    assert usable_cores() == cores
+    assert NodeSettings().compute_threads == len(cores)
+    assert hardware_name("cpu").endswith(f", {len(cores)} threads")
+
+
+def machine(root, groups: str, limits: dict[str, str]):
+    """A machine's files, as its process sees them."""
+    for name, text in {
+        "proc/self/cgroup": groups,
+        **{f"sys/fs/cgroup/{name}": one for name, one in limits.items()},
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "gib"),
+    [
+        ("0::/", {}, 64),
+        ("0::/", {"memory.max": "max"}, 64),
+        ("0::/", {"memory.max": str(3 * GIB)}, 3),
+        ("0::/user/job", {"user/memory.max": str(5 * GIB), "user/job/memory.max": "max"}, 5),
+        ("0::/user/job", {"user/memory.max": str(5 * GIB), "user/job/memory.max": str(9 * GIB)}, 5),
+        ("8:pids:/x\n4:memory:/docker/a", {"memory/memory.limit_in_bytes": str(7 * GIB)}, 7),
+        ("4:cpu,memory:/a", {"memory/a/memory.limit_in_bytes": str(2 * GIB), "cpu/a/memory.max": str(GIB)}, 2),
+        ("4:memory:/a", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, 64),
+    ],
+)
+def test_a_process_may_use_what_the_least_control_group_around_it_leaves(tmp_path, monkeypatch, groups, limits, gib):
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 64 << 18, "SC_PAGE_SIZE": 4096}.get)
+    assert usable_memory_bytes(machine(tmp_path, groups, limits)) == gib * GIB
+
+
+def test_a_process_may_use_the_machine_where_the_system_has_no_control_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 16 << 18, "SC_PAGE_SIZE": 4096}.get)
+    assert usable_memory_bytes(tmp_path) == 16 * GIB
+
+
+@pytest.mark.parametrize(("usable", "node"), [(2, 1), (8, 4), (12, 6), (24, 6), (64, 16), (1024, 256)])
+def test_a_node_takes_a_quarter_of_the_memory_and_more_of_little(monkeypatch, usable, node):
+    monkeypatch.setattr("frostline.config.usable_memory_bytes", lambda: usable * GIB)
+    assert NodeSettings().memory_bytes == node * GIB
+
+
+@pytest.mark.parametrize(("memory", "trial"), [(1, 1), (2, 2), (3, 2), (6, 3), (64, 32)])
+def test_a_trial_of_an_engine_has_half_of_a_large_nodes_memory(memory, trial):
+    assert terms_of(NodeSettings(memory_bytes=memory * GIB)).most_bytes == trial * GIB

@@ -1,0 +1,100 @@
+"""Labels that are no classes are refused with a sentence, in every form that says labels."""
+
+import io
+import json
+import uuid
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from frostline.datasets import Dataset
+from frostline.datasets.forms.labels import classified
+from frostline.errors import DataError
+from frostline.stores.objects import open_store
+from support.forms import tar_of
+
+FEATURES = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+def refused(store, *words, form=None):
+    with pytest.raises(DataError) as caught:
+        _ = Dataset(store.url, form=form).samples
+    said = str(caught.value)
+    assert all(word in said for word in (*words, "a whole number from 0", "other kinds are not taken"))
+    assert "\n" not in said
+
+
+def parquet(labels, features=None, **columns):
+    table = pa.table({"image": [b"x"] * len(labels), "label": labels, **columns})
+    if features is not None:
+        table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (pa.array([0.5, 1.5]), ("x.parquet", "'label'", "double")),
+        (pa.array([0.0, 1.0, None]), ("double",)),
+        (pa.array([[1, 0], [0, 1]]), ("list<",)),
+        (pa.array([-1, 1]), ("'-1'",)),
+        (pa.array([3, -7], pa.int8()), ("'-7'",)),
+        (pa.array(["0.5", "2"]), ("'0.5'",)),
+        (pa.array(["[1, 2]", "[]"]), ("'[",)),
+    ],
+)
+def test_columns_of_other_targets_are_refused(store, labels, words):
+    store.write("x.parquet", parquet(labels))
+    refused(store, *words)
+
+
+def test_a_column_of_classes_goes_before_one_that_is_called_label_and_holds_something_else(store):
+    store.write("x.parquet", parquet(pa.array([[1.0], [2.0]]), **{"class": ["cat", "dog"]}))
+    assert Dataset(store.url).classes == ("cat", "dog")
+
+
+def test_truth_values_are_classes(store):
+    store.write("x.parquet", parquet(pa.array([True, False, None])))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("False", "True"), [1, 0, -1])
+
+
+def test_one_below_nought_is_none_only_where_hugging_face_names_the_classes(store):
+    store.write("x.parquet", parquet(pa.array([1, -1, 0]), FEATURES))
+    assert Dataset(store.url).samples.labels.tolist() == [1, -1, 0]
+    store.write("x.parquet", parquet(pa.array([1, -2]), FEATURES))
+    refused(store, "x.parquet", "'-2'")
+
+
+@pytest.mark.parametrize("label", [b"-1", b"0.25", b"[0, 1]", b"1e-3"])
+def test_members_of_shards_that_say_other_targets_are_refused(store, label):
+    store.write("x.tar", tar_of([("1.jpg", b"x"), ("1.cls", label), ("2.jpg", b"x"), ("2.cls", b"3")]))
+    refused(store, repr(label.decode()))
+
+
+@pytest.mark.parametrize("label", ["0.5", "-4", '"[1, 2]"'])
+def test_lists_that_say_other_targets_are_refused(store, label):
+    store.write("1.jpg", b"x")
+    store.write("labels.csv", f"file_name,label\n1.jpg,{label}\n".encode())
+    refused(store, label.strip('"'), form="urls")
+
+
+def test_lists_as_parquet_say_them_by_the_type_of_their_column(store):
+    store.write("1.jpg", b"x")
+    out = io.BytesIO()
+    pq.write_table(pa.table({"url": ["1.jpg"], "label": [[1, 2]]}), out)
+    store.write("list.parquet", out.getvalue())
+    refused(store, "list.parquet", "'label'", "list<", form="urls")
+
+
+def test_among_names_a_number_is_a_name():
+    assert classified(["v1.5", "2.0", "-1"])[1] == ("-1", "2.0", "v1.5")
+    assert classified(["001", "002"])[1] == ("001", "002")

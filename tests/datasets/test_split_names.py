@@ -1,0 +1,170 @@
+"""Splits that the data itself says: by its folders, by the names of its files, or in a column."""
+
+import json
+import shutil
+import uuid
+
+import pytest
+
+from frostline.datasets import Dataset
+from frostline.datasets.forms.split_names import scored_among, splits_of, trained_among
+from frostline.datasets.repack import repack
+from frostline.stores.objects import open_store
+from frostline.testing.forms import EXAMPLES
+from support.forms import parquet_of, tar_of, webdataset_files
+
+SOME, OTHERS = EXAMPLES[:3], EXAMPLES[3:]
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+def put(store, *names):
+    for name in names:
+        store.write(name, name.encode())
+    return Dataset(store.url)
+
+
+def splits_in(data):
+    return {name: sorted(data[name].names) for name in data.splits_brought}
+
+
+def labels_in(data):
+    labels = data.samples.labels.tolist()
+    return {name: None if label < 0 else data.classes[label] for name, label in zip(data.names, labels, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("train", "val"), ("Training", "Testing"), ("train", "valid"), ("train", "validation"), ("TRAIN", "TEST"),
+     ("training", "dev"), ("train", "eval")],
+)  # fmt: skip
+def test_folders_of_splits_with_folders_of_classes_are_splits(store, one, other):
+    data = put(store, f"{one}/cat/1.jpg", f"{one}/dog/2.jpg", f"{other}/cat/deep/3.jpg", "readme.jpg")
+    assert data.classes == ("cat", "dog")
+    assert splits_in(data) == {
+        one.lower(): [f"{one}/cat/1.jpg", f"{one}/dog/2.jpg"],
+        other.lower(): [f"{other}/cat/deep/3.jpg"],
+    }
+    assert labels_in(data) == {
+        f"{one}/cat/1.jpg": "cat", f"{one}/dog/2.jpg": "dog", f"{other}/cat/deep/3.jpg": "cat"
+    }  # fmt: skip
+    assert data.select(f"split == '{other.lower()}'").names == [f"{other}/cat/deep/3.jpg"]
+    assert data.statistics().splits == ((one.lower(), 2), (other.lower(), 1))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("test/1.jpg", "other/2.jpg"),
+        ("test/a/1.jpg", "other/a/2.jpg"),
+        ("train/1.jpg", "test/2.jpg", "val/3.jpg"),
+        ("train/a/1.jpg", "train/2.jpg", "test/a/3.jpg"),
+        ("train/1.jpg", "test/a/2.jpg"),
+        ("train/a/1.jpg", "trams/a/2.jpg", "buses/a/3.jpg"),
+    ],
+)
+def test_classes_that_happen_to_be_called_so_stay_classes(store, names):
+    data = put(store, *names)
+    assert data.classes == tuple(sorted({name.partition("/")[0] for name in names}))
+    assert not data.splits
+    assert "split" not in data.columns
+
+
+def test_images_for_the_last_test_may_have_no_classes(store):
+    data = put(store, "train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg", "test/4.jpg")
+    assert data.classes == ("cat", "dog")
+    assert splits_in(data)["test"] == ["test/3.jpg", "test/4.jpg"]
+    assert labels_in(data["test"]) == {"test/3.jpg": None, "test/4.jpg": None}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("train-00000-of-00001", "test-00000-of-00001"),
+        ("data/train-0", "data/validation-0"),
+        ("train/0000", "val/0000"),
+        ("default/partial-train/0000", "default/test/0000"),
+        ("cifar10-train-000001", "cifar10-test-000001"),
+        ("train2017", "val2017"),
+    ],
+)
+@pytest.mark.parametrize("form", ["parquet", "webdataset"])
+def test_files_whose_names_say_splits_are_splits(store, form, one, other):
+    suffix = {"parquet": "parquet", "webdataset": "tar"}[form]
+    pack = {"parquet": parquet_of, "webdataset": lambda some: tar_of(webdataset_files(some))}[form]
+    store.write(f"{one}.{suffix}", pack(SOME))
+    store.write(f"{other}.{suffix}", pack(OTHERS))
+    data = Dataset(store.url)
+    train, held_out = data.splits_brought
+    assert [len(data[train]), len(data[held_out])] == [len(SOME), len(OTHERS)]
+    assert all(name.startswith(f"{one}.") for name in data[train].names)
+
+
+def test_what_files_say_follows_the_listing_and_not_what_was_listed_before(store):
+    store.write("train.tar", tar_of(webdataset_files(SOME)))
+    assert not Dataset(store.url).splits
+    store.write("test.tar", tar_of(webdataset_files(OTHERS)))
+    both = Dataset(store.url)
+    assert both.splits == ("train", "test")
+    store.write("extra.tar", tar_of(webdataset_files(one._replace(key=f"x{one.key}") for one in SOME)))
+    more = Dataset(store.url)
+    assert [len(more[name]) for name in more.splits] == [len(SOME), len(OTHERS)]  # the rest is in neither
+    store.remove("test.tar")
+    fewer = Dataset(store.url)
+    assert (fewer.splits, "split" in fewer.columns) == ((), False)
+
+
+def test_a_column_that_the_data_brings_says_its_splits_and_stays_as_it_is(store):
+    rows = [("file_name", "label", "split")]
+    for number, split in enumerate(("test", "train", "train", "val")):
+        store.write(f"{number}.jpg", b"x")
+        rows.append((f"{number}.jpg", "cat", split))
+    store.write("labels.csv", "\n".join(map(",".join, rows)).encode())
+    data = Dataset(store.url, form="urls")
+    assert data.splits == ("train", "val", "test")
+    assert [len(data[name]) for name in data.splits] == [2, 1, 1]
+    other = open_store(f"memory://{uuid.uuid4()}")
+    for number, shard in enumerate(("train.tar", "test.tar")):
+        about = json.dumps({"split": f"fold {number}"}).encode()
+        other.write(shard, tar_of([("1.jpg", b"x"), ("1.cls", b"cat"), ("1.json", about)]))
+    folds = Dataset(other.url)
+    assert folds.splits == ()
+    assert folds.column("split").to_pylist() == ["fold 1", "fold 0"]
+
+
+@pytest.mark.parametrize("form", ["webdataset", "parquet"])
+def test_a_copy_has_the_splits_that_its_source_has(store, form):
+    source = put(store, "train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg")
+    copy = f"memory://{uuid.uuid4()}"
+    repack(source, copy, form, observe=lambda event: None)
+    data = Dataset(copy)
+    assert {name: len(data[name]) for name in data.splits} == {"train": 2, "val": 1}
+    assert data.classes == ("cat", "dog")
+
+
+def test_a_split_that_was_saved_goes_before_one_of_its_name(tmp_path):
+    for name in ("train/cat/1.jpg", "train/cat/2.jpg", "val/cat/3.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    data = Dataset(tmp_path)
+    data.save_splits({"train": data.select("name == 'train/cat/1.jpg'")})
+    again = Dataset(tmp_path)
+    assert again.splits == ("train", "val")
+    assert again["train"].names == ["train/cat/1.jpg"]
+    shutil.rmtree(tmp_path / "val")
+    assert Dataset(tmp_path).splits == ("train",)
+
+
+def test_words_are_those_of_the_innermost_part_that_has_one():
+    assert splits_of(["train/test-1.tar", "train/2.tar"]) == {"train/test-1.tar": "test", "train/2.tar": "train"}
+    assert splits_of(["a/train_test-1.tar", "b/val.tar", "c/Train.tar"]) == {"b/val.tar": "val", "c/Train.tar": "train"}
+    assert splits_of(["latest.tar", "contest.tar", "devices.tar", "train.tar"]) is None
+
+
+def test_what_is_for_validation_is_scored_before_what_is_for_the_last_test():
+    assert scored_among(["test", "extra", "Val", "train"]) == ["Val", "test"]
+    assert trained_among(["test", "Training"]) == "Training"
+    assert trained_among(["test"]) is None

@@ -1,0 +1,184 @@
+"""Connections of strangers: heads that do not end, crowds of them, and who keeps a place."""
+
+import json
+import logging
+import resource
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.client.connections import address_of
+from frostline.client.http import HttpTransport
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.node import Node
+from frostline.node.crowd import ConnectionLimits, Crowd, limits_of
+from support.nodes import joined, make_images, request, served
+from support.tenants import tenant, token_of
+
+MEMORY = 96 << 20
+HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 4)
+
+
+@contextmanager
+def node_with(images, *tenants, **limits):
+    settings = NodeSettings(memory_bytes=MEMORY, tenants=tenants)
+    with Node(settings, (images.as_uri(),)) as node, served(node, limits=ConnectionLimits(**limits)) as url:
+        yield url
+
+
+def connection(url, data=b""):
+    peer = socket.create_connection(address_of(url), timeout=60)
+    peer.sendall(data)
+    return peer
+
+
+def health(peer, token=None):
+    who = f"Authorization: Bearer {token}\r\n" if token else ""
+    peer.sendall(f"GET /v1/health HTTP/1.1\r\nHost: x\r\n{who}\r\n".encode())
+    return peer.recv(65_536)
+
+
+def is_closed(peer):
+    try:
+        return peer.recv(65_536) == b""
+    except ConnectionResetError:
+        return True
+
+
+def transport_of(name, url):
+    return closing(HttpTransport(url, LoaderSettings(deadline_s=30, token=token_of(name))))
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /v1/health HTTP/1.1\r\nHost: x\r\n", b"G"])
+def test_a_head_that_does_not_end_is_given_up(images, caplog, begun):
+    caplog.set_level(logging.WARNING, "frostline.node")
+    with node_with(images, head_s=0.05) as url, connection(url, begun) as peer:
+        assert peer.recv(65_536).startswith(b"HTTP/1.1 408 ")
+        assert is_closed(peer)
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "frostline.node"]
+    assert "sent no whole head within 0.05 s" in line
+
+
+def test_the_second_head_on_a_connection_must_come_in_time_too(images):
+    with node_with(images, head_s=0.5) as url, connection(url) as peer:
+        assert health(peer).startswith(b"HTTP/1.1 200 ")
+        peer.sendall(b"GET /v1/he")
+        assert peer.recv(65_536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_head_without_end_is_refused_by_its_size(images):
+    with node_with(images, head_bytes=1000) as url, connection(url, HEALTH[:-2] + b"a: " + bytes(1100)) as peer:
+        assert peer.recv(65_536).startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
+    with node_with(images, head_bytes=1000) as url, connection(url, HEALTH[:-2] + b"a: " + b"b" * 1100) as peer:
+        assert peer.recv(65_536).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_crowd_of_unfinished_heads_shuts_out_nobody(images, caplog):
+    with node_with(images, tenant("ann"), max_unknown=8, max_connections=16) as url, ExitStack() as stack:
+        crowd = [stack.enter_context(connection(url, b"GET /v1/he")) for _ in range(40)]
+        with transport_of("ann", url) as ann:
+            assert len(joined(ann.features(request(images, 1)))[0]) == 4
+        assert all(is_closed(peer) for peer in crowd[:24])
+    assert sum("to make room for another" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_a_wrong_token_makes_nobody_known(images):
+    with node_with(images, tenant("ann"), max_unknown=2, young_s=0.0, max_connections=16) as url, ExitStack() as stack:
+        known = stack.enter_context(connection(url))
+        assert health(known, token_of("ann")).startswith(b"HTTP/1.1 200 ")
+        wrong = [stack.enter_context(connection(url)) for _ in range(3)]
+        for peer in wrong[:2]:
+            assert health(peer, "wrong").startswith(b"HTTP/1.1 401 ")
+        assert health(wrong[2], token_of("ann")).startswith(b"HTTP/1.1 200 ")
+        assert is_closed(wrong[0])
+        assert health(known, token_of("ann")).startswith(b"HTTP/1.1 200 ")
+
+
+def test_idle_connections_of_whoever_may_use_the_node_make_room_too(images):
+    with node_with(images, max_unknown=4, max_connections=6) as url, ExitStack() as stack:
+        for _ in range(20):
+            assert health(stack.enter_context(connection(url))).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_node_with_few_descriptors_answers_beside_more_unfinished_heads_than_it_could_hold(images):
+    few = 128
+    command = [sys.executable, "-c", "from frostline.cli import main; main()", "serve", "--data-root", str(images)]
+    command += ["--listen", "127.0.0.1:0", "--json"]
+    node = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few)),
+    )
+    with node, ExitStack() as stack:
+        try:
+            url = json.loads(node.stdout.readline())["url"]
+            for _ in range(2 * few):
+                stack.enter_context(connection(url, b"GET /v1/he"))
+            with transport_of("nobody", url) as nobody:
+                assert len(joined(nobody.features(request(images, 1)))[0]) == 4
+        finally:
+            node.terminate()
+
+
+@given(
+    limits=st.builds(
+        ConnectionLimits,
+        max_unknown=st.integers(1, 4),
+        max_connections=st.integers(1, 8),
+        young_s=st.sampled_from((0.0, 2.0)),
+    ),
+    steps=st.lists(st.tuples(st.sampled_from(["enter", "recognised", "answered", "leave"]), st.integers(0, 99))),
+)
+def test_no_more_connections_stay_than_allowed_and_none_at_work_is_closed(limits, steps):
+    # Each is called by the number of its arrival, counted from one, which is its time too.
+    crowd, here, working, idle = Crowd(limits), [], set(), set()
+    for number, (step, place) in enumerate(steps, 1):
+        if step == "enter":
+            gone = crowd.enter(number, float(number))
+            here.append(number)
+            if gone is not None:
+                here.remove(gone)
+                assert gone not in working
+                assert gone not in idle or not [one for one in here if one not in working | idle and one != number]
+                idle.discard(gone)
+        elif here:
+            one = here[place % len(here)]
+            getattr(crowd, step)(one)
+            if step == "recognised":
+                working.add(one)
+                idle.discard(one)
+            elif step == "answered" and one in working:
+                working.discard(one)
+                idle.add(one)
+            elif step == "leave":
+                here.remove(one)
+                working.discard(one)
+                idle.discard(one)
+        assert len(crowd) == len(here) <= limits.max_connections
+        unknown = [one for one in here if one not in working | idle]
+        assert len(unknown) <= limits.max_unknown or limits.young_s
+
+
+def test_whoever_has_just_connected_is_not_sent_away_for_others_as_new():
+    crowd = Crowd(ConnectionLimits(max_unknown=2, max_connections=100, young_s=1.0))
+    assert [crowd.enter(number, 0.5) for number in range(1, 51)] == [None] * 50
+    assert crowd.enter(51, 1.6) == 1
+
+
+@pytest.mark.parametrize("descriptors", [3, 64, 128, 1024, 1 << 20, -1])
+def test_connections_leave_descriptors_for_files_and_stores(descriptors):
+    limits = limits_of(descriptors)
+    assert 1 <= limits.max_unknown <= limits.max_connections <= 4096
+    if descriptors >= 64:
+        assert limits.max_connections <= descriptors - min(256, descriptors // 2)

@@ -1,0 +1,26 @@
+"""Whether measuring pays: never more than its share of what is left of the job."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.planning.worth import SHARE, is_worth_measuring
+
+RATES = st.floats(0.1, 1e5)
+
+
+@given(st.integers(1, 10**9), RATES)
+def test_measuring_takes_at_most_its_share_of_what_is_left(samples_left, samples_per_s):
+    if is_worth_measuring(samples_left=samples_left, samples_per_s=samples_per_s):
+        assert 2.0 + 64 / samples_per_s <= SHARE * samples_left / samples_per_s
+
+
+@given(st.integers(1, 10**8), RATES)
+def test_more_work_is_never_a_reason_to_measure_less(samples_left, samples_per_s):
+    if is_worth_measuring(samples_left=samples_left, samples_per_s=samples_per_s):
+        assert is_worth_measuring(samples_left=samples_left * 2, samples_per_s=samples_per_s)
+
+
+@pytest.mark.parametrize(("samples", "is_worth"), [(1_000, False), (1_000_000, True)])
+def test_a_job_of_half_a_minute_measures_nothing_and_one_of_hours_does(samples, is_worth):
+    assert is_worth_measuring(samples_left=samples, samples_per_s=30.0) is is_worth

@@ -1,0 +1,69 @@
+"""How many passes a training makes, and recipes as JSON."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.errors import BadRequest, SettingError
+from frostline.wire.recipes import FEW_EPOCHS, Passes, Recipe
+
+LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan) | st.just(math.inf), min_size=1, max_size=30)
+
+
+@given(losses=LOSSES, patience=st.integers(1, 5))
+def test_the_pass_with_the_lowest_loss_is_kept_and_the_first_of_several(losses, patience):
+    best = Passes(most=100, patience=patience).best(losses)
+    real = [loss for loss in losses if math.isfinite(loss)]
+    assert best == (losses.index(min(real)) if real else 0)
+
+
+@given(losses=LOSSES, patience=st.integers(1, 5))
+def test_training_ends_after_so_many_passes_without_a_lower_loss_and_not_before(losses, patience):
+    passes = Passes(most=100, patience=patience)
+    best = passes.best(losses)
+    assert passes.are_over(losses) == (len(losses) - 1 - best >= patience)
+
+
+def test_a_number_of_passes_that_somebody_gave_is_made_whatever_the_losses():
+    for keeps in (True, False):
+        passes = Recipe(epochs=3).passes(keeps_features=keeps, has_held_out=True)
+        assert passes == Passes(most=3)
+    assert passes.best([0.1, 9.0]) is None
+    assert not passes.are_over([0.1, 9.0, 9.0])
+
+
+def test_held_out_loss_decides_only_where_passes_cost_little_and_it_may():
+    decided = Recipe().passes(keeps_features=True, has_held_out=True)
+    assert decided.patience is not None
+    test = Recipe(selects=False).passes(keeps_features=True, has_held_out=True)
+    unscored = Recipe().passes(keeps_features=True, has_held_out=False)
+    assert test == unscored
+    assert test.patience is None
+    assert FEW_EPOCHS < test.most < decided.most
+    costly = Recipe().passes(keeps_features=False, has_held_out=True)
+    assert (costly.most, costly.patience) == (FEW_EPOCHS, None)
+    assert all(one.reason for one in (decided, test, costly))
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(epochs=7, optimizer="sgd", selects=False)])
+def test_a_recipe_comes_back_from_its_json(recipe):
+    assert Recipe.from_json(recipe.to_json()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("epochs", 0), ("epochs", "many"), ("epochs", True), ("selects", 1), ("batch_size", None)]
+)
+def test_a_recipe_that_makes_no_sense_is_refused_by_its_field(name, value):
+    with pytest.raises(BadRequest, match=name):
+        Recipe.from_json({**Recipe().to_json(), name: value})
+    missing = Recipe().to_json()
+    del missing[name]
+    with pytest.raises(BadRequest, match=name):
+        Recipe.from_json(missing)
+
+
+def test_no_epochs_at_all_are_refused():
+    with pytest.raises(SettingError, match="epochs"):
+        Recipe(epochs=0)
