@@ -10,6 +10,7 @@ from frostline.cli.options import as_json, job_options, policy_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
 from frostline.core.amounts import in_bytes, in_seconds
+from frostline.core.collector import collector_rests
 from frostline.training.settings import ExtractSettings, JobSettings
 
 __all__ = ("extract",)
@@ -36,7 +37,8 @@ def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
     features, ids and labels. The file appears when it is whole. Parts are kept beside it until then: after a kill,
     run the same again, and it goes on where it was. With --near several times the nodes share the work.
     """
-    from frostline.training.extract import extract as run
+    with collector_rests():
+        from frostline.training.extract import extract as run
 
     # Each sample comes once, so nothing is worth keeping.
     settings = ExtractSettings(

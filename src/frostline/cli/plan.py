@@ -11,6 +11,7 @@ from frostline.cli.options import as_json, job_options
 from frostline.cli.plan_text import print_answer
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
+from frostline.core.collector import collector_rests
 from frostline.errors import OutOfSpace, SettingError
 from frostline.planning import POLICIES
 from frostline.training.answers import ALL_POLICIES, Answer, Measured, Question, WhatIf, answer
@@ -80,7 +81,8 @@ def _draw(answered: Answer, html: Path, *, every: bool) -> None:
 
 def _measure(job: JobSettings, *, is_needed: bool) -> Measured:
     """Measure, and keep what was found for later questions."""
-    from frostline.training.setup import measured_first, set_up
+    with collector_rests():
+        from frostline.training.setup import measured_first, set_up
 
     if is_needed:
         click.echo("nothing was measured for this yet: measuring once", err=True)

@@ -142,7 +142,7 @@ def serve(
     import torch
 
     from frostline.node import Node
-    from frostline.node.inspections import Inspector
+    from frostline.node.inspections import Inspector, kept_inspections
     from frostline.node.server import Server
     from frostline.node.server import listen as take_port
     from frostline.node.tenants import read_tenants
@@ -173,7 +173,7 @@ def serve(
     )
     # The inspector first: it is a copy of this process, which has torch and no threads yet.
     with (
-        Inspector(fork=True) as inspector,
+        Inspector(fork=True, kept=kept_inspections()) as inspector,
         closing(take_port(host, port, for_others=bool(known) or open_to_all)) as listening,
         Node(node, roots, inspector) as running,
     ):

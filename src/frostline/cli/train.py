@@ -8,6 +8,7 @@ import click
 from frostline.cli.options import as_json, epochs_option, job_options, policy_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.summary import finish
+from frostline.core.collector import collector_rests
 from frostline.training.settings import JobSettings, TrainSettings
 from frostline.wire.recipes import OPTIMIZERS
 
@@ -48,7 +49,8 @@ def train(job: JobSettings, out: Path | None, as_json: bool, **how: Any) -> int:
     settings = TrainSettings(job=job, out=out, **how)
     with ProgressBar() as progress, begin(job, progress, least_classes=2) as begun:
         # Brings PyTorch, which the node imports at the same time.
-        from frostline.training.run import train as run
+        with collector_rests():
+            from frostline.training.run import train as run
 
         report = run(settings, progress, begun=begun, began_at=click.get_current_context().obj)
     return finish(report, out, as_json=as_json)

@@ -20,7 +20,7 @@ from frostline.engines.shelf import kept
 from frostline.engines.vendors import imported, versions
 from frostline.errors import EngineUnfit
 
-__all__ = ("OpenVinoEngine",)
+__all__ = ("OpenVinoEngine", "warm")
 
 _FILE = "prefix.xml"
 # Rows that one stream runs at a time. Where the streams' threads share their cores with those that read and send, a
@@ -132,6 +132,11 @@ class _Pieces:
                 request.wait()
             except RuntimeError as error:
                 self._failure = error
+
+
+def warm() -> None:
+    """Load OpenVINO with its plugin for the CPU, which takes half a second."""
+    _core()
 
 
 def _converted(order: Order) -> AbstractContextManager[Path]:

@@ -92,6 +92,11 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
         self._values = 0
         self._after = [Operations(total=0, heaviest=0)]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: to tell torch's compiler to skip this class would import it, for a second."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -2,21 +2,17 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frostline.file_cache import FileCache
 from frostline.loaders.node_engine import EngineChoice
 from frostline.planning import Situation
 from frostline.profiles import Trial
 from frostline.version import __version__
 
 __all__ = ("Findings", "KeptFindings")
-
-_MAX_FILES = 200
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
@@ -41,34 +37,26 @@ class KeptFindings:
 
     def __init__(self, folder: Path, asked: dict[str, Any]) -> None:
         named = json.dumps({"frostline": __version__, **asked}, sort_keys=True, default=str)
-        self._path = folder / f"{hashlib.sha256(named.encode()).hexdigest()[:40]}.json"
+        self._files = FileCache(folder, ".json")
+        self._key = hashlib.sha256(named.encode()).hexdigest()[:40]
 
     def get(self) -> Findings | None:
         """What was kept."""
+        body = self._files.get(self._key)
+        if body is None:
+            return None
         try:
-            value = json.loads(self._path.read_bytes())
+            value = json.loads(body)
             choice, situation = value["choice"], value["situation"]
             trials = tuple(Trial(**trial) for trial in choice["trials"])
-            found = Findings(
+            return Findings(
                 choice=EngineChoice(engine=choice["engine"], error=choice["error"], trials=trials),
                 situation=None if situation is None else Situation.from_json(situation),
             )
-            os.utime(self._path)
-        except (AssertionError, OSError, ValueError, LookupError, TypeError):
+        except (AssertionError, ValueError, LookupError, TypeError):
             return None
-        return found
 
     def put(self, found: Findings) -> None:
-        """Keep it; a file is whole or not there."""
+        """Keep it."""
         situation = None if found.situation is None else found.situation.to_json()
-        folder = self._path.parent
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as file:
-                json.dump({"choice": asdict(found.choice), "situation": situation}, file)
-            Path(file.name).replace(self._path)
-            files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-            for path in files[:-_MAX_FILES]:
-                path.unlink(missing_ok=True)
-        except OSError:
-            return
+        self._files.put(self._key, json.dumps({"choice": asdict(found.choice), "situation": situation}).encode())

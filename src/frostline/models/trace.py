@@ -6,6 +6,7 @@ from torch import nn
 
 from frostline.config import cache_folder
 from frostline.core import TensorSpec
+from frostline.core.collector import collector_rests
 from frostline.models.comparison import agrees
 from frostline.models.fingerprint import fingerprint
 from frostline.models.trace_cache import TraceCache
@@ -33,10 +34,11 @@ def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[s
     found = None if key is None else kept.get(key)
     if found is not None and agrees(model, found, inputs):
         return found
-    # Imports torch.export with all of torch._dynamo, which takes longer than to trace a small network.
-    from frostline.models.export import export
+    with collector_rests():
+        # Imports torch.export with all of torch._dynamo, which takes longer than to trace a small network.
+        from frostline.models.export import export
 
-    made = export(model, inputs, training=training)
+        made = export(model, inputs, training=training)
     if key is not None:
         kept.put(key, made)
     return made

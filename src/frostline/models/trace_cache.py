@@ -1,8 +1,6 @@
 """Keeps traces of networks as files that are data alone, so that the next job need not trace the same network."""
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -15,14 +13,13 @@ from torch.utils._pytree import treespec_dumps, treespec_loads
 
 from frostline.core import Dim, Graph, Node
 from frostline.errors import UnsafeArtifact
+from frostline.file_cache import FileCache
 from frostline.models.graph_file import BROKEN, flattened, graph_from_json, graph_to_json, metadata, restored
 from frostline.models.traced import Trace
 
 __all__ = ("TraceCache",)
 
 _KEY = "frostline.trace"
-# A trace has 50 to 500 kB. Those that were not used for longest go first.
-_MAX_FILES = 200
 
 
 class TraceCache:
@@ -33,40 +30,27 @@ class TraceCache:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._files = FileCache(folder, ".safetensors")
 
     def get(self, key: str) -> Trace | None:
         """The trace that was kept under this key."""
-        path = self._path(key)
-        try:
-            body = path.read_bytes()
-            trace = _from_json(json.loads(metadata(body)[_KEY]), load_tensors(body))
-            os.utime(path)
-        except (*BROKEN, OSError, NotImplementedError, UnsafeArtifact):
+        body = self._files.get(key)
+        if body is None:
             return None
-        return trace
+        try:
+            return _from_json(json.loads(metadata(body)[_KEY]), load_tensors(body))
+        except (*BROKEN, NotImplementedError, UnsafeArtifact):
+            return None
 
     def put(self, key: str, trace: Trace) -> None:
-        """Keep it; a file is whole or not there. A trace that cannot be said as data is not kept."""
+        """Keep it. A trace that cannot be said as data is not kept."""
         try:
             tensors, orders = flattened(trace.constants)
             about = json.dumps({"orders": orders, **_to_json(trace)}, allow_nan=False)
             body = save_tensors(tensors, metadata={_KEY: about})
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".part", delete=False) as file:
-                file.write(body)
-            Path(file.name).replace(self._path(key))
-            self._prune()
-        except (*BROKEN, OSError, NotImplementedError):
+        except (*BROKEN, NotImplementedError):
             return
-
-    def _prune(self) -> None:
-        files = sorted(self._folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
-        for path in files[:-_MAX_FILES]:
-            path.unlink(missing_ok=True)
-
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.safetensors"
+        self._files.put(key, body)
 
 
 def _to_json(trace: Trace) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from frostline.core import Cut, Graph, Node, Ref
+from frostline.core.collector import collector_rests
 from frostline.engines.operations import GraphLimits
 from frostline.engines.process_memory import limit_memory
 from frostline.errors import FrostlineError
@@ -38,14 +39,17 @@ def request_of(header: bytes, *, max_rows: int, max_check_s: float, limits: Grap
     return json.dumps(terms).encode() + b"\n" + header
 
 
-def serve_inspections(control: socket.socket) -> NoReturn:
+def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
     """Take connections that come over a socket, a child for each, until it is closed. Never returns.
 
     Args:
         control: A Unix socket; each message is a byte with one connected socket.
+        warm_up: Import first what PyTorch needs to run on shapes; else each child does, for most of a second.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how children end
-    _warm_up()
+    if warm_up:
+        with collector_rests():
+            _warm_up()
     gc.freeze()  # what is there already is looked through in no child
     while True:
         said, files, _, _ = socket.recv_fds(control, 1, 1)
@@ -99,4 +103,4 @@ def _warm_up() -> None:
 
 
 if __name__ == "__main__":
-    serve_inspections(socket.socket(fileno=int(sys.argv[1])))
+    serve_inspections(socket.socket(fileno=int(sys.argv[1])), warm_up=True)

@@ -216,7 +216,9 @@ class Prefixes:
         )
         if room is not None:
             with room, self._making, self._using(digest, asker.name) as reference:
-                made = _Measured(engine=self._door.trials.made(digest, reference.prefix, trial, levels), trial=trial)
+                checked = reference.reference.footprint(number)
+                engine_made = self._door.trials.made(digest, reference.prefix, trial, levels, checked)
+                made = _Measured(engine=engine_made, trial=trial)
                 room.resize(trial.weight_bytes)
                 rows = min(trial.rows, self._most_rows)
                 room.keep(self._resident(digest, reference.prefix, reference.reference, made, rows))

@@ -63,9 +63,12 @@ class TorchDoor:
 
     def warm(self) -> None:
         """Import all that the first network and the usual engine need: seconds that nobody then waits for."""
-        usual = ("frostline.engines.openvino_engine",) if find_spec("openvino") else ()
-        for module in (*_NEEDED, *usual):
+        for module in _NEEDED:
             import_module(module)
+        if self._settings.device == "cpu" and find_spec("openvino"):
+            from frostline.engines.openvino_engine import warm
+
+            warm()
 
     def digest_of(self, body: bytes) -> str:
         """See ``models.artifact``."""

@@ -10,7 +10,7 @@ import numpy as np
 from frostline.core import EXACT, REFERENCE, Levels
 from frostline.engines.catalog import OFFERS, Offer, absence, build
 from frostline.engines.choice import Choice, may_use
-from frostline.engines.faces import Engine
+from frostline.engines.faces import Engine, Footprint
 from frostline.engines.hardware import abilities
 from frostline.engines.identity import Pixels, identity, judged_on, levels_of, offer_name
 from frostline.engines.prospects import not_worth, prospects, too_coarse, unequipped
@@ -238,7 +238,14 @@ class Trials:
         found = self._shelf.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
         return None if found is None or self._room.lacks(found) is not None else found
 
-    def made(self, digest: str, prefix: Prefix, trial: Trial, levels: Levels | None = None) -> Engine:
+    def made(
+        self,
+        digest: str,
+        prefix: Prefix,
+        trial: Trial,
+        levels: Levels | None = None,
+        checked: Footprint | None = None,
+    ) -> Engine:
         """Make an engine from what its trial left.
 
         Args:
@@ -246,6 +253,7 @@ class Trials:
             prefix: to be run.
             trial: of the engine.
             levels: what pixels mean, where the engine's name says that it takes them.
+            checked: the reference's memory up to there, where the graph was checked.
 
         Raises:
             EngineUnfit: The pixels of its name mean something else.
@@ -261,6 +269,7 @@ class Trials:
             threads=trial.threads,
             levels=levels,
             folder=self._shelf.place(digest) / f"cut-{trial.cut}",
+            checked=checked,
         )
 
     def tidy(self) -> None:

@@ -1,12 +1,14 @@
 """The training loop: epochs of optimiser steps on whatever hands out batches, here or beside the store."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from frostline.core.collector import collector_rests
 from frostline.engines.first_calls import settle_kernels
 from frostline.errors import SettingError
 from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadKept, Observer, StepFinished
@@ -77,7 +79,7 @@ class Loop:
         self._held_out = held_out
         self._observe = observe
         settle_kernels()  # an optimiser's first step computes too
-        self._optimizer = _optimizer(recipe, head)
+        self._parameters = _trained(head)
         self._steps = 0
         self._scores: list[Evaluated] = []
         self._best: tuple[Evaluated, dict[str, torch.Tensor]] | None = None
@@ -91,9 +93,14 @@ class Loop:
         torch.manual_seed(self._recipe.seed)
         if self._passes.reason:
             self._observe(EpochsChosen(epochs=self._passes.most, reason=self._passes.reason))
+        # To make it imports torch's compiler, for a second in which the first batch is on its way.
+        with ThreadPoolExecutor(1, "frostline-optimizer") as aside:
+            self._epochs(aside.submit(_optimizer, self._recipe, self._parameters))
+
+    def _epochs(self, made: Future[torch.optim.Optimizer]) -> None:
         try:
             for epoch in range(self._passes.most):
-                self._epoch(epoch)
+                self._epoch(epoch, made)
                 if self._held_out is not None:
                     self._evaluate(epoch, self._held_out(epoch))
                 if self._passes.are_over(self._losses):
@@ -101,17 +108,18 @@ class Loop:
         finally:
             self._take_best()
 
-    def _epoch(self, epoch: int) -> None:
+    def _epoch(self, epoch: int, made: Future[torch.optim.Optimizer]) -> None:
         self._head.train()
         batches = self._train(epoch)
         steps = 0 if self._passes.patience is not None else self._passes.most * len(batches)
         losses = []
         for batch in batches:
             started = time.perf_counter()
+            optimizer = made.result()
             loss = nn.functional.cross_entropy(self._head(batch.features), batch.labels)
-            self._optimizer.zero_grad()
+            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+            optimizer.step()
             losses.append(float(loss.detach()))
             self.head_s += time.perf_counter() - started
             self._steps += 1
@@ -153,14 +161,19 @@ class Loop:
         return [score.loss for score in self._scores]
 
 
-def _optimizer(recipe: Recipe, head: Trainable) -> torch.optim.Optimizer:
+def _trained(head: Trainable) -> list[torch.Tensor]:
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     if not parameters:
         raise SettingError("the whole network is frozen, so there is nothing to train: freeze less of it (--until)")
-    match recipe.optimizer:
-        case "sgd":
-            return torch.optim.SGD(parameters, recipe.learning_rate, momentum=0.9)
-        case "adamw":
-            return torch.optim.AdamW(parameters, recipe.learning_rate)
-        case _:
-            return torch.optim.Adam(parameters, recipe.learning_rate)
+    return parameters
+
+
+def _optimizer(recipe: Recipe, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    with collector_rests():
+        match recipe.optimizer:
+            case "sgd":
+                return torch.optim.SGD(parameters, recipe.learning_rate, momentum=0.9)
+            case "adamw":
+                return torch.optim.AdamW(parameters, recipe.learning_rate)
+            case _:
+                return torch.optim.Adam(parameters, recipe.learning_rate)

@@ -1,0 +1,69 @@
+"""Keeps small files in a folder, the latest used ones."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from frostline.private import make_private_folder
+
+__all__ = ("FileCache",)
+
+_MAX_FILES = 200
+
+
+class FileCache:
+    """Small files by key. Whatever cannot be read or written is as if it had not been kept.
+
+    Several processes may use the folder. Those that were not used for longest go first.
+
+    Args:
+        folder: Made when something is kept, for its user alone.
+        suffix: Of the files' names, such as ``.json``.
+    """
+
+    def __init__(self, folder: Path, suffix: str) -> None:
+        self._folder = folder
+        self._suffix = suffix
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is kept."""
+        try:
+            return next(self._folder.glob(f"*{self._suffix}"), None) is None
+        except OSError:
+            return True
+
+    def get(self, key: str) -> bytes | None:
+        """What was kept under a key; None where nothing was.
+
+        Args:
+            key: Part of a file's name.
+        """
+        path = self._path(key)
+        try:
+            body = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        return body
+
+    def put(self, key: str, body: bytes) -> None:
+        """Keep it; a file is whole or not there.
+
+        Args:
+            key: Part of a file's name.
+            body: What it holds.
+        """
+        try:
+            make_private_folder(self._folder)
+            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".part", delete=False) as file:
+                file.write(body)
+            Path(file.name).replace(self._path(key))
+            files = sorted(self._folder.glob(f"*{self._suffix}"), key=lambda path: path.stat().st_mtime)
+            for path in files[:-_MAX_FILES]:
+                path.unlink(missing_ok=True)
+        except OSError:
+            return
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}{self._suffix}"

@@ -1,0 +1,74 @@
+"""Runs a node in a process of its own, for as long as its parent holds its stdin."""
+
+import gc
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from frostline.config import NodeSettings, TenantSettings
+from frostline.core.collector import collector_rests
+from frostline.errors import UserError
+from frostline.node.inspections import Inspector, kept_inspections
+from frostline.node.server import Server, listen
+from frostline.node.service import Node
+
+__all__ = ("main",)
+
+# Answers get a few seconds to end; a node that hangs must not outlive its parent.
+_LONGEST_STOP_S = 10.0
+
+
+def main(argument: str) -> int:
+    """Run a node as described by a JSON object: ``host``, ``port``, ``roots``, ``settings``.
+
+    Prints one line of JSON: ``url`` where it listens, or ``error`` and ``message`` where it cannot.
+    """
+    wanted = json.loads(argument)
+    settings = _settings(wanted["settings"])
+    # First: it is a copy of this process, which has torch and no threads yet.
+    with Inspector(fork=True, kept=kept_inspections()) as inspector:
+        torch.set_num_threads(settings.compute_threads)
+        return _serve(wanted, settings, inspector)
+
+
+def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector) -> int:
+    try:
+        listening = listen(wanted["host"], wanted["port"], for_others=bool(settings.tenants) or settings.open_to_all)
+        node = Node(settings, tuple(wanted["roots"]), inspector)
+    except UserError as error:
+        _say({"error": type(error).__name__, "message": str(error)})
+        return 2
+    with node:
+        server = Server(node, listening)
+        threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
+        threading.Thread(target=_warm, args=(node,), daemon=True).start()
+        server.run(on_ready=lambda: _say({"url": server.url}))
+    return 0
+
+
+def _warm(node: Node) -> None:
+    with collector_rests():
+        node.warm()
+    gc.freeze()  # what was imported stays, and need not be looked through again
+
+
+def _settings(value: dict[str, Any]) -> NodeSettings:
+    tenants = (TenantSettings(**{**one, "roots": one["roots"] and tuple(one["roots"])}) for one in value["tenants"])
+    return NodeSettings(**{**value, "tenants": tuple(tenants)})
+
+
+def _say(value: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def _stop_with_parent(server: Server) -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    server.stop()
+    if not server.wait(_LONGEST_STOP_S):
+        os._exit(1)
