@@ -135,6 +135,8 @@ class NodeSettings:
         trial_niceness: by which such trials step back behind what the node serves (nice(2)): 5 leaves them a quarter of
             a core that the node wants too. 0 where nobody else uses the node, as of one that a job starts for itself:
             the sooner it has the faster engine, the sooner all is done.
+        trials_here: engines that are ready in a moment are tried in the node's own process. Only for a node that serves
+            the one job that started it: an engine that crashes takes the node along, which the job then starts again.
         engines: names of those that may be tried; None for all that there are (``engines.catalog``).
         cache_folder: where features are kept for later epochs, jobs and tenants; several nodes of one machine may
             share it. None keeps none.
@@ -176,6 +178,7 @@ class NodeSettings:
     tenants: tuple[TenantSettings, ...] = ()
     trial_s: float = 600.0
     trial_niceness: int = 5
+    trials_here: bool = False
     engines: tuple[str, ...] | None = None
     cache_folder: str | None = None
     cache_bytes: int = 10 * _GIB

@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from frostline.errors import EngineUnfit, UnsafeArtifact
 from frostline.profiles import Trial
 from frostline.wire.codecs import relative_error
 
-__all__ = ("Arrays", "Subject", "compare_engine", "features", "try_engine")
+__all__ = ("Arrays", "Subject", "compare_engine", "features", "try_briefly", "try_engine")
 
 Arrays = tuple[npt.NDArray[np.generic], ...]
 
@@ -30,6 +31,7 @@ _FEWEST_ROWS = 8
 # the best setting of it.
 _RUNS = 5
 _RUNS_S = 1.5
+_FEW_RUNS, _FEW_RUNS_S = 3, 0.5
 _SETTINGS_S = 3.0
 # A larger batch or fewer threads must gain as much: two runs of one measurement differ by that.
 _NOISE = 0.05
@@ -131,6 +133,48 @@ def try_engine(
         return _tried(subject, trial, reference, clock)
     except (EngineUnfit, UnsafeArtifact) as error:
         return replace(trial, why_not=str(error))
+
+
+def try_briefly(
+    subject: Subject, name: str, cut: int, reference: Arrays, alone: Callable[[Callable[[], Trial]], Trial]
+) -> Trial:
+    """Make an engine ready up to a cut and measure it at one setting, in a process that does other work too.
+
+    Its memory is by what the process has grown while it was made, and by what the reference takes in a run.
+
+    Args:
+        subject: what to try it on; the first of its rows and threads are taken.
+        name: of the engine.
+        cut: number of the cut.
+        reference: what the reference gives for those samples that judge.
+        alone: runs what it is given while no network is run.
+    """
+    trial = replace(_empty(name, cut), rows=subject.rows[0], threads=subject.threads[0])
+    pixels = subject.inputs(name)
+    before = resident_bytes() if can_measure() else 0
+    try:
+        engine = subject.made(name, cut, trial.threads, pixels)
+        trial = alone(partial(_brief, engine, pixels, trial, reference))
+    except (EngineUnfit, UnsafeArtifact) as error:
+        return replace(trial, why_not=str(error))
+    grown = resident_bytes() - before if can_measure() else 0
+    said = engine.footprint(cut)
+    return replace(
+        trial,
+        weight_bytes=max(engine.weight_bytes, grown),
+        load_bytes=max(2 * engine.weight_bytes, grown),
+        fixed_bytes=said.fixed_bytes,
+        bytes_per_sample=said.bytes_per_sample,
+    )
+
+
+def _brief(engine: Engine, pixels: Pixels, trial: Trial, reference: Arrays) -> Trial:
+    error = _error(features(engine, judging(pixels), trial.cut), reference)
+    if not np.isfinite(error):
+        return replace(trial, why_not=_NOT_FINITE)
+    batch = _batch(pixels, trial.rows)
+    timed = _timed(engine, batch, trial, time.perf_counter, most=_FEW_RUNS, most_s=_FEW_RUNS_S)
+    return replace(timed.trial, error=error)
 
 
 def compare_engine(subject: Subject, name: str, cut: int, reference: Arrays) -> Trial:
@@ -266,8 +310,16 @@ def _error(tensors: Arrays, reference: Arrays) -> float:
     return max(relative_error(ours, theirs) for ours, theirs in zip(reference, tensors, strict=True))
 
 
-def _timed(engine: Engine, batch: Pixels, trial: Trial, clock: Callable[[], float]) -> _Timed:
-    runs = _seconds(engine, batch, trial.cut, clock)
+def _timed(
+    engine: Engine,
+    batch: Pixels,
+    trial: Trial,
+    clock: Callable[[], float],
+    *,
+    most: int = _RUNS,
+    most_s: float = _RUNS_S,
+) -> _Timed:
+    runs = _seconds(engine, batch, trial.cut, clock, most, most_s)
     low_s, middle_s, high_s = np.percentile(runs / trial.rows, (25, 50, 75)).tolist()
     trial = replace(trial, seconds=middle_s, spread_s=high_s - low_s)
     return _Timed(trial=trial, low_s=low_s, runs_s=float(runs.sum()))
@@ -278,11 +330,13 @@ def _batch(pixels: Pixels, rows: int) -> Pixels:
     return np.resize(pixels, (rows, *pixels.shape[1:]))
 
 
-def _seconds(engine: Engine, batch: Pixels, cut: int, clock: Callable[[], float]) -> npt.NDArray[np.float64]:
+def _seconds(
+    engine: Engine, batch: Pixels, cut: int, clock: Callable[[], float], most: int, most_s: float
+) -> npt.NDArray[np.float64]:
     """Seconds of some runs, after one to warm up."""
     engine.run(batch, cut)
     runs: list[float] = []
-    while len(runs) < _RUNS and sum(runs) < _RUNS_S:
+    while len(runs) < most and sum(runs) < most_s:
         started = clock()
         engine.run(batch, cut)
         runs.append(clock() - started)

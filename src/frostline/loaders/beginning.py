@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from frostline.client.cancellation import Cancellation
 from frostline.config import cache_folder
 from frostline.core import EXACT
-from frostline.events import NotAsAsked, PhaseStarted
+from frostline.events import MeasuringFailed, NotAsAsked, PhaseStarted
 from frostline.loaders.findings import Findings, KeptFindings
 from frostline.loaders.measuring import Measuring
 from frostline.loaders.node_engine import EngineChoice, NodeEngine
@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
 __all__ = ("Beginning", "begin")
 
 _MEASURING = "measuring the cuts"
+# A trial in the node's own process takes one to two seconds on two cores (``benchmarks/first_step.py``); a job of
+# fewer samples does not win that back with any network.
+_SOON_S = 3.0
+_FEWEST_TO_TRY = 200
 _TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
 
 
@@ -76,15 +80,30 @@ def begin(
         return Beginning(engine=engine, refused=refused)
     health = scene.asking(scene.transport.health)
     kept = KeptFindings(cache_folder() / "findings", asked_of(scene, health, len(nodes)))
-    found = kept.get()
+    found, measuring = kept.get(), None
     if found is None:
         only_engine = len(nodes) < 2 and shares_cores(health, scene.device)
-        return Beginning(engine=engine, measuring=_later(scene, network, nodes, lacking, kept, only_engine=only_engine))
+        measuring = _later(scene, network, nodes, lacking, kept, only_engine=only_engine)
+        if only_engine and scene.accuracy != EXACT and computed_in_all(scene) >= _FEWEST_TO_TRY:
+            found = _soon(scene, measuring)
+    if found is None:
+        return Beginning(engine=engine, measuring=measuring)
     engine.choice = found.choice
     if found.situation is None:
         return Beginning(engine=engine)
     known = replace(found.situation, epochs=scene.epochs, keeps_features=keeps_features(scene))
     return Beginning(engine=engine, situation=known, plan=make_plan(known))
+
+
+def _soon(scene: Scene, measuring: Measuring) -> Findings | None:
+    """The node's engine, where it is found in a moment, so that all samples have it; else None."""
+    scene.asking.observe(PhaseStarted(name="trying an engine"))
+    match measuring.begin(wait_s=_SOON_S):
+        case Findings() as found:
+            return found
+        case MeasuringFailed() as failed:
+            scene.asking.observe(failed)
+    return None
 
 
 def _later(

@@ -14,6 +14,7 @@ from frostline.version import __version__
 
 __all__ = ("Findings", "KeptFindings")
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """What measuring found.

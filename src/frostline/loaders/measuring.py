@@ -1,4 +1,4 @@
-"""Measures for a job while it runs, in a thread of its own, once that pays; the job's loop takes what was found."""
+"""Measures for a job in a thread of its own, once that pays; the job's loop takes what was found."""
 
 import threading
 from collections.abc import Callable
@@ -40,6 +40,15 @@ class Measuring:
         self._found: Findings | None = None
         self._failed: MeasuringFailed | None = None
 
+    def begin(self, *, wait_s: float) -> Findings | MeasuringFailed | None:
+        """Begin now, and give what is found if that comes soon; the rest is told later, as by ``found``.
+
+        Args:
+            wait_s: The longest to wait.
+        """
+        self._start().join(wait_s)
+        return self.found()
+
     def observe(self, event: Event) -> None:
         """Take an event of the job's loop, and begin where it is time."""
         match event:
@@ -72,9 +81,14 @@ class Measuring:
             return
         samples_per_s = self._computed / elapsed_s
         if self._is_worth(self._samples_left, samples_per_s):
-            left = self._samples_left
-            self._thread = threading.Thread(target=self._run, args=(left,), name="frostline-measuring", daemon=True)
-            self._thread.start()
+            self._start()
+
+    def _start(self) -> threading.Thread:
+        left = self._samples_left
+        thread = threading.Thread(target=self._run, args=(left,), name="frostline-measuring", daemon=True)
+        self._thread = thread
+        thread.start()
+        return thread
 
     def _run(self, samples_left: int) -> None:
         try:

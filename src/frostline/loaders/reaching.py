@@ -43,7 +43,14 @@ def reach(
         # Who wants no request made twice wants no read made twice either.
         quantile = max(node.hedge_quantile, settings.hedge_quantile)
         deadline_s = min(node.store_deadline_s, settings.deadline_s)
-        own = replace(node, hedge_quantile=quantile, store_deadline_s=deadline_s, follow_links=True, trial_niceness=0)
+        own = replace(
+            node,
+            hedge_quantile=quantile,
+            store_deadline_s=deadline_s,
+            follow_links=True,
+            trial_niceness=0,
+            trials_here=True,
+        )
         embedded = Node(own, data.roots)
         stack.callback(embedded.close)
         transport = LocalTransport(embedded)

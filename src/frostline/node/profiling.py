@@ -3,9 +3,10 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ _PACKED_ROWS = 4
 _MOST_KEPT = 64
 
 Pair = tuple[int, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,6 +91,10 @@ class MeasuredReference:
     def footprint(self, cut: int) -> Footprint:
         """See ``workshop.Reference``."""
         return self._run.reference_footprint(cut)
+
+    def alone(self, call: Callable[[], T]) -> T:
+        """See ``workshop.Reference``."""
+        return self._run.alone(call)
 
     def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """See ``workshop.Reference``; in runs of one size, since a sample's last bits may depend on it."""

@@ -109,11 +109,11 @@ class PrefixRun:
 
     def seconds(self, slab: Slab, *, repeats: int) -> npt.NDArray[np.float64]:
         """Seconds a sample up to each cut, as ``TorchEngine.cut_seconds`` gives them."""
-        return self._alone(partial(self._measure, slab, repeats))
+        return self.alone(partial(self._measure, slab, repeats))
 
     def values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
         """What crosses some cuts for up to eight samples, as ``TorchEngine.cut_values`` gives it."""
-        return self._alone(partial(self._values, slab, cuts))
+        return self.alone(partial(self._values, slab, cuts))
 
     def reference_footprint(self, cut: int) -> Footprint:
         """Memory of one run of the reference up to a cut."""
@@ -122,7 +122,7 @@ class PrefixRun:
     def _work(self, run_rows: int) -> Work:
         return Work(engine=self._resident.engine, cut=self._cut.number, run_rows=run_rows)
 
-    def _alone(self, call: Callable[[], T]) -> T:
+    def alone(self, call: Callable[[], T]) -> T:
         """What a call gives that has the device alone."""
         entry = Call(account=self._account, is_abandoned=self._leash.is_cut, call=call)
         made: T = self._leash.follow(entry.future, partial(self._device.enqueue, entry)).result()

@@ -4,14 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from frostline.engines.choice import Choice, choose
-from frostline.engines.prospects import Prospect, not_worth
+from frostline.engines.identity import offer_name
+from frostline.engines.prospects import Prospect, compared, not_worth
 from frostline.node.judging import Judging
 from frostline.profiles import Trial
 
 __all__ = ("Search",)
-
-# What it takes to see how exact an engine is that was tried on other samples: a process, imports and a few runs.
-_COMPARED_S = 5.0
 
 
 class Search:
@@ -27,6 +25,7 @@ class Search:
         left: engines that may be tried, the best first.
         accuracy: that the job allows.
         samples: that the job has still to compute; None where trials need not pay.
+        here: engines that are ready in a moment are tried in the node's own process.
     """
 
     def __init__(
@@ -41,8 +40,10 @@ class Search:
         left: Sequence[Prospect],
         accuracy: str | float,
         samples: int | None,
+        here: bool = False,
     ) -> None:
         self._own = own
+        self._here = here
         self._keep = keep
         self._reference = kept or own
         self._is_own_kept = False
@@ -93,7 +94,7 @@ class Search:
     def _compare(self, unknown: Sequence[Trial], judging: Judging, spent_s: float) -> None:
         """Have errors measured on this job's samples, where that pays."""
         speed_up = self._reference.seconds / unknown[0].seconds
-        gain = Prospect(engine=unknown[0].engine, speed_up=speed_up, ready_s=_COMPARED_S)
+        gain = compared(offer_name(unknown[0].engine), speed_up, here=self._here)
         why_not = self._why_not(gain, self._reference.seconds, spent_s)
         if why_not is None:
             judging.measure(unknown)

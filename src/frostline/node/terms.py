@@ -27,6 +27,7 @@ class Terms:
         keeps_freed: whether the node's process keeps the memory that it frees.
         most_bytes: that one trial may take.
         niceness: by which a trial steps back behind what the node serves.
+        here: engines that are ready in a moment are tried in the node's own process.
     """
 
     device: str
@@ -35,6 +36,7 @@ class Terms:
     keeps_freed: bool
     most_bytes: int
     niceness: int = 0
+    here: bool = False
 
 
 def terms_of(settings: NodeSettings) -> Terms:
@@ -48,6 +50,7 @@ def terms_of(settings: NodeSettings) -> Terms:
         keeps_freed=keeps_freed_memory(),
         most_bytes=max(settings.memory_bytes // 2, min(settings.memory_bytes, _TRIAL_BYTES)),
         niceness=settings.trial_niceness,
+        here=settings.trials_here,
     )
 
 

@@ -137,6 +137,7 @@ class TrialShelf:
             "device": terms.device,
             "rows": terms.rows,
             "threads": terms.threads,
+            "here": terms.here,
             "keeps_freed": terms.keeps_freed,
             "packages": {name: version_of(name) for name in _PACKAGES},
         }

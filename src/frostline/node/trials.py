@@ -132,7 +132,7 @@ class Trials:
         names = [one.name for one in self._allowed(request.accuracy) if absence(one.name, self._terms.device) is None]
         return any(
             not_worth(one, reference_s=reference_s, best_s=reference_s, samples=request.samples_left) is None
-            for one in prospects(names, abilities(self._terms.device))
+            for one in prospects(names, abilities(self._terms.device), here=self._terms.here)
         )
 
     def choose(
@@ -356,9 +356,10 @@ class Trials:
             known=known,
             refused=refused,
             empty=empty,
-            left=prospects(unknown, able),
+            left=prospects(unknown, able, here=self._terms.here),
             accuracy=accuracy,
             samples=samples,
+            here=self._terms.here,
         )
 
     def _keep(self, digest: str, own: Trial) -> None:

@@ -9,11 +9,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,9 @@ from frostline.core.amounts import in_bytes, in_seconds
 from frostline.engines.allocator import ENVIRONMENT
 from frostline.engines.catalog import offered
 from frostline.engines.faces import Footprint
-from frostline.engines.identity import Pixels, judging
+from frostline.engines.identity import Pixels, judging, offer_name
+from frostline.engines.prospects import is_prompt
+from frostline.engines.trials import Subject, compare_engine, try_briefly
 from frostline.errors import Unavailable
 from frostline.models.artifact import Prefix, save_prefix
 from frostline.node.memory import Abandoned
@@ -32,6 +35,8 @@ from frostline.node.terms import Terms
 from frostline.profiles import Trial
 
 __all__ = ("Children", "Reference", "Workshop")
+
+T = TypeVar("T")
 
 # The longest that one engine may take, its conversion with calibration and some seconds of runs at eight cuts.
 _LONGEST_S = 240.0
@@ -50,6 +55,9 @@ class Reference(Protocol):
 
     def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """What crosses a cut for some samples, as the network takes them."""
+
+    def alone(self, call: Callable[[], T]) -> T:
+        """What a call gives that has the node's device alone."""
 
 
 class Children:
@@ -210,7 +218,8 @@ class Workshop:
         return self._found(trials, only_error=True)
 
     def _found(self, trials: Sequence[Trial], *, only_error: bool) -> list[Trial]:
-        found, why_not = self._run(trials[0].engine, [one.cut for one in trials], only_error=only_error)
+        engine, cuts = trials[0].engine, [one.cut for one in trials]
+        found, why_not = self._run(engine, cuts, only_error=only_error)
         return [found.get(one.cut) or _refused(one, why_not or "gave no answer") for one in trials]
 
     def _run(self, engine: str, cuts: Sequence[int], *, only_error: bool) -> tuple[dict[int, Trial], str | None]:
@@ -219,6 +228,55 @@ class Workshop:
         left_s = min(_LONGEST_S, self._left_s)
         if left_s <= 0:
             return {}, "was not tried: the time for trials was up"
+        began_s = self._clock()
+        try:
+            if self._terms.here and is_prompt(offer_name(engine)):
+                with self._survived(engine) as was_survived:
+                    if was_survived:
+                        return {cut: self._here(engine, cut, only_error=only_error) for cut in cuts}, None
+            return self._apart(engine, cuts, left_s, only_error=only_error)
+        finally:
+            took_s = self._clock() - began_s
+            self._left_s -= took_s
+            self.spent_s += took_s
+            self.patron.spent(took_s)
+
+    @contextlib.contextmanager
+    def _survived(self, engine: str) -> Iterator[bool]:
+        """Whether no process has ended while it tried this engine here; it is remembered where this one does."""
+        marked = self._converted / f"{engine}.tried-here"
+        try:
+            marked.touch(exist_ok=False)
+        except FileExistsError:
+            yield False
+            return
+        yield True
+        marked.unlink(missing_ok=True)
+
+    def _here(self, engine: str, cut: int, *, only_error: bool) -> Trial:
+        """A trial in this process."""
+        terms, reference = self._terms, self._reference
+        subject = Subject(
+            graph=self._prefix.graph,
+            cuts=self._prefix.cuts,
+            tensors=self._prefix.tensors,
+            pixels=self._pixels,
+            levels=self._levels,
+            device=terms.device,
+            rows=terms.rows,
+            threads=terms.threads,
+            folder=self._converted,
+            footprints={cut: reference.footprint(cut)},
+        )
+        expected = reference.features(self._judging(), cut)
+        if only_error:
+            return reference.alone(partial(compare_engine, subject, engine, cut, expected))
+        return try_briefly(subject, engine, cut, expected, reference.alone)
+
+    def _apart(
+        self, engine: str, cuts: Sequence[int], longest_s: float, *, only_error: bool
+    ) -> tuple[dict[int, Trial], str | None]:
+        """Trials in a process of their own."""
         folder = self._opened()
         self._refer(cuts)
         words, out = folder / "stderr.txt", folder / "trials.jsonl"
@@ -226,30 +284,28 @@ class Workshop:
         argument = json.dumps({**self._wanted(engine, cuts, folder), "only_error": only_error})
         # As the node's own process was started; what it was told itself is passed on in any case.
         environment = ENVIRONMENT if self._terms.keeps_freed else {}
-        began_s = self._clock()
-        try:
-            status = self._children.run(argument, environment, words, left_s, self.patron.is_abandoned)
-        finally:
-            took_s = self._clock() - began_s
-            self._left_s -= took_s
-            self.spent_s += took_s
-            self.patron.spent(took_s)
+        status = self._children.run(argument, environment, words, longest_s, self.patron.is_abandoned)
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
         found = {one.cut: one for one in (Trial(**json.loads(line)) for line in lines)}
         if status is None:
-            return found, f"took longer than {in_seconds(left_s)}"
+            return found, f"took longer than {in_seconds(longest_s)}"
         return found, None if status == 0 else self._failure(status, words)
 
     def _refer(self, cuts: Sequence[int]) -> None:
         """Keep what the reference gives at some cuts for the samples that judge."""
+        samples = self._judging()
+        for cut in cuts:
+            if cut not in self._referenced:
+                for place, tensor in enumerate(self._reference.features(samples, cut)):
+                    np.save(self._opened() / f"reference-{cut}-{place}.npy", tensor)
+                self._referenced.add(cut)
+
+    def _judging(self) -> npt.NDArray[np.float32]:
+        """The samples that judge, as the network takes them."""
         samples = judging(self._pixels)
         if self._levels is not None:
             samples = self._levels.applied(samples.astype(np.uint8, copy=False))
-        for cut in cuts:
-            if cut not in self._referenced:
-                for place, tensor in enumerate(self._reference.features(samples.astype(np.float32, copy=False), cut)):
-                    np.save(self._opened() / f"reference-{cut}-{place}.npy", tensor)
-                self._referenced.add(cut)
+        return samples.astype(np.float32, copy=False)
 
     def _wanted(self, engine: str, cuts: Sequence[int], folder: Path) -> dict[str, object]:
         terms = self._terms

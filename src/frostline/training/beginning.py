@@ -55,7 +55,8 @@ def begin(settings: JobSettings, observe: Observer, *, least_classes: int = 1) -
         yield Begun(whole=whole, data=data, near=near, process=None)
         return
     observe(PhaseStarted(name="starting a node"))
-    node = replace(settings.node, allow_training=settings.policy == ALL_IN_STORE, trial_niceness=0)
+    allow_training = settings.policy == ALL_IN_STORE
+    node = replace(settings.node, allow_training=allow_training, trial_niceness=0, trials_here=True)
     with NodeProcess(data.roots, node, "127.0.0.1", 0) as process:
         process.launch()
         yield Begun(whole=whole, data=data, near=None, process=process)
