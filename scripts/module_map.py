@@ -29,6 +29,7 @@ HEIGHTS = (
             "background",
             "private",
             "processors",
+            "file_cache",
             "file_locks",
             "version",
             "errors",

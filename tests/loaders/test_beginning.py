@@ -14,7 +14,7 @@ from frostline.client.local import LocalTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE
 from frostline.errors import EngineNotReady, Unavailable
-from frostline.events import BatchTaken, EngineChanged, EpochStarted, MeasuringFailed, Replanned
+from frostline.events import BatchTaken, EngineChanged, EpochStarted, MeasuringFailed, PhaseStarted, Replanned
 from frostline.loaders import beginning
 from frostline.loaders.findings import Findings, KeptFindings
 from frostline.loaders.measuring import Measuring
@@ -222,6 +222,46 @@ def test_measuring_is_told_how_many_samples_are_left_and_begins_once():
     found.close()
     assert found.found() == Findings()
     assert found.found() is None
+
+
+def test_measuring_may_begin_before_the_first_batch_and_is_waited_for_a_while():
+    go_on = threading.Event()
+    at_once = measuring(lambda _, samples_left: Findings(choice=EngineChoice(engine=f"{samples_left} left")))
+    assert at_once.begin(wait_s=60) == Findings(choice=EngineChoice(engine="100 left"))
+    assert at_once.found() is None
+    at_once.observe(EpochStarted(epoch=0, samples=100))
+    at_once.observe(batch())  # it was done
+    at_once.close()
+    assert at_once.found() is None
+
+    later = measuring(lambda *_: Findings() if go_on.wait(60) else None)
+    assert later.begin(wait_s=0.01) is None
+    go_on.set()
+    later.close()
+    assert later.found() == Findings()
+
+
+def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeypatch):
+    monkeypatch.setattr(beginning, "_FEWEST_TO_TRY", 0)
+    found = EngineChoice(engine=REFERENCE, error=0.0, trials=(Trial(engine=REFERENCE, precision="fp32", cut=2),))
+    monkeypatch.setattr("frostline.loaders.network.Network.engine", lambda *_: Findings(choice=found))
+    events = []
+    with job_on(folder, events, accuracy="float32") as job:
+        assert job.engine == found
+    assert [one.name for one in events if isinstance(one, PhaseStarted)][-1] == "trying an engine"
+
+
+def test_where_trying_an_engine_fails_at_once_the_job_says_so_and_begins(folder, monkeypatch):
+    monkeypatch.setattr(beginning, "_FEWEST_TO_TRY", 0)
+
+    def fail(*_, **__):
+        raise Unavailable("the node is stopping")
+
+    monkeypatch.setattr("frostline.loaders.network.Network.engine", fail)
+    events = []
+    with job_on(folder, events, accuracy="float32") as job:
+        assert len(rows_of(job)) == 48
+    assert [one.reason for one in events if isinstance(one, MeasuringFailed)] == ["the node is stopping"]
 
 
 def test_what_comes_from_a_cache_is_no_reason_to_measure():

@@ -217,7 +217,7 @@ def test_a_folder_that_takes_no_file_costs_nothing_but_the_next_trace(folder, ex
 
 
 def test_only_the_latest_traces_are_kept(monkeypatch, folder):
-    monkeypatch.setattr("frostline.models.trace_cache._MAX_FILES", 2)
+    monkeypatch.setattr("frostline.file_cache._MAX_FILES", 2)
     cache, made = TraceCache(folder), traced(Small())
     for number in range(4):
         cache.put(f"{number}", made)

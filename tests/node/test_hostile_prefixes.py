@@ -12,6 +12,7 @@ from frostline.engines.footprint import dry_run
 from frostline.engines.operations import GraphLimits
 from frostline.engines.runner import leaf_values
 from frostline.errors import OverBudget, UnsafeArtifact
+from frostline.file_cache import FileCache
 from frostline.models.artifact import header_of, read_prefix, write_prefix
 from frostline.node import inspections
 from frostline.node.inspections import Inspector
@@ -86,6 +87,30 @@ def test_a_process_that_is_gone_is_started_again():
         os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
         assert inspected(inspector, artifact(after())).memory
         assert inspector.pid != first
+
+
+def test_what_was_found_out_is_kept_and_the_same_prefix_is_not_looked_at_again(tmp_path, monkeypatch):
+    kept, body = FileCache(tmp_path, ".json"), write_prefix(small_prefix())
+    looks, exchange = [], vars(inspections)["_exchange"]
+    monkeypatch.setattr(inspections, "_exchange", lambda *said: looks.append(1) or exchange(*said))
+    with Inspector(kept=kept) as inspector:
+        found = inspected(inspector, body)
+        assert inspected(inspector, body) == found
+        assert len(looks) == 1
+        assert inspected(inspector, body, max_values=10_000) == found  # other bounds: it might have been refused
+        assert len(looks) == 2
+        (first, _) = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime)
+        for damage in (b"", b"[]", b'{"1": [1]}', b"\xff"):
+            first.write_bytes(damage)
+            assert inspected(inspector, body) == found
+        assert len(looks) == 6
+        for _ in range(2):
+            with pytest.raises(OverBudget):
+                inspected(inspector, products(10, 256), max_run_s=3e-3)
+        assert len(looks) == 8  # what is refused is kept nowhere
+    with Inspector(fork=False, kept=FileCache(tmp_path, ".json")) as another:
+        assert inspected(another, body) == found
+    assert len(looks) == 8
 
 
 def test_a_closed_inspector_leaves_no_process():

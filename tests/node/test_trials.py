@@ -13,15 +13,17 @@ from frostline.config import NodeSettings
 from frostline.core import REFERENCE, Levels, Route
 from frostline.engines.choice import Choice
 from frostline.engines.identity import identity
-from frostline.errors import BadRequest, EngineNotReady, UnknownPrefix
+from frostline.errors import BadRequest, EngineNotReady, EngineUnfit, UnknownPrefix
 from frostline.loaders.fetch import Fetcher, Shipment
 from frostline.loaders.node_engine import EngineChoice, NodeEngine
 from frostline.loaders.trainer_side import TrainerSide
 from frostline.models.artifact import read_prefix, save_prefix
 from frostline.node import Node
+from frostline.node.memory import Abandoned
 from frostline.node.profiling import Network, under_engine
 from frostline.node.terms import Room, Terms
 from frostline.node.trials import Trials
+from frostline.node.workshop import Children
 from frostline.profiles import CutCost, Trial
 from frostline.wire.messages import ProfileRequest
 from support.engines import Reference
@@ -93,6 +95,61 @@ def test_a_trial_is_kept_with_the_versions_of_what_converts_and_runs_engines(cho
         packages = json.loads(path.read_text())["circumstances"]["packages"]
         assert {"onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torch"} <= set(packages)
         assert packages["torch"] == version("torch")
+
+
+HERE = replace(TERMS, here=True)
+
+
+def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp_path, monkeypatch):
+    monkeypatch.setattr("frostline.node.workshop.Children.run", lambda *_: pytest.fail("a process was started"))
+    with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+        (found,) = [one for one in choice.trials if one.engine == OTHER]
+        assert trials.ready(DIGEST, OTHER, LAST) == found
+        made = trials.made(DIGEST, NETWORK.prefix, found)
+    (apart,) = [one for one in chosen.trials if one.engine == OTHER and one.cut == LAST]
+    assert found.error == pytest.approx(apart.error, rel=1e-3)
+    assert found.samples_per_s > 0
+    assert (found.rows, found.threads) == (HERE.rows[0], HERE.threads[0])
+    assert found.load_bytes >= found.weight_bytes > 0
+    assert made.name == OTHER
+    assert not list(tmp_path.rglob("*.tried-here"))
+    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=0, engines=(OTHER,))) as shared:
+        assert shared.ready(DIGEST, OTHER, LAST) is None  # a node of many tries it anew, alone in a process
+
+
+def test_an_engine_that_ended_a_process_is_tried_in_one_of_its_own_from_then_on(tmp_path, monkeypatch):
+    marks = []
+
+    def ends(*_):
+        marks.extend(tmp_path.rglob("*.tried-here"))
+        raise Abandoned
+
+    with monkeypatch.context() as ending:
+        ending.setattr("frostline.node.workshop.try_briefly", ends)
+        with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials, pytest.raises(Abandoned):
+            trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+    (mark,) = marks
+    assert not mark.exists()
+    mark.touch()  # as it is left by a process that was killed
+    processes, run = [], Children.run
+    monkeypatch.setattr(Children, "run", lambda *said: processes.append(1) or run(*said))
+    with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+    assert processes == [1]
+    assert any(one.engine == OTHER and one.samples_per_s for one in choice.trials)
+
+
+def test_an_engine_that_does_not_fit_the_network_is_refused_in_the_nodes_own_process_too(tmp_path, monkeypatch):
+    def unfit(*_, **__):
+        raise EngineUnfit("it has no such layer")
+
+    monkeypatch.setattr("frostline.engines.trials.build", unfit)
+    with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+    assert choice.engine == REFERENCE
+    assert [one.why_not for one in choice.trials if one.engine == OTHER] == ["it has no such layer"]
+    assert not list(tmp_path.rglob("*.tried-here"))
 
 
 def test_a_job_that_is_too_short_to_win_a_trial_back_starts_none(tmp_path):

@@ -12,6 +12,7 @@ from frostline.cache import FeatureStore, Scope
 from frostline.checks import check_type
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, FLOAT32, FeatureBatch, Route, read_as
+from frostline.core.collector import collector_rests
 from frostline.datasets import Dataset
 from frostline.errors import EngineNotReady, SettingError
 from frostline.events import Event, NodeLeftOut, NotAsAsked, Observer, PhaseStarted
@@ -114,7 +115,7 @@ def offload(
     _check_policy(policy, cut, codec)
     data = data.refreshed()
     preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
-    with ExitStack() as stack:
+    with collector_rests(), ExitStack() as stack:
         near = near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[int] = set()

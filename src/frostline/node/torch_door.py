@@ -66,9 +66,7 @@ class TorchDoor:
         for module in _NEEDED:
             import_module(module)
         if self._settings.device == "cpu" and find_spec("openvino"):
-            from frostline.engines.openvino_engine import warm
-
-            warm()
+            import_module("frostline.engines.openvino_engine").warm()
 
     def digest_of(self, body: bytes) -> str:
         """See ``models.artifact``."""

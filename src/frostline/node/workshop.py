@@ -250,8 +250,10 @@ class Workshop:
         except FileExistsError:
             yield False
             return
-        yield True
-        marked.unlink(missing_ok=True)
+        try:
+            yield True
+        finally:
+            marked.unlink(missing_ok=True)
 
     def _here(self, engine: str, cut: int, *, only_error: bool) -> Trial:
         """A trial in this process."""

@@ -1,0 +1,30 @@
+"""The garbage collector rests for a while, and never for good."""
+
+import gc
+
+import pytest
+
+from frostline.core.collector import collector_rests
+
+
+def test_the_collector_rests_and_goes_on_afterwards_whatever_happens():
+    assert gc.isenabled()
+    with collector_rests():
+        assert not gc.isenabled()
+        with collector_rests():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), collector_rests():
+        1 / 0  # noqa: B018 (it fails)
+    assert gc.isenabled()
+
+
+def test_who_turned_it_off_keeps_it_off():
+    gc.disable()
+    try:
+        with collector_rests():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
