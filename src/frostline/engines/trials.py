@@ -31,6 +31,7 @@ _FEWEST_ROWS = 8
 # the best setting of it.
 _RUNS = 5
 _RUNS_S = 1.5
+# Fewer where a job waits for them; those samples that judge have warmed the engine up.
 _FEW_RUNS, _FEW_RUNS_S = 3, 0.5
 _SETTINGS_S = 3.0
 # A larger batch or fewer threads must gain as much: two runs of one measurement differ by that.
@@ -172,9 +173,8 @@ def _brief(engine: Engine, pixels: Pixels, trial: Trial, reference: Arrays) -> T
     error = _error(features(engine, judging(pixels), trial.cut), reference)
     if not np.isfinite(error):
         return replace(trial, why_not=_NOT_FINITE)
-    batch = _batch(pixels, trial.rows)
-    timed = _timed(engine, batch, trial, time.perf_counter, most=_FEW_RUNS, most_s=_FEW_RUNS_S)
-    return replace(timed.trial, error=error)
+    runs = _seconds(engine, _batch(pixels, trial.rows), trial.cut, time.perf_counter, _FEW_RUNS, _FEW_RUNS_S)
+    return replace(_timed(trial, runs).trial, error=error)
 
 
 def compare_engine(subject: Subject, name: str, cut: int, reference: Arrays) -> Trial:
@@ -230,7 +230,10 @@ def _judged(
         sizes = (_best(found).rows,) if found else subject.rows
         for rows in sizes:
             if not found or not _is_enough(found):
-                found.append(_timed(engine, _batch(pixels, rows), replace(trial, threads=threads, rows=rows), tick))
+                batch = _batch(pixels, rows)
+                engine.run(batch, trial.cut)  # to warm up
+                runs = _seconds(engine, batch, trial.cut, tick, _RUNS, _RUNS_S)
+                found.append(_timed(replace(trial, threads=threads, rows=rows), runs))
         del engine  # two at once would take more memory than the node has to give one
     return error, _best(found)
 
@@ -310,16 +313,7 @@ def _error(tensors: Arrays, reference: Arrays) -> float:
     return max(relative_error(ours, theirs) for ours, theirs in zip(reference, tensors, strict=True))
 
 
-def _timed(
-    engine: Engine,
-    batch: Pixels,
-    trial: Trial,
-    clock: Callable[[], float],
-    *,
-    most: int = _RUNS,
-    most_s: float = _RUNS_S,
-) -> _Timed:
-    runs = _seconds(engine, batch, trial.cut, clock, most, most_s)
+def _timed(trial: Trial, runs: npt.NDArray[np.float64]) -> _Timed:
     low_s, middle_s, high_s = np.percentile(runs / trial.rows, (25, 50, 75)).tolist()
     trial = replace(trial, seconds=middle_s, spread_s=high_s - low_s)
     return _Timed(trial=trial, low_s=low_s, runs_s=float(runs.sum()))
@@ -333,8 +327,7 @@ def _batch(pixels: Pixels, rows: int) -> Pixels:
 def _seconds(
     engine: Engine, batch: Pixels, cut: int, clock: Callable[[], float], most: int, most_s: float
 ) -> npt.NDArray[np.float64]:
-    """Seconds of some runs, after one to warm up."""
-    engine.run(batch, cut)
+    """Seconds of some runs."""
     runs: list[float] = []
     while len(runs) < most and sum(runs) < most_s:
         started = clock()

@@ -13,7 +13,7 @@ from frostline.config import LoaderSettings
 from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
-from frostline.events import EngineChanged, Event
+from frostline.events import Event
 from frostline.loaders.arguments import check_names, checked_options
 from frostline.loaders.array_loader import ArrayLoader
 from frostline.loaders.blend import Blend, GivenWeights
@@ -21,6 +21,7 @@ from frostline.loaders.epochs import Epochs
 from frostline.loaders.explanation import Explanation, whereabouts
 from frostline.loaders.fetch import Fetcher
 from frostline.loaders.findings import Findings
+from frostline.loaders.following import follow
 from frostline.loaders.keeping import Keeper, keeps_all
 from frostline.loaders.ledger import JobStatistics, Ledger
 from frostline.loaders.making import Maker, tuner_of
@@ -30,7 +31,7 @@ from frostline.loaders.pilot import Pilot
 from frostline.loaders.ranks import Ranks
 from frostline.loaders.reopening import Blueprint, Origin
 from frostline.ordering import Blocks, RecordedOrder
-from frostline.planning import Plan, Situation, make_plan
+from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
 from frostline.wire.recipes import Recipe
 
@@ -424,24 +425,7 @@ class Job:
         found = self._measuring.found()
         if not isinstance(found, Findings):
             return [] if found is None else [found]
-        changes: list[Event] = []
-        before, engine = self._fetcher.engine.choice, found.choice
-        self._fetcher.engine.choice = engine
-        self._fetcher.unfit.clear()
-        if engine.engine != before.engine:
-            changes.append(
-                EngineChanged(
-                    at_s=self._pilot.age_s,
-                    before=before.engine,
-                    after=engine.engine,
-                    error=engine.error,
-                    samples_per_s=engine.samples_per_s,
-                )
-            )
-        if found.situation is not None:
-            replanned = self._pilot.measured(found.situation, make_plan(found.situation))
-            changes += [] if replanned is None else [replanned]
-        return changes
+        return follow(found, self._fetcher, self._pilot)
 
 
 def _all_of(data: Dataset) -> Samples:
