@@ -227,8 +227,8 @@ def test_a_network_that_the_node_has_no_room_for_runs_at_the_trainer(folder, whe
         assert "start the node with more --memory" in str(job.explain())
         whole = next(iter(job.loader(9)))
         pixels = next(iter(stack.enter_context(job_for(folder, None)).loader(9)))
-        with torch.no_grad():
-            assert torch.equal(job.head(whole.features), model(pixels.features))
+        with torch.no_grad():  # as many rows at once as a processor's kernels like: the last bits differ
+            torch.testing.assert_close(job.head(whole.features), model(pixels.features))
 
 
 def test_a_frost_line_elsewhere_than_asked_is_said_when_the_job_is_made_and_explained(folder, node):
