@@ -124,6 +124,7 @@ def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by
         return Findings(choice=EngineChoice.of(scene.transport.profile(_wanted(scene))))
 
     monkeypatch.setattr("frostline.loaders.network.Network.engine", engine)
+    monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
     events = []
     with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
         before, epoch = rows_of(job), 1
@@ -183,6 +184,7 @@ def test_what_cannot_be_measured_is_said_and_the_job_goes_on(folder, monkeypatch
         raise Unavailable("the node is stopping")
 
     monkeypatch.setattr("frostline.loaders.network.Network.engine", fail)
+    monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
     events = []
     with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
         epoch = 0

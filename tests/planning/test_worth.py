@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.planning.worth import SHARE, is_worth_measuring
+from frostline.planning.worth import SHARE, is_worth_measuring, is_worth_trying
 
 RATES = st.floats(0.1, 1e5)
 
@@ -24,3 +24,18 @@ def test_more_work_is_never_a_reason_to_measure_less(samples_left, samples_per_s
 @pytest.mark.parametrize(("samples", "is_worth"), [(1_000, False), (1_000_000, True)])
 def test_a_job_of_half_a_minute_measures_nothing_and_one_of_hours_does(samples, is_worth):
     assert is_worth_measuring(samples_left=samples, samples_per_s=30.0) is is_worth
+
+
+@given(st.integers(1, 10**8), RATES)
+def test_more_work_is_never_a_reason_not_to_try_an_engine(samples_left, samples_per_s):
+    if is_worth_trying(samples_left=samples_left, samples_per_s=samples_per_s):
+        assert samples_left > 48
+        assert is_worth_trying(samples_left=samples_left * 2, samples_per_s=samples_per_s)
+
+
+@pytest.mark.parametrize(
+    ("samples", "samples_per_s", "is_worth"),
+    [(48, 2.0, False), (1_000, 2.0, True), (1_000, 70.0, True), (300, 70.0, True), (200, 500.0, False)],
+)
+def test_a_slow_network_is_worth_a_trial_on_few_samples_and_a_fast_one_on_many(samples, samples_per_s, is_worth):
+    assert is_worth_trying(samples_left=samples, samples_per_s=samples_per_s) is is_worth

@@ -14,7 +14,7 @@ from frostline.loaders.measuring import Measuring
 from frostline.loaders.node_engine import EngineChoice, NodeEngine
 from frostline.loaders.scene import Scene, asked_of, computed_in_all, keeps_features, shares_cores
 from frostline.planning import Plan, Situation, fixed, make_plan
-from frostline.planning.worth import is_worth_measuring
+from frostline.planning.worth import is_worth_measuring, is_worth_trying
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.loaders.network import Network
@@ -127,7 +127,7 @@ def _later(
 
     def is_worth(samples_left: int, samples_per_s: float) -> bool:
         if only_engine:
-            return scene.accuracy != EXACT
+            return scene.accuracy != EXACT and is_worth_trying(samples_left=samples_left, samples_per_s=samples_per_s)
         return is_worth_measuring(samples_left=samples_left, samples_per_s=samples_per_s)
 
     return Measuring(samples=computed_in_all(scene), is_worth=is_worth, measure=measure, clock=time.monotonic)
