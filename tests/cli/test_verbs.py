@@ -379,6 +379,14 @@ def test_extract_writes_a_row_for_each_sample(capsys, folder, near, tmp_path):
     assert table["class"].to_pylist() == [name.split("/")[0] for name in table["object"].to_pylist()]
     assert table["features"].chunk(0).to_numpy_ndarray().shape[1:] == tuple(done["shape"])
     assert [path.name for path in tmp_path.iterdir()] == ["features.parquet"]
+    assert 0 < done["setup_s"] < done["seconds"]
+
+
+def test_extract_refuses_a_file_that_it_cannot_write_before_it_lists_the_data(capsys, tmp_path):
+    code, _, err = run(capsys, "extract", "--data", tmp_path / "nowhere", *SMALL, "--out", tmp_path / "features.csv")
+    assert code == 2
+    assert ".parquet" in err
+    assert "nowhere" not in err
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,9 @@ def test_a_codec_may_lose_what_the_engine_leaves_of_the_accuracy():
 
 
 def test_a_verb_lists_its_data_and_launches_its_node_before_it_imports_pytorch():
-    line = "import sys, frostline.cli.train, frostline.training.beginning; print('torch' in sys.modules)"
+    line = (
+        "import sys, frostline.cli.train, frostline.cli.extract, frostline.training.beginning, "
+        "frostline.training.feature_files; print('torch' in sys.modules)"
+    )
     said = subprocess.run([sys.executable, "-c", line], check=True, capture_output=True, text=True)
     assert said.stdout.strip() == "False"

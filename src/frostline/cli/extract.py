@@ -37,20 +37,26 @@ def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
     features, ids and labels. The file appears when it is whole. Parts are kept beside it until then: after a kill,
     run the same again, and it goes on where it was. With --near several times the nodes share the work.
     """
-    with collector_rests():
-        from frostline.training.extract import extract as run
+    from frostline.training.beginning import begin
+    from frostline.training.feature_files import check_suffix
 
+    check_suffix(out)
     # Each sample comes once, so nothing is worth keeping.
     settings = ExtractSettings(
         job=replace(job, loader=replace(job.loader, cache_bytes=0)), out=out, part_bytes=part_size
     )
-    with ProgressBar() as progress:
-        done = run(settings, progress)
+    with ProgressBar() as progress, begin(settings.job, progress) as begun:
+        # Brings PyTorch, which the node imports at the same time.
+        with collector_rests():
+            from frostline.training.extract import extract as run
+
+        done = run(settings, progress, begun=begun, began_at=click.get_current_context().obj)
     if as_json:
         print_json(done.to_json())
         return
     click.echo(
-        f"{done.samples} samples of {done.shape} {done.dtype} written to {out} in {in_seconds(done.seconds)}; "
+        f"{done.samples} samples of {done.shape} {done.dtype} written to {out} in {in_seconds(done.seconds)}, "
+        f"{in_seconds(done.setup_s)} of them set-up; "
         f"{in_bytes(done.wire_bytes)} crossed, {len(done.skipped)} skipped"
         + (f", {done.taken_up} taken up from before" if done.taken_up else "")
         + f"; computed by {done.engine}"

@@ -18,6 +18,7 @@ from frostline.datasets import Dataset
 from frostline.errors import DataError, ModelError
 from frostline.events import Counted, Observer, PhaseStarted
 from frostline.loaders import Batch
+from frostline.training.beginning import Begun
 from frostline.training.feature_files import Contents, check_suffix, tensor_column, write_features
 from frostline.training.files import make_folder
 from frostline.training.parts import Part, Parts, Ranges
@@ -41,7 +42,8 @@ class Extracted:
         taken_up: rows that were there from a run that had been broken off.
         shape: of one sample's features.
         dtype: of the features.
-        seconds: from the first request to the file's last byte.
+        seconds: in all, up to the file's last byte.
+        setup_s: of these before the first request.
         wire_bytes: store side to trainer, bodies and headers.
         engine: that ran the frozen part at the nodes.
         engine_error: its largest relative error against the reference, on the samples that it was tried on; 0 for the
@@ -56,6 +58,7 @@ class Extracted:
     shape: tuple[int, ...]
     dtype: str
     seconds: float
+    setup_s: float
     wire_bytes: int
     engine: str
     engine_error: float
@@ -67,21 +70,30 @@ class Extracted:
         return {**asdict(self), "shape": list(self.shape), "skipped": [asdict(one) for one in self.skipped]}
 
 
-def extract(settings: ExtractSettings, observe: Observer) -> Extracted:
+def extract(
+    settings: ExtractSettings, observe: Observer, *, begun: Begun | None = None, began_at: float | None = None
+) -> Extracted:
     """Write the features of every readable sample; the file appears when it is whole.
 
     Parts are kept beside it meanwhile, and a run that was broken off is taken up where it was: the same call goes on.
     With several nodes the work is spread over them, and where one dies another takes over.
 
+    Args:
+        settings: of what, and where to.
+        observe: told what happens.
+        begun: what has begun already, which the caller ends; None begins here.
+        began_at: since when ``seconds`` counts, as ``time.perf_counter`` does; now by default.
+
     Raises:
         UserError: what the user can put right, a full disk among it.
         Unavailable: every node stayed away for longer than the loader's ``retry_for_s``.
     """
+    began_at = time.perf_counter() if began_at is None else began_at
     check_suffix(settings.out)
     make_folder(settings.out.parent)
     # One engine and one plan for the whole file: a run that is taken up again must find the same.
-    with set_up(measured_first(settings.job), observe) as setup:
-        started = time.perf_counter()
+    with set_up(measured_first(settings.job), observe, begun=begun) as setup:
+        setup_s = time.perf_counter() - began_at
         work = _Work(settings, setup)
         found = work.parts.found()
         observe(PhaseStarted(name="extracting"))
@@ -104,7 +116,8 @@ def extract(settings: ExtractSettings, observe: Observer) -> Extracted:
             taken_up=sum(part.rows for part in found.values()),
             shape=contents.shape,
             dtype=contents.dtype,
-            seconds=time.perf_counter() - started,
+            seconds=time.perf_counter() - began_at,
+            setup_s=setup_s,
             wire_bytes=statistics.wire_bytes,
             engine=work.engine,
             engine_error=work.engine_error,
