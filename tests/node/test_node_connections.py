@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.client.connections import address_of
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.node import Node
 from frostline.node.crowd import ConnectionLimits, Crowd, limits_of
+from frostline.wire.connections import address_of
 from support.nodes import joined, make_images, request, served
 from support.tenants import tenant, token_of
 

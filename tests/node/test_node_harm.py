@@ -10,7 +10,6 @@ import anyio
 import pytest
 from starlette.requests import Request
 
-from frostline.client.connections import address_of
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
@@ -21,6 +20,7 @@ from frostline.node.memory import Abandoned
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants
 from frostline.node.trial_turns import TrialTurns
+from frostline.wire.connections import address_of
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
 from support.tenants import tenant, token_of

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from frostline.client.connections import address_of
 from frostline.client.http import HttpTransport
 from frostline.config import BATCHING, LoaderSettings, NodeSettings, TenantSettings
 from frostline.errors import OverBudget, Overloaded, SettingError, Unidentified
@@ -18,6 +17,7 @@ from frostline.node import Node
 from frostline.node.app import make_app
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants, read_tenants
+from frostline.wire.connections import address_of
 from frostline.wire.messages import ProfileRequest
 from support.nodes import (
     artifact_of,

@@ -8,9 +8,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from frostline.client.connections import Connections
-from frostline.client.exchange import Exchange, Message
 from frostline.errors import FrostlineError, NodeUnreachable, Refused
+from frostline.wire.connections import Connections
+from frostline.wire.exchange import Exchange, Message
 from frostline.wire.refusals import error_from_answer
 
 __all__ = ("HttpTraining",)

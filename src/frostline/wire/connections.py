@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
-from frostline.client.transfers import Meter, Transfers
 from frostline.errors import SettingError
+from frostline.wire.transfers import Meter, Transfers
 
 __all__ = ("Connection", "Connections", "address_of")
 

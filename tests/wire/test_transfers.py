@@ -11,12 +11,12 @@ import pytest
 
 from frostline.client.http import HttpTransport
 from frostline.client.local import LocalTransport
-from frostline.client.transfers import Meter, Transfers
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import FeatureBatch
 from frostline.node import Node
 from frostline.node.server import listen
 from frostline.wire.framing import Encoder
+from frostline.wire.transfers import Meter, Transfers
 from support.nodes import make_images, request
 from support.peers import read_request
 

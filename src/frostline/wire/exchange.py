@@ -10,8 +10,8 @@ from http.client import HTTPException, HTTPResponse, RemoteDisconnected
 
 import numpy as np
 
-from frostline.client.connections import Connection, Connections
 from frostline.errors import NodeUnreachable
+from frostline.wire.connections import Connection, Connections
 
 __all__ = ("Exchange", "Message")
 
