@@ -162,6 +162,10 @@ class NodeSettings:
         allow_training: train heads beside it, for policy ``all_in_store``.
         training_memory_bytes: of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are torch's.
         trainings: at once; one more is refused with 429.
+        listing_memory_bytes: of each process that lists data for a client, beside ``memory_bytes``; one a tenant. Two
+            million images take about 1 GiB.
+        max_listed: samples of a data set that is listed for a client.
+        max_manifest_bytes: of the manifest that is sent.
     """
 
     memory_bytes: int = field(default_factory=default_node_memory_bytes)
@@ -197,6 +201,9 @@ class NodeSettings:
     allow_training: bool = False
     training_memory_bytes: int = 2 * _GIB
     trainings: int = 1
+    listing_memory_bytes: int = 2 * _GIB
+    max_listed: int = 100_000_000
+    max_manifest_bytes: int = 4 * _GIB
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -222,6 +229,9 @@ class NodeSettings:
         _at_least("shared_cache_wait_s", self.shared_cache_wait_s, 0)
         _at_least("training_memory_bytes", self.training_memory_bytes, 512 * _MIB)
         _at_least("trainings", self.trainings, 1)
+        _at_least("listing_memory_bytes", self.listing_memory_bytes, 256 * _MIB)
+        _at_least("max_listed", self.max_listed, 1)
+        _at_least("max_manifest_bytes", self.max_manifest_bytes, 1)
         _whole_eights("device_batch", self.device_batch)
         if self.batching not in BATCHING:
             raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from frostline.core.texts import Texts, taken
-from frostline.datasets import Dataset, dataset, selection
+from frostline.datasets import Dataset, selection, sources
 from frostline.datasets.columns import ArrowTexts, Columns, PartOfSamples, WholeSamples
 from frostline.datasets.forms.faces import COLUMNS
 from frostline.datasets.ingest import ingest
@@ -92,7 +92,7 @@ def test_a_mapped_manifest_is_split_as_one_in_memory_and_its_labels_are_not_read
     shard(data / "0.tar", [f"{number:03}" for number in range(200)], label_of)
     plain = Dataset(data, cache=cache)
     parts = [plain.split(0.3, seed=1), tuple(plain.split({"a": 0.5, "b": 0.3, "c": 0.2}, seed=2).values())]
-    monkeypatch.setattr(dataset, "load_manifest", partial(load_manifest, in_memory_bytes=0))
+    monkeypatch.setattr(sources, "load_manifest", partial(load_manifest, in_memory_bytes=0))
     monkeypatch.setattr(selection, "count_labels", lambda pieces: pytest.fail("read the labels"))
     mapped = Dataset(data, cache=cache)
     assert mapped.manifest.columns.is_mapped
@@ -112,7 +112,7 @@ def test_labels_too_far_apart_to_be_counted_beforehand_are_counted_when_they_are
     data.mkdir()
     shard(data / "0.tar", [f"{number:03}" for number in range(30)], lambda name: int(name) % 2 * 70_000)
     plain = Dataset(data, cache=cache).split(0.3, seed=1)
-    monkeypatch.setattr(dataset, "load_manifest", partial(load_manifest, in_memory_bytes=0))
+    monkeypatch.setattr(sources, "load_manifest", partial(load_manifest, in_memory_bytes=0))
     mapped = Dataset(data, cache=cache)
     assert mapped.manifest.columns.is_mapped
     assert mapped.manifest.columns.labels is None

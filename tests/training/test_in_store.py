@@ -38,8 +38,8 @@ from frostline.loaders.remote import Remote
 from frostline.models import cut_network
 from frostline.models.artifact import write_prefix
 from frostline.node import Node
+from frostline.node.bounded_process import BoundedProcess
 from frostline.node.process import start_node
-from frostline.node.training_process import TrainingProcess
 from frostline.training.checked import check_assignment
 from frostline.training.loop import Loop
 from frostline.training.networks import load_model
@@ -252,11 +252,13 @@ def begun(assignment, memory_bytes):
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as trained:
         given.write(assignment)
         given.seek(0)
-        process = TrainingProcess(
+        process = BoundedProcess(
+            "frostline.training.beside",
             {"near": "http://127.0.0.1:9", "threads": 1},
             {"assignment": given, "trained": trained},
             memory_bytes=memory_bytes,
-            token=None,
+            what="the trainer",
+            option="--training-memory",
         )
         with closing(process):
             try:

@@ -27,6 +27,9 @@ _MOST_SHOWN = 10
 @form_option
 @list_option
 @changed_option
+@click.option(
+    "--near", multiple=True, metavar="URL", help="Have this node list the data; of several, the first that serves it."
+)
 @where_option
 @click.option(
     "--split", "shares", type=SHARES, metavar="NAME=SHARE,...", help="Divide the samples and save the parts by name."
@@ -46,6 +49,7 @@ def index(
     form: str | None,
     relist: bool,
     changed: str,
+    near: tuple[str, ...],
     where: str | None,
     shares: Mapping[str, float] | None,
     by: str | None,
@@ -59,8 +63,9 @@ def index(
 
     The manifest is kept beside the data in an object store, in the user's cache folder where that is a local folder or
     takes no writes, and is built again only when the listing has changed. Splits are kept beside it: see train --split.
+    With --near nobody here needs credentials for the store: its node lists, and splits are kept in the cache folder.
     """
-    whole = _listed(data, form=form, relist=relist, changed=changed, beside=beside)
+    whole = _listed(data, form=form, relist=relist, changed=changed, near=near, beside=beside)
     dataset = whole if where is None else whole.select(where)
     if shares is not None:
         whole.save_splits(dataset.split(shares, seed, by=by))

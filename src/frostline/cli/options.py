@@ -24,6 +24,7 @@ __all__ = (
     "epochs_option",
     "form_option",
     "job_options",
+    "list_here_option",
     "list_option",
     "node_options",
     "policy_option",
@@ -56,6 +57,12 @@ list_option = click.option(
     default=True,
     show_default=True,
     help="List the data, or take the manifest that was built last as it is: at once, whatever the number of objects.",
+)
+list_here_option = click.option(
+    "--list-here",
+    is_flag=True,
+    help="List the data with credentials of one's own. Else the node that --near names lists it, but for a folder that "
+    "is on this machine as the node is.",
 )
 where_option = click.option(
     "--where", metavar="SELECTION", help="Samples to use, such as \"label != 'trash' and length < 200000\"."
@@ -135,6 +142,7 @@ _JOB = (
         metavar="URL",
         help="Node beside the data; may be repeated, to share the work. Without it one is started for the job.",
     ),
+    list_here_option,
     click.option(
         "--weights",
         metavar="FILE|random",

@@ -107,6 +107,24 @@ __all__ = ("serve",)
     show_default=True,
     help="Of the process that trains, beside --memory.",
 )
+@click.option(
+    "--listing-memory",
+    type=BYTES,
+    default="2GiB",
+    show_default=True,
+    help="Of the process that lists data for a client, beside --memory; one a tenant.",
+)
+@click.option(
+    "--max-listed",
+    type=click.IntRange(min=1),
+    default=100_000_000,
+    show_default=True,
+    metavar="SAMPLES",
+    help="Refuse to list data with more samples for a client.",
+)
+@click.option(
+    "--max-manifest", type=BYTES, default="4GiB", show_default=True, help="Refuse to send a manifest that is longer."
+)
 @node_options
 @as_json
 def serve(
@@ -130,6 +148,9 @@ def serve(
     follow_links: bool,
     allow_training: bool,
     training_memory: int,
+    listing_memory: int,
+    max_listed: int,
+    max_manifest: int,
     node: NodeSettings,
     as_json: bool,
 ) -> None:
@@ -170,6 +191,9 @@ def serve(
         follow_links=follow_links,
         allow_training=allow_training,
         training_memory_bytes=training_memory,
+        listing_memory_bytes=listing_memory,
+        max_listed=max_listed,
+        max_manifest_bytes=max_manifest,
     )
     # The inspector first: it is a copy of this process, which has torch and no threads yet.
     with (

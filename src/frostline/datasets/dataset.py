@@ -15,18 +15,19 @@ from frostline.datasets.columns import Rows
 from frostline.datasets.forms.known import form_named
 from frostline.datasets.forms.split_names import SPLIT
 from frostline.datasets.listing import nobody
-from frostline.datasets.manifest import Manifest, load_manifest
+from frostline.datasets.manifest import Manifest
 from frostline.datasets.named_splits import NamedSplits
 from frostline.datasets.parts import JoinedRows, as_chosen, numbered, rows_of_ids, within
 from frostline.datasets.selecting import select_rows
 from frostline.datasets.selection import Selection
+from frostline.datasets.sources import Source
 from frostline.datasets.statistics import DatasetStatistics
 from frostline.datasets.urls import places_in
 from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
 from frostline.ordering import Chosen, Places
 from frostline.preprocess import Applied, Preprocess
-from frostline.stores.objects import normalise_url, open_store
+from frostline.stores.objects import normalise_url
 
 __all__ = ("Dataset", "DatasetStatistics")
 
@@ -50,13 +51,16 @@ class Dataset:
             used. ``skip`` leaves them out, names and counts them. ``rebuild`` lists the data again when a job begins,
             so that its first epoch has it as it is then; what changes after that is left out. ``refuse`` takes the data
             only as the manifest that was built last has it, and ends a job at the first sample that has changed.
+        near: address of a node beside the data, or of several: the first that serves it lists it, so that nobody here
+            needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
+        token: who asks that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
         observe: told how far the listing is.
 
     Raises:
-        SettingError: the URL is none that Frostline reads, or there is no such form, or no such choice.
+        SettingError: the URL is none that Frostline reads, or there is no such form, or no such choice or address.
 
     The properties that list the data raise ``DataChanged`` where that is refused, ``DataNotFound``, ``EmptyDataset``,
-    ``AccessDenied``, ``OutOfSpace`` or ``StoreUnavailable``.
+    ``AccessDenied``, ``OutOfSpace`` or ``StoreUnavailable``; with ``near`` also ``Refused`` or ``NodeUnreachable``.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class Dataset:
         form: str | None = None,
         relist: bool = True,
         changed: str = CHANGED[0],
+        near: str | Sequence[str] | None = None,
+        token: str | None = None,
         observe: Observer = nobody,
     ) -> None:
         if changed not in CHANGED:
@@ -80,8 +86,10 @@ class Dataset:
             "form": form,
             "relist": relist,
             "changed": changed,
+            "near": Source.nodes(near),
+            "token": token,
         }
-        self._cache = cache or cache_folder()
+        self._source = Source(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
         self._observe = observe
         self._selected: Selection | None = None
 
@@ -135,6 +143,11 @@ class Dataset:
         return str(self._asked["changed"])
 
     @property
+    def near(self) -> tuple[str, ...]:
+        """Addresses of the nodes that list it; none where it is listed here."""
+        return self._source.near
+
+    @property
     def whole(self) -> "Dataset":
         """The data set that this one is a part of."""
         return self._with(None)
@@ -161,7 +174,12 @@ class Dataset:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """What a node must serve for this data: its URL, and where its samples are URLs, the places they lie in."""
+        """What a node must serve for this data: its URL, and where its samples are URLs, the places they lie in.
+
+        Raises:
+            SettingError: a node listed it, and none of it can be read from here.
+        """
+        self._source.require_store()
         if self.reading != URLS:
             return (self._url,)
         return tuple(dict.fromkeys((self._url, *places_in(self._manifest_of_all.columns))))
@@ -361,14 +379,7 @@ class Dataset:
     @property
     def _selection(self) -> Selection:
         if self._selected is None:
-            whole = load_manifest(
-                open_store(self._url),
-                cache=self._cache,
-                **{name: self._asked[name] for name in ("beside", "form", "relist")},
-                refuses_changes=self.changed == "refuse",
-                looks_elsewhere=self.changed != "skip",
-                observe=self._observe,
-            )
+            whole = self._source.manifest(self._observe)
             self._selected = Selection(whole, None)
         return self._selected
 
@@ -387,8 +398,7 @@ class Dataset:
 
     @property
     def _named(self) -> NamedSplits:
-        store, size, beside = open_store(self._url), len(self._manifest_of_all.samples), self._asked["beside"]
-        return NamedSplits(store, self._cache, self.listing, size, beside=beside)
+        return self._source.named(self._manifest_of_all)
 
     def _split(self, name: str, saved: Mapping[str, Chosen]) -> "Dataset":
         if name in saved:

@@ -1,24 +1,25 @@
 """The manifest: the immutable table of a data set's samples, named by its content; finds it or builds it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from frostline.core import OBJECTS, SampleTable
+from frostline.core import OBJECTS, URLS, SampleTable
 from frostline.datasets.changes import NO_CHANGES, changes_elsewhere, changes_in_words, listed_elsewhere
 from frostline.datasets.columns import Columns, WholeSamples
-from frostline.datasets.forms.faces import Listed, Widespread, digest_of
+from frostline.datasets.forms.faces import Widespread, digest_of
 from frostline.datasets.forms.known import form_named, form_of
 from frostline.datasets.listing import list_all, nobody
 from frostline.datasets.shelf import Kept, Shelf, about_of, listed_in
-from frostline.errors import DataChanged
+from frostline.errors import DataChanged, NotAllowed
 from frostline.events import Observer, PhaseStarted
+from frostline.ordering import Chosen
 from frostline.preprocess import Applied
 from frostline.stores.faces import ObjectStore
 from frostline.stores.urls import object_url
 
-__all__ = ("IN_MEMORY_BYTES", "Manifest", "load_manifest")
+__all__ = ("IN_MEMORY_BYTES", "Manifest", "load_manifest", "manifest_of")
 
 IN_MEMORY_BYTES = 32 << 20
 """Larger manifests are mapped: reading this much takes about a second, and some 200 MB of memory."""
@@ -40,6 +41,7 @@ class Manifest:
         applied: what was done to the images before they were kept; None where they are encoded.
         reading: how the bytes at the samples' addresses are found.
         splits: that the data itself names in its column ``split``.
+        saved: splits that came with it from the node that listed the data, by name; none where it was listed here.
     """
 
     samples: SampleTable
@@ -53,6 +55,7 @@ class Manifest:
     applied: Applied | None = None
     reading: str = OBJECTS
     splits: tuple[str, ...] = ()
+    saved: Mapping[str, Chosen] = field(default_factory=dict)
 
 
 def load_manifest(
@@ -65,6 +68,7 @@ def load_manifest(
     beside: bool = False,
     refuses_changes: bool = False,
     looks_elsewhere: bool = False,
+    only_within: bool = False,
     observe: Observer = nobody,
 ) -> Manifest:
     """List a store, and find the manifest of that listing or build it.
@@ -83,9 +87,11 @@ def load_manifest(
         beside: keep the manifest beside the data in a local folder too.
         refuses_changes: a listing that differs from that of the manifest that was built last is refused.
         looks_elsewhere: objects that the data names and that lie elsewhere are asked for again, and count as listed.
+        only_within: data whose samples may lie elsewhere than in the store is refused before any of it is looked at.
         observe: told how far the listing is, and what is built.
 
     Raises:
+        NotAllowed: the samples may lie elsewhere, and that is refused.
         DataNotFound: nothing is at the store's URL, or no manifest was built for it where it is not to be listed.
         EmptyDataset: not one sample of that form is there.
         DataChanged: the listing differs from the last one, and that is refused.
@@ -97,12 +103,14 @@ def load_manifest(
     """
     shelf = Shelf(store, cache, in_memory_bytes, beside=beside)
     if not relist and (last := shelf.last_kept(form)) is not None:
-        return _manifest(last, found=True)
+        _check_within(store, is_refused=only_within and last.about["reading"] == URLS)
+        return manifest_of(last, found=True)
     with ThreadPoolExecutor(1, "frostline-manifest") as meanwhile:
         # Mostly the listing is the last one again: its manifest is read meanwhile, which spares some round trips.
         likely = meanwhile.submit(shelf.likely)
         entries = list_all(store, observe)
         chosen = form_of(entries) if form is None else form_named(form)
+        _check_within(store, is_refused=only_within and isinstance(chosen, Widespread))
         digest = chosen.digest(entries)
         sizes = {entry.object: entry.size for entry in entries.under(".frostline/")}
         kept = likely.result()
@@ -114,7 +122,7 @@ def load_manifest(
         listed_then = listed_elsewhere(kept.columns.table, store.url)
         elsewhere = changes_elsewhere(listed_then, chosen.found_now(listed_then))
     if kept is not None and not any(elsewhere):
-        return _manifest(kept, found=True)
+        return manifest_of(kept, found=True)
     before = None if kept is None else listed_in(kept)
     if before is None and (refuses_changes or chosen.is_incremental):
         before = shelf.before(chosen, sizes)
@@ -131,15 +139,24 @@ def load_manifest(
         listed = replace(listed, digest=digest_of(digest, listed_elsewhere(listed.table, store.url).values()))
     if listed.kept_at:
         columns = Columns(listed.table.combine_chunks())
-        return _manifest(
-            Kept(columns, about_of(listed), object_url(store.url, listed.kept_at)), found=True, listed=listed
-        )
+        kept = Kept(columns, about_of(listed), object_url(store.url, listed.kept_at))
+        return manifest_of(kept, found=True, applied=listed.applied)
     kept = shelf.keep(chosen, listed, digest)
     shelf.tidy(listed.digest, sizes)
-    return _manifest(kept, found=False)
+    return manifest_of(kept, found=False)
 
 
-def _manifest(kept: Kept, *, found: bool, listed: Listed | None = None) -> Manifest:
+def manifest_of(
+    kept: Kept, *, found: bool, applied: Applied | None = None, saved: Mapping[str, Chosen] | None = None
+) -> Manifest:
+    """A manifest that was read or built.
+
+    Args:
+        kept: its table, what it says of itself, and where it lies.
+        found: see ``Manifest``.
+        applied: likewise.
+        saved: likewise; None is none.
+    """
     samples = WholeSamples(kept.columns)
     return Manifest(
         samples=samples,
@@ -150,7 +167,17 @@ def _manifest(kept: Kept, *, found: bool, listed: Listed | None = None) -> Manif
         digest=kept.about["digest"],
         place=kept.place,
         found=found,
-        applied=None if listed is None else listed.applied,
+        applied=applied,
         reading=kept.about["reading"],
         splits=tuple(kept.about["splits"]),
+        saved=saved or {},
+    )
+
+
+def _check_within(store: ObjectStore, *, is_refused: bool) -> None:
+    if not is_refused:
+        return
+    raise NotAllowed(
+        f"{store.url} holds lists of URLs, which may lead to other hosts, and a node asks no others: list this data "
+        "with credentials of your own (--list-here; in Python Dataset without near=)"
     )

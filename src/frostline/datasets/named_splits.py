@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -31,14 +32,25 @@ class NamedSplits:
     """The splits of one listing of some data; of another listing there are others.
 
     Args:
-        store: that holds the data.
+        store: that holds the data; None where a node listed it, and only the cache folder takes splits.
         cache: folder for the splits of local folders and of stores that take no writes.
         digest: of the listing.
         size: samples of all of the data.
         beside: keep them beside the data in a local folder too.
+        given: splits that came with the listing; one of the same name in the cache folder goes first.
     """
 
-    def __init__(self, store: ObjectStore, cache: Path, digest: str, size: int, *, beside: bool = False) -> None:
+    def __init__(
+        self,
+        store: ObjectStore | None,
+        cache: Path,
+        digest: str,
+        size: int,
+        *,
+        beside: bool = False,
+        given: Mapping[str, Chosen] = MappingProxyType({}),
+    ) -> None:
+        self._given = given
         self._store = store
         self._cache = cache
         self._digest = digest
@@ -51,7 +63,10 @@ class NamedSplits:
         Raises:
             StoreUnavailable: asking again may help.
         """
-        for store in (self._store, self._in_cache()):
+        return {**self._given, **self._kept()}
+
+    def _kept(self) -> dict[str, Chosen]:
+        for store in filter(None, (self._store, self._in_cache())):
             try:
                 about = json.loads(bytes(store.read(self._about, 0, _ABOUT_BYTES)))
                 return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
@@ -66,8 +81,8 @@ class NamedSplits:
             OutOfSpace: the disk is full.
             StoreUnavailable: asking again may help.
         """
-        data = _file({**self.load(), **splits})
-        if lies_beside(self._store, is_asked=self._beside):
+        data = _file({**self._kept(), **splits})
+        if self._store is not None and lies_beside(self._store, is_asked=self._beside):
             with suppress(AccessDenied):
                 return self._write(self._store, data)
         cache = self._in_cache()

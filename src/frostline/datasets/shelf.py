@@ -24,7 +24,7 @@ from frostline.stores.faces import Buffer, ObjectStore, Prunable
 from frostline.stores.folder import FolderStore
 from frostline.stores.urls import object_url
 
-__all__ = ("Kept", "Shelf", "about_of", "listed_in")
+__all__ = ("Kept", "Shelf", "about_of", "listed_in", "read_manifest", "write_manifest")
 
 _FOLDER = ".frostline/manifests"
 _GROUP_ROWS = 1 << 20
@@ -235,7 +235,7 @@ class Shelf:
             if nbytes > self._in_memory_bytes:
                 found = self._mapped(store, name, nbytes, digest)
             else:
-                found = _parsed(store.read(name, 0, nbytes))
+                found = read_manifest(store.read(name, 0, nbytes))
         except (ObjectNotFound, AccessDenied, BadRequest):  # a table's rows, for one, have no such names
             return None
         return None if found is None or not _is_of(*found, digest) else Kept(*found, place)
@@ -292,20 +292,36 @@ def _digests(names: Iterable[str], folder: str, suffix: str) -> frozenset[str]:
     return frozenset(one[len(start) : -len(suffix)] for one in names if one.startswith(start) and one.endswith(suffix))
 
 
+def write_manifest(table: pa.Table, about: Mapping[str, Any], sink: Any) -> None:
+    """Write a manifest as Parquet.
+
+    Args:
+        table: of its samples; wide texts, as mapped ones are, become narrow, and dictionaries are written out.
+        about: what it says of itself; see ``about_of``.
+        sink: a file of Arrow's or Python's, open for writing.
+    """
+    schema = pa.schema(map(_narrow, table.schema), {ABOUT: json.dumps(about)})
+    options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": _repeating(table)}
+    with pq.ParquetWriter(sink, schema, **options) as writer:
+        for group in _row_groups(table):
+            writer.write_table(group.cast(schema))
+
+
 def _file(listed: Listed) -> memoryview:
     sink = pa.BufferOutputStream()
-    schema = listed.table.schema.with_metadata({ABOUT: json.dumps(about_of(listed))})
-    options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": _repeating(listed.table)}
-    with pq.ParquetWriter(sink, schema, **options) as writer:
-        for group in _row_groups(listed):
-            writer.write_table(group.cast(schema))
+    write_manifest(listed.table, about_of(listed), sink)
     return memoryview(sink.getvalue()).cast("B")  # as drivers take bytes
 
 
-def _row_groups(listed: Listed) -> Iterator[pa.Table]:
+def _narrow(field: pa.Field) -> pa.Field:
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    return field.with_type(pa.string() if pa.types.is_large_string(kind) else kind)
+
+
+def _row_groups(table: pa.Table) -> Iterator[pa.Table]:
     """A manifest's table in pieces as it is written."""
-    for start in range(0, max(1, listed.table.num_rows), _GROUP_ROWS):
-        yield listed.table.slice(start, _GROUP_ROWS)
+    for start in range(0, max(1, table.num_rows), _GROUP_ROWS):
+        yield table.slice(start, _GROUP_ROWS)
 
 
 def _repeating(table: pa.Table) -> list[str]:
@@ -318,7 +334,8 @@ def _repeating(table: pa.Table) -> list[str]:
     ]
 
 
-def _parsed(data: bytes | memoryview) -> tuple[Columns, Mapping[str, Any]] | None:
+def read_manifest(data: bytes | memoryview) -> tuple[Columns, Mapping[str, Any]] | None:
+    """A manifest's columns and what it says of itself, from the bytes of its file; None where it is damaged."""
     # One thread: Arrow's pool would not survive a fork of the process.
     try:
         table = pq.ParquetFile(pa.py_buffer(data), page_checksum_verification=True).read(use_threads=False)

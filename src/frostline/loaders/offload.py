@@ -75,7 +75,8 @@ def offload(
             declares the whole way too; what was applied is not done again.
         near: URL of a node beside the data; or of several that serve the same data, over which the work is spread,
             and where one dies the others take over. ``unix:///…/io.sock`` is the I/O service of this machine, which
-            asks its node. None takes that of ``settings.io`` where it is set, and else runs a node in this process.
+            asks its node. None takes the nodes that listed the data, where some did, or that of ``settings.io`` where
+            it is set, and else runs a node in this process.
         cut: number of the cut to use; None lets the plan choose. Without a model None is 0, which brings encoded
             samples and decodes them as batches need them; 1 where a node in this process reads a ready form, whose
             samples are pixels.
@@ -116,7 +117,7 @@ def offload(
     data = data.refreshed()
     preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
     with collector_rests(), ExitStack() as stack:
-        near = near or settings.io
+        near = near or data.near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[int] = set()
 

@@ -21,6 +21,7 @@ from frostline.node.admission import Admission
 from frostline.node.answers import Answer
 from frostline.node.attended import attended
 from frostline.node.bodies import Bodies, body_length
+from frostline.node.listing_routes import ListingRoutes
 from frostline.node.metrics import metrics_text
 from frostline.node.protocol import recognise
 from frostline.node.replies import error_reply, json_reply
@@ -49,6 +50,7 @@ def make_app(node: Node) -> Starlette:
             Route("/v1/prefixes/{digest}", service.prefix, methods=["HEAD", "PUT"]),
             Route("/v1/features", service.features, methods=["POST"]),
             Route("/v1/profiles", service.profile, methods=["POST"]),
+            Route("/v1/listings", service.listings.begin, methods=["POST"]),
             Route("/v1/trainings", service.trainings.begin, methods=["POST"]),
             Route("/v1/trainings/{id}", service.trainings.one, methods=["GET", "DELETE"]),
             Route("/v1/health", service.health, methods=["GET"]),
@@ -84,6 +86,7 @@ class _Service:
         self.trainings = TrainingRoutes(
             node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._bodies.chunks
         )
+        self.listings = ListingRoutes(node, self._threads, ask=self._asker, bodies=self._bodies)
         self._openapi = files("frostline.node").joinpath("openapi.json").read_bytes()
 
     async def health(self, request: Request) -> Response:

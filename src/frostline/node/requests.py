@@ -92,16 +92,9 @@ class Stores:
         Raises:
             BadRequest: It, or one of its objects, does not lie under a root of this node that its asker may read.
         """
-        try:
-            url = normalise_url(data)
-        except SettingError as error:
-            raise BadRequest(f"data: {error}") from error
-        roots = self.allowed(allowed)
-        if "://" not in data or not self._is_open(url, roots):
-            raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
-        may_read = tuple(dict.fromkeys(one for one in (*roots, *self._roots) if self._is_open(one, roots)))
+        url, may_read = self._served(data, allowed)
         within = may_read if reading == URLS else ()
-        folders = tuple(one.path for one in map(parse_url, may_read) if one.scheme == "file")
+        folders = _folders(may_read)
         mapped = mapped and url.startswith("file:")
         key = (url, reading, mapped, within, folders)
         with self._lock:
@@ -120,9 +113,37 @@ class Stores:
                 store.check(one)
         return store
 
+    def listed(self, data: str, allowed: tuple[str, ...] | None = None) -> tuple[str, tuple[str, ...] | None]:
+        """The canonical URL of a data set's root, and the folders within which links may lead; None is anywhere.
+
+        Args:
+            data: URL of its root.
+            allowed: roots under which its asker may read; None is all.
+
+        Raises:
+            BadRequest: It does not lie under a root of this node that its asker may read.
+        """
+        url, may_read = self._served(data, allowed)
+        return url, None if self._follows_links else _folders(may_read)
+
+    def _served(self, data: str, allowed: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
+        """The canonical URL of a data set's root, and all roots that its asker may read."""
+        try:
+            url = normalise_url(data)
+        except SettingError as error:
+            raise BadRequest(f"data: {error}") from error
+        roots = self.allowed(allowed)
+        if "://" not in data or not self._is_open(url, roots):
+            raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
+        return url, tuple(dict.fromkeys(one for one in (*roots, *self._roots) if self._is_open(one, roots)))
+
     def _is_open(self, url: str, roots: tuple[str, ...]) -> bool:
         """Whether a URL lies within what is served, and within what an asker may read: the two need not be alike."""
         return any(is_within(url, root) for root in self._roots) and any(is_within(url, root) for root in roots)
+
+
+def _folders(roots: Sequence[str]) -> tuple[str, ...]:
+    return tuple(one.path for one in map(parse_url, roots) if one.scheme == "file")
 
 
 def checked_preprocess(request: FeatureRequest) -> Preprocess:

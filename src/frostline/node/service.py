@@ -19,6 +19,7 @@ from frostline.node.cached import NodeCache
 from frostline.node.inspections import Inspector
 from frostline.node.kinds import Decoded, Encoded
 from frostline.node.leash import Leash
+from frostline.node.listings import Listings
 from frostline.node.memory import PoolStatistics, cells_bytes
 from frostline.node.opening import Opening
 from frostline.node.packing import Packing
@@ -61,6 +62,7 @@ class Node:
 
     Attributes:
         trainings: beside it.
+        listings: for clients.
 
     Raises:
         SettingError: A root is no URL that Frostline reads.
@@ -85,6 +87,7 @@ class Node:
         self._opening = Opening(settings, self._stores, self._prefixes, self._sharing)
         self._profiler = Profiler(settings, self._opening, self._sharing, self._door)
         self.trainings = Trainings(settings, self._prefixes.used, self._sharing.trained)
+        self.listings = Listings(settings, self._stores)
         self._answers: set[Answer] = set()
         self._lock = threading.Lock()
         self._started = time.monotonic()
@@ -224,6 +227,7 @@ class Node:
         self._sharing.gate.shut()
         self._places.close()
         self.trainings.close()
+        self.listings.close()
         self._door.close()
         with self._lock:
             answers = list(self._answers)

@@ -13,11 +13,13 @@ from typing import IO
 from frostline.batching import readable_bytes
 from frostline.config import NodeSettings
 from frostline.errors import BadRequest, NotAllowed, OverBudget, Overloaded, Unavailable, UnknownTraining
+from frostline.node.bounded_process import BoundedProcess
 from frostline.node.tenants import Account
-from frostline.node.training_process import TrainingProcess
 
 __all__ = ("Training", "Trainings")
 
+# Started by name, since the node stands below whatever trains: it hands over data and reads lines.
+_MODULE = "frostline.training.beside"
 _RETRY_AFTER_S = 10.0
 # Results wait for whoever asked for them, on the disk; the oldest makes room.
 _MOST_KEPT = 4
@@ -40,7 +42,7 @@ class Training:
         # Without names: nothing is left behind, however the node ends.
         self._assignment = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (a context closes it)
         self._trained = tempfile.TemporaryFile()  # noqa: SIM115 (it outlives the process that fills it)
-        self._process: TrainingProcess | None = None
+        self._process: BoundedProcess | None = None
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self._is_closed = False
@@ -77,10 +79,14 @@ class Training:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the node is stopping")
-            self._process = TrainingProcess(
+            self._process = BoundedProcess(
+                _MODULE,
                 {"near": url, "threads": self._settings.compute_threads},
                 {"assignment": self._assignment, "trained": self._trained},
                 memory_bytes=self._settings.training_memory_bytes,
+                file_bytes=self._settings.training_memory_bytes,
+                what="the trainer",
+                option="--training-memory",
                 token=token,
             )
         return self.line()
@@ -132,7 +138,7 @@ class Training:
                 process.close()
         self._held.close()
 
-    def _pay(self, process: TrainingProcess) -> None:
+    def _pay(self, process: BoundedProcess) -> None:
         """Charge what it took since the last time."""
         took_s = process.processor_s()
         took_s, self._charged_s = took_s - self._charged_s, took_s

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from frostline.config import LoaderSettings
 from frostline.datasets import Dataset
 from frostline.errors import EmptyDataset
 from frostline.events import Observer, PhaseStarted
@@ -33,7 +34,7 @@ class Begun:
 
 @contextmanager
 def begin(settings: JobSettings, observe: Observer, *, least_classes: int = 1) -> Iterator[Begun]:
-    """List the data and launch a node unless there is one; end it with the context.
+    """List the data, or have the job's node list it, and launch a node unless there is one; end it with the context.
 
     To import PyTorch takes seconds at the node and here, each on a core of its own: so nobody waits for the other.
 
@@ -46,7 +47,14 @@ def begin(settings: JobSettings, observe: Observer, *, least_classes: int = 1) -
         UserError: what the user can put right.
     """
     whole = Dataset(
-        settings.data, form=settings.form, relist=settings.relist, changed=settings.changed, observe=observe
+        settings.data,
+        form=settings.form,
+        relist=settings.relist,
+        changed=settings.changed,
+        near=settings.listed_by,
+        # One that stands in the environment is left there: data sets travel to worker processes.
+        token=None if settings.loader.token == LoaderSettings().token else settings.loader.token,
+        observe=observe,
     )
     data = chosen_of(whole, settings, settings.split)
     data.require_classes(least_classes)

@@ -1,12 +1,15 @@
 """What a job is told: one frozen value for every verb, checked before anything is started."""
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from frostline.config import CHANGED, LoaderSettings, NodeSettings
-from frostline.core import FLOAT32
+from frostline.core import FLOAT32, URLS
 from frostline.errors import SettingError
 from frostline.planning import POLICIES
+from frostline.stores.urls import parse_url
 from frostline.wire.recipes import Recipe
 
 __all__ = ("RANDOM", "ExtractSettings", "JobSettings", "TrainSettings")
@@ -32,6 +35,7 @@ class JobSettings:
         until: the last frozen module, or ``features``: all but the classifier.
         near: URL of a node beside the data; None starts one in a process of its own.
         also_near: URLs of further nodes beside the same data; the work is spread over all of them.
+        list_here: list the data with this process's own credentials, though a node could list it.
         weights: safetensors file of the whole network; ``random`` for none; None takes the name's own.
         seed: of the order, the split, the fresh classifier, dropout and random preprocessing.
         cut: number of the cut to use; None lets the plan choose.
@@ -53,6 +57,7 @@ class JobSettings:
     split: str | None = None
     near: str | None = None
     also_near: tuple[str, ...] = ()
+    list_here: bool = False
     weights: str | None = None
     seed: int = 0
     cut: int | None = None
@@ -62,6 +67,18 @@ class JobSettings:
     augment: bool = False
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
+
+    @property
+    def listed_by(self) -> tuple[str, ...]:
+        """URLs of the nodes that list the data; none where it is listed here.
+
+        The nodes of a job list its data. It is listed here where that was asked for, where its form names other hosts,
+        and where it is a folder of this machine beside a node of this machine.
+        """
+        nodes = tuple(url for url in (self.near, *self.also_near) if url is not None)
+        if self.list_here or self.form == URLS or any(not url.startswith("http:") for url in nodes):
+            return ()
+        return () if all(map(_is_here, nodes)) and _is_folder_here(self.data) else nodes
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 63:
@@ -136,3 +153,17 @@ class ExtractSettings:
     def __post_init__(self) -> None:
         if self.part_bytes < 1:
             raise SettingError(f"part_bytes must be at least 1, not {self.part_bytes}")
+
+
+def _is_here(url: str) -> bool:
+    """Whether a node's address is the loopback's."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_folder_here(data: str) -> bool:
+    root = parse_url(data)
+    return root.scheme == "file" and Path(root.path).exists()

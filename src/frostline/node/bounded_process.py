@@ -1,4 +1,4 @@
-"""A trainer beside the node: a process that gets its work as data, within a bound on memory that it cannot raise."""
+"""A process beside the node that gets its work as data, within a bound on memory that it cannot raise."""
 
 import json
 import os
@@ -15,36 +15,49 @@ from frostline.batching import readable_bytes
 from frostline.engines.allocator import ENVIRONMENT
 from frostline.errors import Refused
 
-__all__ = ("TrainingProcess",)
+__all__ = ("BoundedProcess",)
 
-# Started by name, since the node stands below whatever trains: it hands over data and reads lines.
-_MODULE = "frostline.training.beside"
 _FINISHED, _SAID_WHY = 0, 3
 _LONGEST_LINE = 1 << 20
 _LAST_WORDS = 2000
 _WHO = "FROSTLINE_TOKEN"
 
 
-class TrainingProcess:
-    """A running trainer. ``stop`` and ``kill`` may be called from any thread, all else from one.
+class BoundedProcess:
+    """A running process of ours. ``kill`` may be called from any thread, all else from one.
 
     Args:
+        module: of ours, which Python runs: it reads a line of orders from stdin and says lines of JSON on stdout.
         orders: what it is told first, beside the files: plain values.
         files: open files that it gets, by the names of their numbers in the orders.
         memory_bytes: that it may have; an allocation beyond it fails.
-        token: who it is to the node: that of whoever asked for the training.
+        what: it is, for sentences.
+        option: with which the node is given more memory for it.
+        file_bytes: no file that it writes may be longer; None for any length.
+        token: who it is to the node: that of whoever asked for it.
     """
 
     def __init__(
-        self, orders: Mapping[str, Any], files: Mapping[str, IO[bytes]], *, memory_bytes: int, token: str | None
+        self,
+        module: str,
+        orders: Mapping[str, Any],
+        files: Mapping[str, IO[bytes]],
+        *,
+        memory_bytes: int,
+        what: str,
+        option: str,
+        file_bytes: int | None = None,
+        token: str | None = None,
     ) -> None:
         numbers = {name: file.fileno() for name, file in files.items()}
         self._memory_bytes = memory_bytes
+        self._what = what
+        self._option = option
         self._processor_s = 0.0
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal.
         self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-            [sys.executable, "-P", "-m", _MODULE],
+            [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -52,7 +65,7 @@ class TrainingProcess:
             env=_environment(token),
             start_new_session=True,
         )
-        self._bind()
+        self._bind(file_bytes)
         self._tell(json.dumps({**orders, **numbers, "memory_bytes": memory_bytes}).encode() + b"\n")
 
     @property
@@ -82,7 +95,7 @@ class TrainingProcess:
 
     @property
     def has_finished(self) -> bool:
-        """It ended by itself, and left what was trained."""
+        """It ended by itself, and left what it was asked for."""
         return self._process.poll() == _FINISHED
 
     def stop(self) -> None:
@@ -100,13 +113,11 @@ class TrainingProcess:
             with suppress(BrokenPipeError):
                 _pipe(pipe).close()
 
-    def _bind(self) -> None:
-        """Before it is told anything: no memory beyond the bound, no file larger than it, no dump of its memory."""
-        bounds = {
-            resource.RLIMIT_DATA: self._memory_bytes,
-            resource.RLIMIT_FSIZE: self._memory_bytes,
-            resource.RLIMIT_CORE: 0,
-        }
+    def _bind(self, file_bytes: int | None) -> None:
+        """Before it is told anything: no memory beyond the bound, no file larger than its, no dump of its memory."""
+        bounds = {resource.RLIMIT_DATA: self._memory_bytes, resource.RLIMIT_CORE: 0}
+        if file_bytes is not None:
+            bounds[resource.RLIMIT_FSIZE] = file_bytes
         for kind, most in bounds.items():
             with suppress(ProcessLookupError):  # it is gone already, which the first line tells
                 resource.prlimit(self._process.pid, kind, (most, most))
@@ -124,8 +135,8 @@ class TrainingProcess:
         how = f"code {self._process.returncode}"
         if self._process.returncode < 0:
             how = f"signal {-self._process.returncode}"
-        bound = f"it may have {readable_bytes(self._memory_bytes)} (--training-memory)"
-        return f"the trainer ended with {how}; {bound}{f': {words}' if words else ''}"
+        bound = f"it may have {readable_bytes(self._memory_bytes)} ({self._option})"
+        return f"{self._what} ended with {how}; {bound}{f': {words}' if words else ''}"
 
 
 def _clock_of(pid: int) -> int:
@@ -134,7 +145,7 @@ def _clock_of(pid: int) -> int:
 
 
 def _environment(token: str | None) -> dict[str, str]:
-    """The node's own, with what a process of Frostline's own must know from its start; and who the trainer is."""
+    """The node's own, with what a process of Frostline's own must know from its start; and who it is."""
     own = {name: value for name, value in os.environ.items() if name != _WHO}
     return {**ENVIRONMENT, **own, **({} if token is None else {_WHO: token})}
 
