@@ -172,6 +172,10 @@ class Dataset:
         """Which rows of the whole data set these samples are; None where they are all of them."""
         return None if self._selected is None else self._selected.rows
 
+    def require_store(self) -> None:
+        """Make sure that samples are read by who has the data listed; see ``Source.require_store``."""
+        self._source.require_store()
+
     @property
     def roots(self) -> tuple[str, ...]:
         """What a node must serve for this data: its URL, and where its samples are URLs, the places they lie in.
@@ -179,7 +183,7 @@ class Dataset:
         Raises:
             SettingError: a node listed it, and none of it can be read from here.
         """
-        self._source.require_store()
+        self.require_store()
         if self.reading != URLS:
             return (self._url,)
         return tuple(dict.fromkeys((self._url, *places_in(self._manifest_of_all.columns))))

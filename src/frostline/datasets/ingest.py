@@ -121,6 +121,7 @@ def ingest(
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
+    source.require_store()
     source = source.refreshed()
     observe = refusing(source.changed, observe)
     if source.applied is not None:  # its pixels were decoded then

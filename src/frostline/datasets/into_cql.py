@@ -102,6 +102,7 @@ def put_into_table(
     if not isinstance(store, CqlStore):
         raise SettingError(f"{store.url} is no table: give cql://user@host/keyspace/table")
     check_side(shorter_side)
+    source.require_store()
     source = source.refreshed()
     observe = refusing(source.changed, observe)
     started = time.perf_counter()

@@ -115,6 +115,7 @@ def repack(
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
+    source.require_store()
     source = source.refreshed()
     observe = refusing(source.changed, observe)
     if part_bytes < 1 or workers < 1:

@@ -126,6 +126,8 @@ class Exchange:
             self._connections.give_back(connection)
         else:
             connection.close()
+            if response is not None:  # which has the socket of a connection that carries no other answer
+                response.close()
 
     def break_off(self) -> None:
         """Abandon the answer; a thread that waits for it is freed."""
