@@ -95,6 +95,8 @@ def opened(
     source = Source(store, name, size)
     try:
         yield pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False), source
+    except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the file
+        raise
     except (pa.ArrowException, OSError) as error:
         if "crypt" in str(error).lower():
             raise DataError(f"{name} is encrypted, and Frostline has no key: write it without encryption") from error

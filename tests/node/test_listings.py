@@ -1,0 +1,208 @@
+"""Listings at the node: who may ask, what is refused, and that nothing of one is left when nobody wants it any more."""
+
+import json
+import os
+import signal
+import socket
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import frostline as fl
+from frostline.config import NodeSettings
+from frostline.errors import OverBudget, Unavailable
+from frostline.node.process import start_node
+from frostline.wire.connections import address_of
+from frostline.wire.listings import ListingRequest
+from support.images import image_folder
+from support.listing_nodes import listers, listing_node
+from support.nodes import is_idle, until
+from support.tenants import header, tenant, token_of
+from support.trainings import runs
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("photos"), per_class=2)
+
+
+@contextmanager
+def silent_store():
+    """A bucket at a server that takes connections and never answers."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        yield f"s3://bucket?anonymous=true&endpoint=http://127.0.0.1:{silent.getsockname()[1]}"
+
+
+def asking(url, data, who=None):
+    """A connection on which a listing was asked for, and its first bytes came."""
+    peer = socket.create_connection(address_of(url))
+    body = json.dumps({"data": data}).encode()
+    lines = ["POST /v1/listings HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+    lines += [f"Authorization: Bearer {token_of(who)}"] if who else []
+    peer.sendall("\r\n".join((*lines, "", "")).encode() + body)
+    assert b"200" in peer.recv(1000)
+    return peer
+
+
+def ask(url, body, **headers):
+    return httpx.post(f"{url}/v1/listings", json=body, headers=headers, timeout=60)
+
+
+def test_a_listing_is_a_stream_of_lines_and_then_the_manifest(photos):
+    with listing_node(photos.as_uri()) as node:
+        answer = ask(node.url, {"data": photos.as_uri()})
+        assert answer.status_code == 200
+        *lines, rest = answer.content.split(b"\n", 3)
+        said = [json.loads(line) for line in lines]
+        assert [one["event"] for one in said] == ["phase", "counted", "phase"]
+        head, _, body = rest.partition(b"\n")
+        assert json.loads(head)["nbytes"] == len(body)
+        assert body.startswith(b"PAR1")
+        until(lambda: is_idle(node))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"data": ""},
+        {"data": 3},
+        {"data": "s3://b", "form": 1},
+        {"data": "s3://b", "form": "../x"},
+        {"data": "s3://b", "relist": "yes"},
+        {"data": "s3://b", "changed": "maybe"},
+        {"data": "s3://b", "known": ["x"]},
+        {"data": "s3://b", "known": ["0" * 64] * 9},
+        {"data": "s3://b", "cache": "/etc"},
+        {"data": "s3://b"},
+        {"data": "file:///etc"},
+    ],
+)
+def test_refuses_what_makes_no_sense_or_is_not_served(photos, body):
+    with listing_node(photos.as_uri()) as node:
+        answer = ask(node.url, body)
+        assert (answer.status_code, answer.json()["error"]) == (400, "BadRequest")
+        assert not listers()
+        until(lambda: is_idle(node))
+
+
+def test_refuses_an_unknown_form_and_one_that_names_hosts_before_anything_is_read(photos):
+    with listing_node(photos.as_uri()) as node:
+        unknown = ask(node.url, {"data": photos.as_uri(), "form": "folder"})
+        assert (unknown.status_code, unknown.json()["error"]) == (400, "BadRequest")
+        assert "folders" in unknown.json()["message"]
+        hosts = ask(node.url, {"data": photos.as_uri(), "form": "urls"})
+        assert (hosts.status_code, hosts.json()["error"]) == (403, "NotAllowed")
+
+
+def test_refuses_a_body_that_is_longer_than_any_request(photos):
+    with listing_node(photos.as_uri()) as node:
+        answer = ask(node.url, {"data": "x" * 100_000})
+        assert (answer.status_code, answer.json()["error"]) == (413, "OverBudget")
+
+
+def test_refuses_who_does_not_say_who_they_are_before_the_body_is_read(photos):
+    with listing_node(photos.as_uri(), tenants=(tenant("ann"), tenant("bob", roots=("s3://other",)))) as node:
+        for headers in ({}, {"Authorization": "Bearer nonsense"}):
+            answer = httpx.post(f"{node.url}/v1/listings", content=b"no json", headers=headers)
+            assert (answer.status_code, answer.json()["error"]) == (401, "Unidentified")
+        refused = ask(node.url, {"data": photos.as_uri()}, **header("bob"))
+        assert refused.status_code == 400
+        assert "serve" in refused.json()["message"]
+        assert ask(node.url, {"data": photos.as_uri()}, **header("ann")).status_code == 200
+
+
+def test_a_tenant_lists_one_data_set_at_a_time_and_others_beside_it(photos):
+    with (
+        silent_store() as silent,
+        listing_node(photos.as_uri(), silent, tenants=(tenant("ann"), tenant("bob"))) as node,
+        closing(asking(node.url, silent, "ann")),
+    ):
+        busy = ask(node.url, {"data": photos.as_uri()}, **header("ann"))
+        assert (busy.status_code, busy.json()["error"]) == (429, "Overloaded")
+        assert busy.headers["Retry-After"] == "2"
+        assert ask(node.url, {"data": photos.as_uri()}, **header("bob")).status_code == 200
+
+
+def test_a_client_waits_while_its_tenant_lists_something_else(photos, tmp_path):
+    with silent_store() as silent, listing_node(photos.as_uri(), silent) as node:
+        first, names = asking(node.url, silent), []
+
+        def observe(event):
+            names.append(getattr(event, "name", ""))
+            if "waiting" in names[-1]:
+                first.close()
+
+        assert len(fl.Dataset(photos, near=node.url, cache=tmp_path, observe=observe)) == 6
+        assert "waiting for the node to list the data" in names
+
+
+def test_a_client_that_leaves_ends_its_listing(photos):
+    with silent_store() as silent, listing_node(silent) as node:
+        peer = asking(node.url, silent)
+        assert listers()
+        peer.close()
+        until(lambda: not listers())
+        until(lambda: is_idle(node))
+
+
+def test_a_node_that_closes_ends_its_listings(photos):
+    with silent_store() as silent, listing_node(photos.as_uri(), silent) as node:
+        with closing(asking(node.url, silent)):
+            node.close()
+            assert not listers()
+        with pytest.raises(Unavailable, match="stopping"):
+            node.listings.begin(ListingRequest(data=photos.as_uri()), node.identify(None))
+
+
+def test_a_node_that_is_killed_takes_its_listing_with_it():
+    settings = NodeSettings(memory_bytes=1 << 28)
+    with silent_store() as silent, start_node((silent,), settings) as node, closing(asking(node.url, silent)):
+        [lister] = listers(node.pid)
+        os.kill(node.pid, signal.SIGKILL)
+        until(lambda: not runs(lister))
+
+
+def test_a_listing_gets_no_more_memory_than_its_node_gives_it(photos):
+    with (
+        silent_store() as silent,
+        listing_node(silent, listing_memory_bytes=300 << 20) as node,
+        closing(asking(node.url, silent)),
+    ):
+        [lister] = listers()
+        lines = Path(f"/proc/{lister}/limits").read_text().splitlines()
+        [line] = [one for one in lines if one.startswith("Max data size")]
+        assert line.split()[3:5] == [str(300 << 20)] * 2
+
+
+def test_data_whose_listing_takes_too_much_memory_is_refused_with_the_option_that_raises_it(tmp_path):
+    """A thousand images that all have the same caption, which is long."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    captions = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 1_000_000]))
+    table = pa.table({"image": [b"P5 1 1 255 x"] * 1000, "label": ["a"] * 1000, "caption": captions})
+    pq.write_table(table, folder / "0.parquet")
+    with (
+        listing_node(folder.as_uri(), listing_memory_bytes=256 << 20) as node,
+        pytest.raises(OverBudget, match="--listing-memory"),
+    ):
+        len(fl.Dataset(folder, near=node.url, cache=tmp_path / "client"))
+
+
+def test_a_listing_that_is_killed_from_outside_says_so(photos, tmp_path):
+    with silent_store() as silent, listing_node(silent) as node:
+        peer = asking(node.url, silent)
+        [lister] = listers()
+        os.kill(lister, signal.SIGKILL)
+        said = b""
+        while b"failed" not in said and (more := peer.recv(4096)):
+            said += more
+        assert b"signal 9" in said
+        assert b"--listing-memory" in said
+        peer.close()
+        until(lambda: is_idle(node))
