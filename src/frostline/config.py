@@ -162,8 +162,8 @@ class NodeSettings:
         allow_training: train heads beside it, for policy ``all_in_store``.
         training_memory_bytes: of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are torch's.
         trainings: at once; one more is refused with 429.
-        listing_memory_bytes: of each process that lists data for a client, beside ``memory_bytes``; one a tenant. Two
-            million images take about 1 GiB.
+        listing_memory_bytes: of each process that lists data for a client, beside ``memory_bytes``; one a tenant. A
+            million images in class folders took 0.6 GiB (``docs/decisions/0063``).
         max_listed: samples of a data set that is listed for a client.
         max_manifest_bytes: of the manifest that is sent.
     """

@@ -24,9 +24,11 @@ __all__ = ("checked", "opened", "splits_of")
 
 # Ids are hashes, which nothing compresses: eight bytes a sample, and some for its address.
 _MIN_BYTES_A_SAMPLE = 4
-# What a few bytes may say over and over again; names and versions of samples are a tenth of that.
-_MAX_EXPANSION = 64
+# What a few bytes may say over and over again, in memory and in a file that is mapped. A million names that differ in
+# their number alone take eight bytes each as they are kept.
+_MAX_EXPANSION = 256
 _EXPANSION_BYTES = 64 << 20
+_MAX_TEXT_BYTES, _MAX_MAPPED_TEXT_BYTES = 2 << 30, 64 << 30
 _MAX_COLUMNS = 4096
 _MAX_CLASSES = 1 << 24
 _AT_ONCE = 1 << 16
@@ -124,7 +126,8 @@ def _are_texts(value: object) -> bool:
 
 
 def _check_rows(file: pq.ParquetFile, classes: int, head: ManifestHead) -> None:
-    left = _MAX_EXPANSION * head.nbytes + _EXPANSION_BYTES
+    most = _MAX_TEXT_BYTES if head.nbytes <= IN_MEMORY_BYTES else _MAX_MAPPED_TEXT_BYTES
+    left = min(_MAX_EXPANSION * head.nbytes + _EXPANSION_BYTES, most)
     ids: list[npt.NDArray[np.int64]] = []
     rows = 0
     # One thread: Arrow's pool would not survive a fork of the process.
