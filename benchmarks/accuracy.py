@@ -24,12 +24,12 @@ import torch
 from networks import CLASSES, NETWORKS, frozen
 
 from frostline.datasets import Dataset
-from frostline.engines.allocator import keep_freed_memory
-from frostline.engines.catalog import OFFERS, REFERENCE, build
-from frostline.engines.hardware import hardware_name
+from frostline.engines.backends.catalog import OFFERS, REFERENCE, build
+from frostline.engines.machine.allocator import keep_freed_memory
+from frostline.engines.machine.hardware import hardware_name
 from frostline.models import cut_network
 from frostline.preprocess.apply import pixels_into
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from frostline.training.networks import load_model
 
 ENGINES = ("torch-bf16", "openvino-bf16", "onnxruntime-int8", "openvino-int8")

@@ -30,13 +30,13 @@ from networks import NETWORKS, calibrated, frozen, load
 from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.datasets import Dataset
-from frostline.engines.allocator import keep_freed_memory
-from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
-from frostline.engines.hardware import hardware_name
+from frostline.engines.backends.catalog import OFFERS, REFERENCE, absence, build
+from frostline.engines.machine.allocator import keep_freed_memory
+from frostline.engines.machine.hardware import hardware_name
 from frostline.errors import EngineUnfit
 from frostline.models import cut_network
 from frostline.preprocess.apply import decode_into, pixels_into
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 CALIBRATED_ON, JUDGED_ON = 64, 32

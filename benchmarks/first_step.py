@@ -17,8 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from frostline.engines.hardware import hardware_name
-from frostline.training.versions import versions
+from frostline.engines.machine.hardware import hardware_name
+from frostline.training.report.versions import versions
 
 LOOP = """
 import json, sys, time, warnings

@@ -57,9 +57,9 @@ def median(rounds):
 def measured(wanted, cut, way):
     from frostline.client.http import HttpTransport
     from frostline.config import IoSettings, NodeSettings
-    from frostline.io.process import start_io
-    from frostline.io.upstream import Upstream
-    from frostline.node.process import start_node
+    from frostline.io_service.process import start_io
+    from frostline.io_service.upstream import Upstream
+    from frostline.node.process.launch import start_node
 
     roots, settings, memory = (Path(wanted.data).resolve().as_uri(),), NodeSettings(), IoSettings(memory_bytes=3 << 30)
     with ExitStack() as stack:
@@ -112,8 +112,8 @@ def job_inside(wanted, where, cut, seed):
     import numpy as np
 
     from frostline.client.http import HttpTransport
-    from frostline.client.io import IoTransport
     from frostline.datasets import Dataset
+    from frostline.io_service.client.transport import IoTransport
     from frostline.preprocess import imagenet
     from frostline.wire.messages import FeatureRequest
 

@@ -36,17 +36,17 @@ import frostline as fl
 from engines import built, decoded, features, relative_error, timed
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
-from frostline.datasets.ingest import ingest
-from frostline.engines.allocator import keep_freed_memory
-from frostline.engines.catalog import OFFERS, REFERENCE, build
-from frostline.engines.hardware import hardware_name
-from frostline.engines.identity import identity, offer_name
+from frostline.datasets.copy.ingest import ingest
+from frostline.engines.backends.catalog import OFFERS, REFERENCE, build
+from frostline.engines.base.identity import identity, offer_name
+from frostline.engines.machine.allocator import keep_freed_memory
+from frostline.engines.machine.hardware import hardware_name
 from frostline.events import PhaseStarted
 from frostline.models import cut_network
-from frostline.node.process import start_node
+from frostline.node.process.launch import start_node
 from frostline.preprocess import Applied
 from frostline.preprocess.apply import decode_into
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 
 SEVEN = [name for name in NETWORKS if name not in ("vgg19", "vit_base")]
 ROWS = 32

@@ -100,7 +100,7 @@ def _names(start, rows):
 
 def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
     """A manifest beside data that is not there, as it is kept; and the note of what was built last."""
-    from frostline.datasets.forms.faces import COLUMNS
+    from frostline.datasets.formats.base import COLUMNS
 
     kind = f"{rows} {classes} {shuffled}" + ("" if photographs is None else f" {photographs[1]}")
     digest = hashlib.sha256(kind.encode()).hexdigest()
@@ -152,7 +152,7 @@ def child_start(folder):
     import torch  # noqa: F401 (a training has it already)
 
     import frostline as fl
-    import frostline.loaders.offload
+    import frostline.jobs.offload
     import frostline.node
     from frostline.preprocess import imagenet
 
@@ -171,7 +171,7 @@ def child_job(folder):
     import frostline as fl
     from frostline.config import NodeSettings
     from frostline.models import freeze
-    from frostline.node.process import start_node
+    from frostline.node.process.launch import start_node
     from frostline.training.networks import load_model
 
     network = load_model("demo:efficientnet_lite0", classes=1000)
@@ -216,7 +216,7 @@ class Generated:
     """A store whose listing is made up, in class folders; what is written to it lies in a folder."""
 
     def __init__(self, folder, objects, changed=0):
-        from frostline.stores.folder import FolderStore
+        from frostline.stores.objects.local import FolderStore
 
         folder.mkdir(parents=True, exist_ok=True)
         self._store = FolderStore(str(folder))
@@ -224,7 +224,7 @@ class Generated:
         self._objects, self._changed = objects, changed
 
     def list(self):
-        from frostline.stores.faces import Entry
+        from frostline.stores.base.protocols import Entry
 
         yield from self._store.list()
         for number in range(self._objects):
@@ -234,7 +234,7 @@ class Generated:
 
 def child_list(folder, objects):
     """Build the manifest of generated names, find it again, and build it after one in a thousand changed."""
-    from frostline.datasets.manifest import load_manifest
+    from frostline.datasets.manifest.manifest import load_manifest
 
     watch = Watch()
     steps = (("built", 0), ("found again", 0), ("one in a thousand changed", max(1, objects // 1000)))
@@ -292,7 +292,7 @@ def put_photographs(root):
 
     from PIL import Image
 
-    from frostline.stores.objects import open_store
+    from frostline.stores.open import open_store
 
     rng, encoded = np.random.default_rng(0), []
     for _ in range(1000):

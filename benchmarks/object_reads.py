@@ -38,7 +38,7 @@ def main():
         return print(json.dumps(measured(wanted)))
     found = json.loads(wanted.out.read_text()) if wanted.out and wanted.out.exists() else []
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
-    from frostline.engines.hardware import hardware_name
+    from frostline.engines.machine.hardware import hardware_name
     from support.seaweed import seaweed
 
     print(f"{hardware_name('cpu')}, load {os.getloadavg()[0]:.1f}")
@@ -75,8 +75,8 @@ def layers():
     import obstore
     from obstore.store import MemoryStore
 
-    from frostline.stores.driver import DriverStore
-    from frostline.stores.patient import Patient
+    from frostline.stores.objects.obstore import DriverStore
+    from frostline.stores.wrappers.retry import Patient
 
     client, name = MemoryStore(), name_of(0)
     obstore.put(client, name, bytes(SIZE))
@@ -144,14 +144,14 @@ def tasks(concurrency, read):
 
 
 def frostline(concurrency):
-    from frostline.stores.objects import open_store
+    from frostline.stores.open import open_store
 
     store = open_store(f"s3://{BUCKET}")
     return threads(concurrency, lambda number: len(store.read(name_of(number), 0, SIZE)))
 
 
 def frostline_versions(concurrency):
-    from frostline.stores.objects import open_store
+    from frostline.stores.open import open_store
 
     store = open_store(f"s3://{BUCKET}")
     return threads(concurrency, lambda number: len(store.read_version(name_of(number), 0, SIZE)[0]))

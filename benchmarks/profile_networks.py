@@ -23,16 +23,16 @@ import torch
 from networks import NETWORKS, calibrated, frozen, load
 
 from frostline.datasets import Dataset
-from frostline.engines.allocator import keep_freed_memory
-from frostline.engines.codec_costs import codec_costs, worth_packing
-from frostline.engines.hardware import hardware_name
-from frostline.engines.profile import cut_seconds, cut_values
-from frostline.engines.torch_eager import TorchEngine
+from frostline.engines.backends.torch_eager import TorchEngine
+from frostline.engines.choice.codec_costs import codec_costs, worth_packing
+from frostline.engines.machine.allocator import keep_freed_memory
+from frostline.engines.machine.hardware import hardware_name
+from frostline.engines.measure.profile import cut_seconds, cut_values
 from frostline.models import cut_network
 from frostline.planning import Link, Situation
 from frostline.preprocess.apply import decode_into
 from frostline.profiles import CutCost, Profile
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from frostline.wire.codecs import CODECS
 
 SEVEN = [name for name in NETWORKS if name != "efficientnet_lite0"]

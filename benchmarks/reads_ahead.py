@@ -38,8 +38,8 @@ def main():
 
 
 def far_away(images, count, delay_s):
-    from frostline.stores.objects import open_store
-    from frostline.stores.wrapped import Delayed
+    from frostline.stores.open import open_store
+    from frostline.stores.wrappers.faults import Delayed
     from support.nodes import make_images
 
     class Table(Delayed):
@@ -56,7 +56,8 @@ def far_away(images, count, delay_s):
 
 def measured(images, store, cut, threads, wanted):
     from frostline.config import NodeSettings
-    from frostline.node import Node, requests
+    from frostline.node import Node
+    from frostline.node.request import validation as requests
     from support.nodes import request, samples_of
 
     requests.open_samples = lambda *_, **__: store

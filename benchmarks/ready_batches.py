@@ -20,11 +20,11 @@ from frostline import preprocess
 from frostline.cache import FeatureCache, Scope, TieredCache
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples
-from frostline.engines.hardware import hardware_name
+from frostline.engines.machine.hardware import hardware_name
 from frostline.loaders import ArrayLoader
-from frostline.loaders.source import Source
+from frostline.loaders.epoch.row_source import Source
 from frostline.ordering import Order
-from frostline.prefetch.stretches import Deal
+from frostline.prefetch.requests import Deal
 
 BATCH = 64
 PER_REQUEST = 32

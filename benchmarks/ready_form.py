@@ -29,16 +29,16 @@ from frostline.client.http import HttpTransport
 from frostline.config import NodeSettings
 from frostline.core import REFERENCE
 from frostline.datasets import Dataset
-from frostline.datasets.ingest import ingest
-from frostline.engines.hardware import hardware_name
+from frostline.datasets.copy.ingest import ingest
+from frostline.engines.machine.hardware import hardware_name
 from frostline.models import cut_network, freeze
-from frostline.models.artifact import digest_of, write_prefix
-from frostline.node.process import start_node
+from frostline.models.files.artifact import digest_of, write_prefix
+from frostline.node.process.launch import start_node
 from frostline.preprocess import Applied, Preprocess
 from frostline.preprocess.apply import decode_into
-from frostline.stores.folder import FolderStore
-from frostline.stores.mapped import MappedFolder
-from frostline.stores.objects import open_store
+from frostline.stores.objects.local import FolderStore
+from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.open import open_store
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 

@@ -103,7 +103,7 @@ def said(row):
 
 def node_inside(wanted):
     from frostline.config import NodeSettings
-    from frostline.node.process import start_node
+    from frostline.node.process.launch import start_node
 
     settings = NodeSettings(device_batch=BATCH, open_to_all=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
@@ -125,7 +125,7 @@ class Trainer:
 
         import frostline as fl
         from frostline.config import LoaderSettings
-        from frostline.engines.allocator import keep_freed_memory
+        from frostline.engines.machine.allocator import keep_freed_memory
         from frostline.models import freeze
 
         keep_freed_memory()  # as the node does, so that both sides compute alike

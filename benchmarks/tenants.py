@@ -40,11 +40,11 @@ from PIL import Image
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.datasets import Dataset
-from frostline.engines.hardware import hardware_name
+from frostline.engines.machine.hardware import hardware_name
 from frostline.errors import FrostlineError, Unavailable, UnknownPrefix
 from frostline.models import cut_network, freeze
-from frostline.models.artifact import digest_of, write_prefix
-from frostline.node.process import start_node
+from frostline.models.files.artifact import digest_of, write_prefix
+from frostline.node.process.launch import start_node
 from frostline.preprocess import imagenet
 from frostline.wire.messages import FeatureRequest
 

@@ -54,7 +54,7 @@ def serve(limit):
 
 
 def measured(limit, threads, seconds):
-    from frostline.stores.objects import open_store
+    from frostline.stores.open import open_store
 
     os.environ["GOOGLE_BEARER_TOKEN"] = "token"
     command = [sys.executable, __file__, "--serve", str(limit)]

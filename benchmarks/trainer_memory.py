@@ -27,7 +27,7 @@ import numpy as np
 import frostline as fl
 from frostline.config import LoaderSettings
 from frostline.core import Route
-from frostline.engines.hardware import hardware_name
+from frostline.engines.machine.hardware import hardware_name
 from frostline.training.networks import load_model
 
 ROWS = {

@@ -27,16 +27,16 @@ import numpy as np
 import torch
 
 from frostline.datasets import Dataset
-from frostline.engines.hardware import hardware_name
+from frostline.engines.machine.hardware import hardware_name
 from frostline.models import freeze
 from frostline.models.freezing import frozen_modules
 from frostline.ordering import Order
 from frostline.preprocess.apply import decode_into
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from frostline.training.networks import load_model
+from frostline.training.report.versions import versions
 from frostline.training.run import train
 from frostline.training.settings import JobSettings, TrainSettings
-from frostline.training.versions import versions
 
 MODEL = ("--model", "demo:efficientnet_lite0", "--until", "features")
 FREED_MEMORY_IS_KEPT = {

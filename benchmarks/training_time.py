@@ -150,7 +150,7 @@ def frostline(task, framework):
         return
     import frostline as fl
     from frostline.config import LoaderSettings
-    from frostline.loaders.tensorflow import TensorFlowLoader
+    from frostline.loaders.adapters.tensorflow import TensorFlowLoader
 
     settings = LoaderSettings(cache_bytes=0)
     with fl.offload(None, fl.Dataset(task.url("files")), preprocess=task.preprocess(), settings=settings) as job:

@@ -117,7 +117,7 @@ def judged(bins, best, seconds):
 
 def node_inside(wanted):
     from frostline.config import NodeSettings
-    from frostline.node.process import start_node
+    from frostline.node.process.launch import start_node
 
     settings = NodeSettings(max_requests=2 * MOST, open_to_all=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
@@ -150,7 +150,8 @@ class Trainer:
         from frostline.client.http import HttpTransport
         from frostline.config import LoaderSettings
         from frostline.events import Tuned
-        from frostline.prefetch import Prefetcher, Tuner, Window, stretches
+        from frostline.prefetch import Prefetcher, Tuner, Window
+        from frostline.prefetch import requests as stretches
         from frostline.tuning import rule_of
 
         chosen = LoaderSettings(samples_per_request=self._rows, **settings)

@@ -14,8 +14,8 @@ START, END = "<!-- map: scripts/module_map.py writes this -->\n", "<!-- end of m
 HEIGHTS = (
     ("Command line", ("cli",)),
     ("Whole jobs", ("demo", "training", "testing")),
-    ("Loading", ("loaders",)),
-    ("Both ends of the wire", ("io", "client", "node")),
+    ("Jobs and loading", ("jobs", "loaders")),
+    ("Both ends of the wire", ("io_service", "client", "node", "transport")),
     ("Deciding", ("planning", "batching", "tuning", "prefetch", "cache")),
     ("Data and networks", ("datasets", "preprocess", "models", "stores", "engines")),
     ("Shared words", ("wire", "profiles", "ordering")),

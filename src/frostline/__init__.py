@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from frostline import preprocess
     from frostline.config import LoaderSettings, NodeSettings, TenantSettings
     from frostline.datasets import Dataset
-    from frostline.loaders import Batch, Blend, Epochs, FeatureMixup, FeatureNoise, Job, Loader, Ranks, offload
+    from frostline.jobs import Job, offload
+    from frostline.loaders import Batch, Blend, Epochs, FeatureMixup, FeatureNoise, Loader, Ranks
     from frostline.models import Head, freeze
     from frostline.ordering import Blocks
     from frostline.wire.recipes import Recipe
@@ -46,7 +47,7 @@ _ROOMS = {
     "FeatureMixup": "frostline.loaders",
     "FeatureNoise": "frostline.loaders",
     "Head": "frostline.models",
-    "Job": "frostline.loaders",
+    "Job": "frostline.jobs",
     "Loader": "frostline.loaders",
     "LoaderSettings": "frostline.config",
     "NodeSettings": "frostline.config",
@@ -54,7 +55,7 @@ _ROOMS = {
     "Recipe": "frostline.wire.recipes",
     "TenantSettings": "frostline.config",
     "freeze": "frostline.models",
-    "offload": "frostline.loaders",
+    "offload": "frostline.jobs",
 }
 
 

@@ -137,7 +137,7 @@ class NodeSettings:
             the sooner it has the faster engine, the sooner all is done.
         trials_here: engines that are ready in a moment are tried in the node's own process. Only for a node that serves
             the one job that started it: an engine that crashes takes the node along, which the job then starts again.
-        engines: names of those that may be tried; None for all that there are (``engines.catalog``).
+        engines: names of those that may be tried; None for all that there are (``engines.backends.catalog``).
         cache_folder: where features are kept for later epochs, jobs and tenants; several nodes of one machine may
             share it. None keeps none.
         cache_bytes: most bytes on disk for them.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frostline.cache import Scope, row_keys
-from frostline.cache.room import Shelf, idle_shelves, stored_bytes
+from frostline.cache.local.quota import Shelf, idle_shelves, stored_bytes
 from frostline.cache.rows import opened, sealed
 from frostline.core import Samples, View
 

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.cache.bundles import Bundle, mark_of
-from frostline.cache.pruning import surplus
-from frostline.stores.faces import Dated
+from frostline.cache.shared.object_layout import Bundle, mark_of
+from frostline.cache.shared.pruning import surplus
+from frostline.stores.base.protocols import Dated
 
 NOW_S = 10_000.0
 IDLE_S = 3600.0

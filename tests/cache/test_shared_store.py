@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.cache import SharedStore
-from frostline.cache.bundles import Bundle, bundled, keys_of, stretches
-from frostline.cache.known import KnownRows
-from frostline.cache.outbox import Outbox
+from frostline.cache.shared.object_index import KnownRows
+from frostline.cache.shared.object_layout import Bundle, bundled, keys_of, stretches
+from frostline.cache.shared.write_buffer import Outbox
 from frostline.errors import AccessDenied, OutOfSpace, StoreUnavailable
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from support import stored
 
 LONG_S = 60.0

@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from frostline.cli.amounts import ACCURACY, BANDWIDTH, BYTES, SHARES, TIMES
+from frostline.cli.units import ACCURACY, BANDWIDTH, BYTES, SHARES, TIMES
 
 
 @pytest.mark.parametrize(

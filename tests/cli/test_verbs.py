@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from frostline.cli import main
-from frostline.cli.began import process_began_at
+from frostline.cli.start_time import process_began_at
 from frostline.config import NodeSettings
-from frostline.node.process import start_node
+from frostline.node.process.launch import start_node
 from frostline.training.files import write_tensors
 from support.images import image_folder
 from support.networks import Small
@@ -179,7 +179,7 @@ def test_seconds_count_from_the_command_and_setting_up_is_told_apart(capsys, fol
 def test_a_command_began_with_its_process():
     assert process_began_at() < IMPORTED_AT
     code = (
-        "import time; at = time.perf_counter(); from frostline.cli.began import process_began_at; "
+        "import time; at = time.perf_counter(); from frostline.cli.start_time import process_began_at; "
         "print(at - process_began_at())"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -505,7 +505,7 @@ def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path, po
     Small().load_state_dict(model)
     children = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     assert str(folder) not in children
-    assert "frostline.training.beside" not in children
+    assert "frostline.training.in_store.process" not in children
 
 
 def test_jobs_share_a_service_that_says_how_it_stands_until_it_is_told_to_stop(capsys, folder, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import FrostlineError, NodeUnreachable, SettingError
 from frostline.node import Node
-from frostline.node.server import listen
+from frostline.node.http.server import listen
 from support.nodes import is_idle, make_images, request, samples_of, served, until
 from support.peers import read_request
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.client.cancellation import Cancellation
 from frostline.client.http import HttpTransport
-from frostline.client.spread import SpreadTransport, Turns
+from frostline.client.load_balancer import SpreadTransport, Turns
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix
 from frostline.node import Node
 from frostline.testing import ScriptedTransport
+from frostline.transport.cancellation import Cancellation
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, joined, make_images, request, samples_of, served, small_network
 from support.situations import profile

@@ -10,15 +10,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from frostline.client.cancellation import Cancellation
 from frostline.client.http import HttpTransport
-from frostline.client.local import LocalTransport
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.engines.torch_eager import TorchEngine
+from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.errors import BadRequest, OverBudget, Overloaded, StoreUnavailable, Unavailable, UnknownPrefix
 from frostline.node import Node
+from frostline.node.in_process import LocalTransport
 from frostline.preprocess.apply import decode_into
-from frostline.stores.folder import FolderStore
+from frostline.stores.objects.local import FolderStore
+from frostline.transport.cancellation import Cancellation
 from frostline.wire.codecs import CODECS, Codec, unpack
 from frostline.wire.messages import ProfileRequest
 from support.nodes import (

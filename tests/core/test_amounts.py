@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.core.amounts import in_bytes, in_percent, in_rate, in_seconds, in_times
+from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds, in_times
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ from PIL import Image
 
 import frostline as fl
 from frostline.preprocess import imagenet
-from frostline.stores.driver import memory_store
+from frostline.stores.objects.obstore import memory_store
 
 store = memory_store("memory://photographs", "photographs", "")
 store.write("any", b"1")

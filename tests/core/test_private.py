@@ -8,14 +8,14 @@ import pytest
 
 from frostline.cache import FeatureStore
 from frostline.datasets import dataset
-from frostline.datasets.check_progress import CheckProgress, Piece
+from frostline.datasets.check.progress import CheckProgress, Piece
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.manifest import load_manifest
-from frostline.engines.shelf import kept
-from frostline.loaders.kept_profiles import KeptProfiles, Measured, ProfileKey
+from frostline.datasets.manifest.manifest import load_manifest
+from frostline.engines.backends.converted_files import kept
+from frostline.jobs.profile_cache import KeptProfiles, Measured, ProfileKey
 from frostline.private import make_private_folder
-from frostline.stores.folder import FolderStore
-from frostline.stores.tier import LocalTier
+from frostline.stores.objects.disk_tier import LocalTier
+from frostline.stores.objects.local import FolderStore
 from frostline.training.files import make_folder, write_text
 from support.images import image_folder
 from support.stored import put

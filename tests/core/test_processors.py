@@ -5,8 +5,8 @@ import os
 import pytest
 
 from frostline.config import NodeSettings
-from frostline.engines.hardware import hardware_name
-from frostline.node.terms import terms_of
+from frostline.engines.machine.hardware import hardware_name
+from frostline.node.trials.trial_policy import terms_of
 from frostline.processors import usable_cores, usable_memory_bytes
 
 GIB = 1 << 30

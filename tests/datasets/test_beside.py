@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from support.images import image_folder
 
 

@@ -9,17 +9,17 @@ import pytest
 from PIL import Image
 
 import frostline as fl
-from frostline.datasets.forms.metadata import SOURCE
-from frostline.datasets.ingest import ingest
-from frostline.datasets.into_cql import put_into_table
-from frostline.datasets.metadata_left import metadata_in
-from frostline.datasets.reading import open_samples
-from frostline.datasets.repack import repack
+from frostline.datasets.copy.ingest import ingest
+from frostline.datasets.copy.into_cql import put_into_table
+from frostline.datasets.copy.metadata import metadata_in
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats.metadata import SOURCE
+from frostline.datasets.open import open_samples
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize
 from frostline.preprocess.apply import pixels_into
 from frostline.preprocess.masks import open_mask
 from frostline.preprocess.records import ALIGNMENT
-from frostline.stores.objects import object_url, open_store
+from frostline.stores.open import object_url, open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER
 
 SIDE = 8

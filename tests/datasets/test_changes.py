@@ -17,13 +17,13 @@ from frostline.cli.ingest import ingest
 from frostline.cli.plan import plan
 from frostline.cli.train import train
 from frostline.datasets import Dataset
-from frostline.datasets.ingest import ingest as make_ready
-from frostline.datasets.listing import nobody
-from frostline.datasets.parts import rows_of_ids
-from frostline.datasets.repack import repack
+from frostline.datasets.copy.ingest import ingest as make_ready
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.manifest.listing import nobody
+from frostline.datasets.manifest.row_subset import rows_of_ids
 from frostline.errors import DataChanged, SettingError
 from frostline.preprocess import Applied, imagenet
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from frostline.testing.forms import EXAMPLES
 from support import forms
 from support.images import image_folder

@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.checking import check
-from frostline.datasets.in_order import InOrder
-from frostline.datasets.ingest import ingest
+from frostline.datasets.check.check import check
+from frostline.datasets.copy.ingest import ingest
+from frostline.datasets.sequential import InOrder
 from frostline.events import Counted, SampleSkipped
 from frostline.preprocess import Applied, imagenet
 from support.images import image_folder

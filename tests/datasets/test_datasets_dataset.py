@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.ids import stable_ids
-from frostline.datasets.manifest import load_manifest
+from frostline.datasets.formats.ids import stable_ids
+from frostline.datasets.manifest.manifest import load_manifest
 from frostline.errors import AccessDenied, DataError, DataNotFound, EmptyDataset, SettingError
-from frostline.stores.objects import Entry, open_store
+from frostline.stores.open import Entry, open_store
 
 FILES = {
     "cat/1.jpg": b"one",

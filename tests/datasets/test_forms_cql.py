@@ -11,13 +11,13 @@ import torch
 import frostline as fl
 from frostline.cli import main
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.datasets.forms.cql import CqlTables
-from frostline.datasets.into_cql import put_into_table
-from frostline.datasets.manifest import load_manifest
+from frostline.datasets.copy.into_cql import put_into_table
+from frostline.datasets.formats.cql import CqlTables
+from frostline.datasets.manifest.manifest import load_manifest
 from frostline.errors import DataError, DataNotFound, EmptyDataset, SettingError, TooManySkipped
 from frostline.models import freeze
-from frostline.node.process import start_node
-from frostline.stores.objects import open_store
+from frostline.node.process.launch import start_node
+from frostline.stores.open import open_store
 from support import plain
 from support.cassandra import KEYSPACE, PASSWORD, USER, decay
 from support.images import image_folder, tiny_preprocess

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.datasets.forms.folders import ClassFolders, suffix_of
+from frostline.datasets.formats.folders import ClassFolders, suffix_of
 from frostline.errors import EmptyDataset
-from frostline.stores.objects import Entry
+from frostline.stores.open import Entry
 
 FORM = ClassFolders()
 

@@ -7,10 +7,10 @@ import pytest
 from frostline.cli import main
 from frostline.cli.index import index
 from frostline.datasets import Dataset
-from frostline.datasets.forms.known import FORMS, form_named, form_of
-from frostline.datasets.ready import LAYOUT
+from frostline.datasets.formats.known import FORMS, form_named, form_of
+from frostline.datasets.ready.layout import LAYOUT
 from frostline.errors import SettingError
-from frostline.stores.objects import Entry
+from frostline.stores.open import Entry
 from support.images import image_folder
 
 

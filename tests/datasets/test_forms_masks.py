@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 from frostline.datasets import Dataset
-from frostline.datasets.checking import check
-from frostline.datasets.forms.known import form_of
-from frostline.datasets.forms.masks import pairs_of
-from frostline.datasets.listing import nobody
+from frostline.datasets.check.check import check
+from frostline.datasets.formats.known import form_of
+from frostline.datasets.formats.masks import pairs_of
+from frostline.datasets.manifest.listing import nobody
 from frostline.errors import DataError
-from frostline.stores.faces import Entry
-from frostline.stores.objects import open_store
+from frostline.stores.base.protocols import Entry
+from frostline.stores.open import open_store
 
 LAYOUTS = {
     "two folders": ("images/1.jpg", "masks/1.png", ""),

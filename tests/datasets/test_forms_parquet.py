@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 import pytest
 
-from frostline.datasets.cells import Cell, CellCache, CellReader
-from frostline.datasets.forms.parquet import Parquet
-from frostline.datasets.forms.parquet_schema import columns_of_schema
-from frostline.datasets.reading import open_samples
+from frostline.datasets.formats.parquet import Parquet
+from frostline.datasets.formats.parquet_schema import columns_of_schema
+from frostline.datasets.open import open_samples
+from frostline.datasets.parquet.cells import Cell, CellCache, CellReader
 from frostline.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
-from frostline.stores.faces import Entry
-from frostline.stores.objects import open_store
+from frostline.stores.base.protocols import Entry
+from frostline.stores.open import open_store
 from frostline.testing.forms import EXAMPLES
 from support.forms import parquet_of, put_parquet
 

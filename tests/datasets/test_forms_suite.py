@@ -4,14 +4,14 @@ import uuid
 
 import pytest
 
-from frostline.datasets.forms.cql import CqlTables
-from frostline.datasets.forms.folders import ClassFolders
-from frostline.datasets.forms.masks import MaskPairs
-from frostline.datasets.forms.parquet import Parquet
-from frostline.datasets.forms.ready_form import ReadyForm
-from frostline.datasets.forms.url_lists import UrlLists
-from frostline.datasets.forms.webdataset import WebDataset
-from frostline.stores.objects import open_store
+from frostline.datasets.formats.cql import CqlTables
+from frostline.datasets.formats.folders import ClassFolders
+from frostline.datasets.formats.masks import MaskPairs
+from frostline.datasets.formats.parquet import Parquet
+from frostline.datasets.formats.ready_form import ReadyForm
+from frostline.datasets.formats.url_lists import UrlLists
+from frostline.datasets.formats.webdataset import WebDataset
+from frostline.stores.open import open_store
 from frostline.testing.forms import ODD_EXAMPLES, FormTests, MaskTests
 from support import forms
 from support.cassandra import KEYSPACE, PASSWORD, USER

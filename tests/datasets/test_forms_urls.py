@@ -7,12 +7,12 @@ import pytest
 
 import frostline as fl
 from frostline.config import NodeSettings
-from frostline.datasets.forms.url_lists import UrlLists
-from frostline.datasets.urls import UrlReader
+from frostline.datasets.formats.url_lists import UrlLists
+from frostline.datasets.formats.url_reader import UrlReader
 from frostline.errors import BadRequest, DataError
 from frostline.node import Node
-from frostline.stores.driver import DriverStore
-from frostline.stores.objects import open_store
+from frostline.stores.objects.obstore import DriverStore
+from frostline.stores.open import open_store
 from frostline.testing.forms import EXAMPLES
 from frostline.wire.messages import FeatureRequest
 from support.forms import put_urls

@@ -9,11 +9,11 @@ import uuid
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.forms.labels import classified
-from frostline.datasets.forms.metadata import columns_of
-from frostline.datasets.forms.webdataset import WebDataset
+from frostline.datasets.formats.labels import classified
+from frostline.datasets.formats.metadata import columns_of
+from frostline.datasets.formats.webdataset import WebDataset
 from frostline.errors import DataError, EmptyDataset
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from frostline.testing.forms import EXAMPLES
 from support.forms import put_webdataset, tar_of, webdataset_files
 

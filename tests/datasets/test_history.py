@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import frostline as fl
-from frostline.datasets.history import HISTORY_BYTES, KEPT, history_of, history_text, tidied
-from frostline.datasets.manifest import load_manifest
+from frostline.datasets.manifest.manifest import load_manifest
+from frostline.datasets.manifest.retention import HISTORY_BYTES, KEPT, history_of, history_text, tidied
 from frostline.errors import AccessDenied
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from support.images import image_folder
 
 DIGESTS = st.integers(0, 40).map(lambda number: f"{number:064x}")

@@ -17,12 +17,12 @@ from cassandra.protocol import ServerError
 from PIL import Image
 
 import frostline as fl
-from frostline.datasets.into_cql import put_into_table
-from frostline.datasets.reading import open_samples
+from frostline.datasets.copy.into_cql import put_into_table
+from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SettingError
 from frostline.events import ColumnsLeft, Counted
-from frostline.stores.cql_link import Link
-from frostline.stores.objects import open_store
+from frostline.stores.cql.session_state import Link
+from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER, decay
 from support.images import image_folder
 from support.nodes import until

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.forms.labels import classified
+from frostline.datasets.formats.labels import classified
 from frostline.errors import DataError
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from support.forms import tar_of
 
 FEATURES = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}

@@ -8,9 +8,9 @@ import pytest
 import frostline as fl
 from frostline.config import NodeSettings
 from frostline.core.texts import taken
-from frostline.datasets import strangers
-from frostline.datasets.checking import check
-from frostline.datasets.ingest import ingest
+from frostline.datasets.check.check import check
+from frostline.datasets.copy.ingest import ingest
+from frostline.datasets.manifest import untrusted as strangers
 from frostline.errors import (
     AccessDenied,
     BadRequest,
@@ -24,9 +24,9 @@ from frostline.errors import (
     Unidentified,
 )
 from frostline.events import Counted, PhaseStarted
-from frostline.node.process import start_node
+from frostline.node.process.launch import start_node
 from frostline.preprocess import Applied
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from support.forms import put_masked_pairs, put_parquet, put_ready, put_urls, put_webdataset
 from support.images import image_folder, tiny_preprocess
 from support.listing_nodes import listing_node, stranger

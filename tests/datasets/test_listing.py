@@ -3,11 +3,11 @@
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.listing import list_all
+from frostline.datasets.manifest.listing import list_all
 from frostline.errors import AccessDenied, DataNotFound, StoreUnavailable
 from frostline.events import Counted, PhaseStarted
-from frostline.stores.faces import Entry, Sectioned
-from frostline.stores.objects import open_store
+from frostline.stores.base.protocols import Entry, Sectioned
+from frostline.stores.open import open_store
 
 NAMES = ("top.txt", "a/1.jpg", "a/deep/er/2.jpg", "b c/ü✓.jpg", "b c/x.jpg", ".frostline/y", "a.b/1.jpg", "a-/z.png")
 

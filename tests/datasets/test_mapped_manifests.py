@@ -12,16 +12,18 @@ import pyarrow as pa
 import pytest
 
 from frostline.core.texts import Texts, taken
-from frostline.datasets import Dataset, selection, sources
-from frostline.datasets.columns import ArrowTexts, Columns, PartOfSamples, WholeSamples
-from frostline.datasets.forms.faces import COLUMNS
-from frostline.datasets.ingest import ingest
-from frostline.datasets.manifest import load_manifest
-from frostline.datasets.mapped import StoreFile, copy_of
+from frostline.datasets import Dataset
+from frostline.datasets.copy.ingest import ingest
+from frostline.datasets.formats.base import COLUMNS
+from frostline.datasets.formats.columns import ArrowTexts, Columns, PartOfSamples, WholeSamples
+from frostline.datasets.manifest import source as sources
+from frostline.datasets.manifest.manifest import load_manifest
+from frostline.datasets.manifest.mmap import StoreFile, copy_of
+from frostline.datasets.select import selection
 from frostline.errors import DataNotFound
 from frostline.ordering import Chosen, Places
 from frostline.preprocess import Applied
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from support.images import image_folder, tiny_preprocess
 
 

@@ -12,15 +12,15 @@ from PIL import Image
 
 import frostline as fl
 from frostline.config import LoaderSettings
-from frostline.datasets.checking import check
-from frostline.datasets.forms.parquet_schema import columns_of_schema
-from frostline.datasets.ingest import ingest
-from frostline.datasets.packing import PACKERS
-from frostline.datasets.reading import open_samples
-from frostline.datasets.repack import repack
+from frostline.datasets.check.check import check
+from frostline.datasets.copy.ingest import ingest
+from frostline.datasets.copy.layout import PACKERS
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats.parquet_schema import columns_of_schema
+from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SettingError
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from support.forms import tar_of
 
 SQUARE = Preprocess(steps=(Decode(), Resize(48), CenterCrop(48), Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)))

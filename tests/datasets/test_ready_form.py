@@ -16,10 +16,10 @@ import pytest
 import frostline as fl
 from frostline.cli import main
 from frostline.config import NodeSettings
-from frostline.datasets import ingest as module
-from frostline.datasets.ingest import ingest
-from frostline.datasets.ready import TABLE, part_name
-from frostline.datasets.repack import repack
+from frostline.datasets.copy import ingest as module
+from frostline.datasets.copy.ingest import ingest
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.ready.layout import TABLE, part_name
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import SampleSkipped
 from frostline.node import Node
@@ -36,9 +36,9 @@ from frostline.preprocess import (
     imagenet,
 )
 from frostline.preprocess.records import unpacked
-from frostline.stores.folder import FolderStore
-from frostline.stores.mapped import MappedFolder
-from frostline.stores.objects import open_store
+from frostline.stores.objects.local import FolderStore
+from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.open import open_store
 from frostline.wire.messages import FeatureRequest
 from support import plain
 from support.images import image_folder, tiny_preprocess

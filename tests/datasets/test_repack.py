@@ -19,17 +19,17 @@ import frostline as fl
 from frostline.cli import main
 from frostline.cli.ingest import FORMS
 from frostline.cli.progress import ProgressBar
-from frostline.datasets import repack as module
-from frostline.datasets.forms.faces import COLUMNS
-from frostline.datasets.ingest import ingest
-from frostline.datasets.packing import PACKERS, divided, suffix_by_content
-from frostline.datasets.reading import open_samples
-from frostline.datasets.repack import repack
+from frostline.datasets.copy import repack as module
+from frostline.datasets.copy.ingest import ingest
+from frostline.datasets.copy.layout import PACKERS, divided, suffix_by_content
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats.base import COLUMNS
+from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import ColumnsLeft
 from frostline.preprocess import Applied, imagenet
 from frostline.preprocess.scaled import scaled
-from frostline.stores.folder import FolderStore
+from frostline.stores.objects.local import FolderStore
 from support.forms import tar_of
 from support.images import image_folder
 from support.nodes import until

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.expressions import parse_expression
+from frostline.datasets.select.filter_parser import parse_expression
 from frostline.errors import DataError, SettingError
 
 CLASSES = ("cat", "dog", "glass")

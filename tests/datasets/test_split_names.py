@@ -7,9 +7,9 @@ import uuid
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.forms.split_names import scored_among, splits_of, trained_among
-from frostline.datasets.repack import repack
-from frostline.stores.objects import open_store
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats.split_names import scored_among, splits_of, trained_among
+from frostline.stores.open import open_store
 from frostline.testing.forms import EXAMPLES
 from support.forms import parquet_of, tar_of, webdataset_files
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from frostline.core import Levels
-from frostline.engines.catalog import OFFERS, REFERENCE, absence, build
-from frostline.engines.identity import calibrating, calibration_of, identity, judging, levels_of, offer_name
+from frostline.engines.backends.catalog import OFFERS, REFERENCE, absence, build
+from frostline.engines.base.identity import calibrating, calibration_of, identity, judging, levels_of, offer_name
 from frostline.errors import BadRequest, EngineUnfit, UnsafeArtifact
 from frostline.models import cut_network
 from support.prefixes import LEVELS, SHAPE, kept_pixels, pixels, relative_error, small_prefix

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from frostline.core import Cut, Graph, Node, Ref
-from frostline.engines.torch_eager import TorchEngine
+from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.errors import UnsafeArtifact
 from frostline.models import cut_network
 

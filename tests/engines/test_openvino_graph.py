@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from frostline.core import REFERENCE
-from frostline.engines import openvino_engine
-from frostline.engines.catalog import absence, build
-from frostline.engines.identity import identity
+from frostline.engines.backends import openvino_engine
+from frostline.engines.backends.catalog import absence, build
+from frostline.engines.base.identity import identity
 from frostline.models import cut_network, freeze
 from support.networks import UNTIL
 from support.networks import build as network
@@ -82,7 +82,7 @@ def test_what_cannot_be_handed_over_as_it_is_is_traced_again(monkeypatch):
 def test_a_graph_that_was_checked_before_is_not_run_on_shapes_again(monkeypatch):
     prefix, last = small_prefix(), len(small_prefix().cuts)
     checked = engine(REFERENCE, prefix).footprint(last)
-    monkeypatch.setattr("frostline.engines.orders.dry_run", lambda *_, **__: pytest.fail("it was run again"))
+    monkeypatch.setattr("frostline.engines.backends.recipe.dry_run", lambda *_, **__: pytest.fail("it was run again"))
     made = engine("openvino", prefix, checked=checked)
     assert made.footprint(last) == checked
     assert made.run(pixels(8), last)[0].shape[0] == 8

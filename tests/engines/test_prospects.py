@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import REFERENCE
-from frostline.engines.catalog import OFFERS
-from frostline.engines.prospects import (
+from frostline.engines.backends.catalog import OFFERS
+from frostline.engines.choice.prospects import (
     Prospect,
     not_worth,
     prospects,

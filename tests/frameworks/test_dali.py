@@ -5,7 +5,7 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 
 from frostline.errors import OrderMismatch, SettingError
-from frostline.loaders.dali import DaliSource
+from frostline.loaders.adapters.dali import DaliSource
 from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
 
 

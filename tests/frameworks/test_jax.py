@@ -11,7 +11,7 @@ from grain.experimental import assert_equal_output_after_checkpoint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from frostline.errors import OrderMismatch, SettingError
-from frostline.loaders.jax import JaxLoader
+from frostline.loaders.adapters.jax import JaxLoader
 from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
 from support.frameworks import start
 from support.servers import free_ports

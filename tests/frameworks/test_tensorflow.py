@@ -10,7 +10,7 @@ import tensorflow as tf
 import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import DataError, SettingError
-from frostline.loaders.tensorflow import TensorFlowLoader
+from frostline.loaders.adapters.tensorflow import TensorFlowLoader
 from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
 from support.frameworks import start
 from support.images import image_folder, tiny_preprocess

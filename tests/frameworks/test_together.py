@@ -12,9 +12,9 @@ import torch
 from nvidia.dali import pipeline_def
 
 from frostline.errors import SettingError
-from frostline.loaders.dali import DaliSource
-from frostline.loaders.jax import JaxLoader
-from frostline.loaders.tensorflow import TensorFlowLoader
+from frostline.loaders.adapters.dali import DaliSource
+from frostline.loaders.adapters.jax import JaxLoader
+from frostline.loaders.adapters.tensorflow import TensorFlowLoader
 
 BATCH = 2
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from frostline.config import IoSettings, NodeSettings
-from frostline.io.process import start_io
-from frostline.io.upstream import Upstream
+from frostline.io_service.process import start_io
+from frostline.io_service.upstream import Upstream
 from support.images import image_folder
 from support.nodes import artifact_of, make_images, small_network
 
-HEAVY = ("cassandra", "frostline.models.trace", "matplotlib", "pandas", "scipy", "sympy", "torch")
+HEAVY = ("cassandra", "frostline.models.tracing.trace", "matplotlib", "pandas", "scipy", "sympy", "torch")
 """What a loop of another framework, or of none, has no use of."""
 
 
@@ -35,11 +35,11 @@ def ran(code, *arguments, **environment):
     [
         "frostline",
         "frostline.loaders",
-        "frostline.loaders.array_loader",
+        "frostline.loaders.epoch.epoch_loader",
         "frostline.cli.io",
-        "frostline.cli.verbs",
-        "frostline.io.service",
-        "frostline.node.service",
+        "frostline.cli.commands",
+        "frostline.io_service.service",
+        "frostline.node.service.node",
         "frostline.client.http",
     ],
 )
@@ -50,7 +50,8 @@ def test_torch_is_not_imported_until_it_is_needed(name):
 def test_what_pytorch_needs_is_there_when_it_is_named():
     code = """
 import frostline, frostline.loaders
-from frostline.loaders import Batch, Loader, WorkerLoader, offload
+from frostline.jobs import offload
+from frostline.loaders import Batch, Loader, WorkerLoader
 assert frostline.loaders.FeatureNoise is frostline.FeatureNoise
 assert frostline.freeze is frostline.models.freeze is frostline.models.freeze
 """

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.batching import stays
+from frostline.batching import eviction as stays
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import NodeUnreachable, Overloaded
 from frostline.events import NodeFull, PhaseStarted
-from frostline.loaders.asking import Asking
-from frostline.loaders.measure import measure_link
+from frostline.jobs.profiling import measure_link
+from frostline.loaders.epoch.retry import Asking
 from frostline.node import Node
 from frostline.testing.transports import Act, ScriptedTransport
 from support import nodes

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 import frostline as fl
 from frostline.config import LoaderSettings
 from frostline.errors import OrderMismatch, SettingError
-from frostline.loaders.feed import Feed
+from frostline.loaders.adapters.base import Feed
 from frostline.testing.small_jobs import BATCH, small_job
 
 

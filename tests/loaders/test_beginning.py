@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.client.cancellation import Cancellation
-from frostline.client.local import LocalTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE
 from frostline.errors import EngineNotReady, Unavailable
 from frostline.events import BatchTaken, EngineChanged, EpochStarted, MeasuringFailed, PhaseStarted, Replanned
-from frostline.loaders import beginning
-from frostline.loaders.findings import Findings, KeptFindings
-from frostline.loaders.measuring import Measuring
-from frostline.loaders.node_engine import EngineChoice, NodeEngine
+from frostline.jobs import beginning
+from frostline.jobs.findings import Findings, KeptFindings
+from frostline.jobs.measuring import Measuring
+from frostline.loaders.epoch.node_engine import EngineChoice, NodeEngine
+from frostline.node.in_process import LocalTransport
 from frostline.profiles import Trial
+from frostline.transport.cancellation import Cancellation
 from support.engines import make_fastest
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
@@ -123,7 +123,7 @@ def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by
         make_fastest(cache / "engines", OTHER)  # a trial on a busy machine may say that it is not
         return Findings(choice=EngineChoice.of(scene.transport.profile(_wanted(scene))))
 
-    monkeypatch.setattr("frostline.loaders.network.Network.engine", engine)
+    monkeypatch.setattr("frostline.jobs.partition.Network.engine", engine)
     monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
     events = []
     with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
@@ -151,7 +151,7 @@ def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by
 def _wanted(scene):
     from dataclasses import replace
 
-    from frostline.loaders.scene import tried
+    from frostline.jobs.context import tried
     from frostline.wire.messages import ProfileRequest
 
     features = replace(tried(scene), cut=scene.cuts[-1].number)
@@ -183,7 +183,7 @@ def test_what_cannot_be_measured_is_said_and_the_job_goes_on(folder, monkeypatch
     def fail(*_, **__):
         raise Unavailable("the node is stopping")
 
-    monkeypatch.setattr("frostline.loaders.network.Network.engine", fail)
+    monkeypatch.setattr("frostline.jobs.partition.Network.engine", fail)
     monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
     events = []
     with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
@@ -246,7 +246,7 @@ def test_measuring_may_begin_before_the_first_batch_and_is_waited_for_a_while():
 def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeypatch):
     monkeypatch.setattr(beginning, "_FEWEST_TO_TRY", 0)
     found = EngineChoice(engine=REFERENCE, error=0.0, trials=(Trial(engine=REFERENCE, precision="fp32", cut=2),))
-    monkeypatch.setattr("frostline.loaders.network.Network.engine", lambda *_: Findings(choice=found))
+    monkeypatch.setattr("frostline.jobs.partition.Network.engine", lambda *_: Findings(choice=found))
     events = []
     with job_on(folder, events, accuracy="float32") as job:
         assert job.engine == found
@@ -259,7 +259,7 @@ def test_where_trying_an_engine_fails_at_once_the_job_says_so_and_begins(folder,
     def fail(*_, **__):
         raise Unavailable("the node is stopping")
 
-    monkeypatch.setattr("frostline.loaders.network.Network.engine", fail)
+    monkeypatch.setattr("frostline.jobs.partition.Network.engine", fail)
     events = []
     with job_on(folder, events, accuracy="float32") as job:
         assert len(rows_of(job)) == 48
@@ -319,8 +319,8 @@ def test_a_codec_may_lose_what_the_engine_leaves_of_the_accuracy():
 
 def test_a_verb_lists_its_data_and_launches_its_node_before_it_imports_pytorch():
     line = (
-        "import sys, frostline.cli.train, frostline.cli.extract, frostline.training.beginning, "
-        "frostline.training.feature_files; print('torch' in sys.modules)"
+        "import sys, frostline.cli.train, frostline.cli.extract, frostline.training.start, "
+        "frostline.training.extract.feature_files; print('torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", line], check=True, capture_output=True, text=True)
     assert said.stdout.strip() == "False"

@@ -9,8 +9,8 @@ import frostline as fl
 from frostline.config import LoaderSettings
 from frostline.errors import OrderMismatch, SettingError, StoreUnavailable
 from frostline.ordering import BlockOrder
-from frostline.stores.driver import DriverStore
-from frostline.stores.objects import open_store
+from frostline.stores.objects.obstore import DriverStore
+from frostline.stores.open import open_store
 from frostline.testing.forms import Example
 from support import forms
 from support.asked import versions_read

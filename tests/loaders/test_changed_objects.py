@@ -10,7 +10,7 @@ import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import DataChanged
 from frostline.node import Node
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from support.images import tiny_preprocess
 from support.nodes import served
 

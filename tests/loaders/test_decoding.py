@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from frostline.core import FeatureBatch, Samples
-from frostline.loaders.decoding import Decoding, pieces, undecoded_bytes
-from frostline.prefetch.stretches import Delivery
+from frostline.loaders.epoch.decode_pool import Decoding, pieces, undecoded_bytes
+from frostline.prefetch.requests import Delivery
 from support.images import tiny_preprocess
 
 PIXEL_BYTES = 4 * int(np.prod(tiny_preprocess().shape))

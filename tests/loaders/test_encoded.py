@@ -8,7 +8,7 @@ import torch
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.datasets.ingest import ingest
+from frostline.datasets.copy.ingest import ingest
 from frostline.errors import SettingError
 from frostline.prefetch.slabs import Slabs
 from frostline.preprocess import Applied

@@ -7,7 +7,7 @@ import torch
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, REFERENCE
-from frostline.datasets.ingest import ingest
+from frostline.datasets.copy.ingest import ingest
 from frostline.events import NodeLeftOut
 from frostline.node import Node
 from frostline.preprocess import Applied

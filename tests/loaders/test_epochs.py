@@ -13,7 +13,7 @@ from frostline.core import FeatureBatch, Route, Samples
 from frostline.errors import OrderMismatch, SettingError
 from frostline.events import EpochFinished, EpochStarted
 from frostline.loaders import ArrayLoader, Epochs, Loader
-from frostline.loaders.source import Source
+from frostline.loaders.epoch.row_source import Source
 from frostline.ordering import Order
 from frostline.prefetch import Deal
 from support.images import image_folder, tiny_preprocess

@@ -3,7 +3,7 @@
 import pytest
 
 from frostline.errors import OrderMismatch
-from frostline.loaders.feed import Feed
+from frostline.loaders.adapters.base import Feed
 from frostline.testing.small_jobs import BATCH, small_job
 
 

@@ -14,7 +14,7 @@ from frostline.core import FeatureBatch, Samples, Skipped, TensorSpec
 from frostline.errors import OverBudget
 from frostline.events import SampleSkipped
 from frostline.loaders import ArrayLoader
-from frostline.loaders.source import Source
+from frostline.loaders.epoch.row_source import Source
 from frostline.ordering import Order
 from support.mixing import one_way
 from support.threads import no_thread_is_left

@@ -14,17 +14,17 @@ import torch
 from torch.utils.data import DataLoader
 
 import frostline as fl
-from frostline.client.local import LocalTransport
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.datasets.into_cql import put_into_table
+from frostline.datasets.copy.into_cql import put_into_table
 from frostline.errors import StoreError
-from frostline.io.process import start_io
-from frostline.io.upstream import Upstream
+from frostline.io_service.process import start_io
+from frostline.io_service.upstream import Upstream
 from frostline.loaders import WorkerLoader
-from frostline.loaders.forked import serve_forked
+from frostline.loaders.torch.forked import serve_forked
 from frostline.models import freeze
 from frostline.node import Node
-from frostline.stores.objects import open_store, survives_fork
+from frostline.node.in_process import LocalTransport
+from frostline.stores.open import open_store, survives_fork
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

@@ -11,7 +11,7 @@ import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import TooManySkipped
 from frostline.node import Node
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from frostline.testing.forms import Example
 from support import forms
 from support.cassandra import KEYSPACE, PASSWORD, USER

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from frostline.loaders.kept_profiles import KeptProfiles, Measured, ProfileKey
+from frostline.jobs.profile_cache import KeptProfiles, Measured, ProfileKey
 from frostline.profiles import CodecCost, CutCost
 
 KEY = ProfileKey(

@@ -10,8 +10,8 @@ import pytest
 
 import frostline as fl
 from frostline.config import IoSettings, NodeSettings
-from frostline.io.process import start_io
-from frostline.io.upstream import Upstream
+from frostline.io_service.process import start_io
+from frostline.io_service.upstream import Upstream
 from support.images import image_folder, tiny_preprocess
 from support.nodes import until
 from support.services import descriptors, of_sessions, python, shared_memory
@@ -32,7 +32,7 @@ TRAINER = """
         print(json.dumps(what), flush=True)
 
     os.setsid()
-    multiprocessing.set_forkserver_preload(["torch", "frostline.loaders.loader", "frostline.loaders.reopening"])
+    multiprocessing.set_forkserver_preload(["torch", "frostline.loaders.torch.loader", "frostline.jobs.worker_setup"])
     folder, near, start, seed, state = sys.argv[1:]
     settings = fl.LoaderSettings(samples_per_request=4, requests_in_flight=2, cache_bytes=0, retry_for_s=60)
     with fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), near=near, settings=settings) as job:

@@ -12,9 +12,9 @@ import pytest
 import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import AccessDenied, StoreError
-from frostline.node.process import start_node
-from frostline.stores.cql_putting import TableSample
-from frostline.stores.objects import open_store
+from frostline.node.process.launch import start_node
+from frostline.stores.cql.writing import TableSample
+from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.forms import tar_of
 from support.images import image_folder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frostline.config import NodeSettings
-from frostline.node.process import start_node
+from frostline.node.process.launch import start_node
 from support.images import image_folder
 
 WITHOUT = """
@@ -65,7 +65,7 @@ for name, ask in {
         ask()
     except SettingError as error:
         said[name] = str(error)
-import frostline.cli.verbs
+import frostline.cli.commands
 print(json.dumps(said))
 """
 

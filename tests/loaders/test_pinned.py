@@ -7,7 +7,7 @@ import torch
 import frostline as fl
 from frostline.config import LoaderSettings
 from frostline.errors import SettingError
-from frostline.loaders.pinned import Pinned, memory_for
+from frostline.loaders.torch.pinned_memory import Pinned, memory_for
 from frostline.prefetch.assemble import BatchAssembler
 from support.images import image_folder, tiny_preprocess
 

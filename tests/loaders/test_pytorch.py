@@ -15,7 +15,7 @@ from frostline.testing.small_jobs import BATCH, SAMPLES, STEPS, flat, ids_of, re
 
 # What torchdata asks of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-multiprocessing.set_forkserver_preload(["torch", "frostline.loaders.loader", "frostline.loaders.reopening"])
+multiprocessing.set_forkserver_preload(["torch", "frostline.loaders.torch.loader", "frostline.jobs.worker_setup"])
 
 
 def loader_of(job, batch_size, state, options):

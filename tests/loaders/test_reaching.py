@@ -6,7 +6,7 @@ import pytest
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.loaders import reaching
+from frostline.jobs import connect as reaching
 from support.nodes import make_images
 
 

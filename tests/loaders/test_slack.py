@@ -14,8 +14,8 @@ from frostline.cache import FeatureCache, Scope, TieredCache
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.loaders import ArrayLoader, Epochs
-from frostline.loaders.ranks import ALONE
-from frostline.loaders.source import Source
+from frostline.loaders.epoch.ranks import ALONE
+from frostline.loaders.epoch.row_source import Source
 from frostline.ordering import Order, RecordedOrder, Replay
 from support.mixing import one_way
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from frostline.core import TensorSpec
-from frostline.models import export as exporting
-from frostline.models.comparison import agrees
-from frostline.models.fingerprint import fingerprint
-from frostline.models.trace import trace
-from frostline.models.trace_cache import TraceCache
+from frostline.models.tracing import export as exporting
+from frostline.models.tracing.comparison import agrees
+from frostline.models.tracing.fingerprint import fingerprint
+from frostline.models.tracing.trace import trace
+from frostline.models.tracing.trace_cache import TraceCache
 
 INPUTS = (TensorSpec((3, 8, 8)),)
 SCALE = 2.0
@@ -83,7 +83,7 @@ def test_a_kept_trace_spares_the_process_all_of_torch_export():
         "import sys, torch",
         "from torch import nn",
         "from frostline.core import TensorSpec",
-        "from frostline.models.trace import trace",
+        "from frostline.models.tracing.trace import trace",
         "model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())",
         "trace(model, [TensorSpec((4,))], training={path: False for path, _ in model.named_modules()})",
         "print('torch._dynamo' in sys.modules)",

@@ -6,7 +6,7 @@ from torch import nn
 
 from frostline.errors import ModelError
 from frostline.models import cut_network, freeze
-from frostline.models.portable import TravelledHead, head_from_json, head_to_json, portable
+from frostline.models.cutting.portable import TravelledHead, head_from_json, head_to_json, portable
 from support.networks import Small
 
 SHAPE = (3, 32, 32)

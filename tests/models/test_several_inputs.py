@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from frostline.core import TensorSpec
-from frostline.engines.profile import cut_seconds, cut_values
-from frostline.engines.runner import leaf_values
+from frostline.engines.base.runner import leaf_values
+from frostline.engines.measure.profile import cut_seconds, cut_values
 from frostline.errors import BadRequest, ModelError, UnsafeArtifact
 from frostline.models import cut_network, freeze
 from support.cutting import crossed, finished, shipped_engine

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from frostline.batching import Limit, batch_size
 from frostline.config import NodeSettings
-from frostline.engines.hardware import free_device_bytes
+from frostline.engines.machine.hardware import free_device_bytes
 from frostline.errors import OverBudget
-from frostline.node import Node, sharing
-from frostline.node.memory import Shares
+from frostline.node import Node
+from frostline.node.scheduling.memory_pool import Shares
+from frostline.node.service import resources as sharing
 from support.nodes import artifact_of, is_idle, joined, make_images, request, small_network, within_budget
 
 GIB = 1 << 30

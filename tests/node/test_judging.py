@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from frostline.core import REFERENCE, Levels
-from frostline.engines.identity import identity, judged_on
-from frostline.node.terms import Room, Terms
-from frostline.node.trials import Trials
+from frostline.engines.base.identity import identity, judged_on
+from frostline.node.trials.selection import Trials
+from frostline.node.trials.trial_policy import Room, Terms
 from support.engines import Reference, make_fastest
 from support.nodes import SIDE, artifact_of, preprocess, small_network
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from frostline.config import NodeSettings
 from frostline.node import Node
-from frostline.node.app import make_app
+from frostline.node.http.app import make_app
 from support.nodes import artifact_of, make_images, request, small_network
 
 DESCRIPTION = json.loads(files("frostline.node").joinpath("openapi.json").read_bytes())

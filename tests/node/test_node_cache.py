@@ -12,7 +12,7 @@ from frostline.config import NodeSettings, TenantSettings
 from frostline.core import View
 from frostline.errors import BadRequest
 from frostline.node import Node
-from frostline.node.metrics import metrics_text
+from frostline.node.http.metrics import metrics_text
 from frostline.preprocess import Preprocess, RandomHorizontalFlip
 from support.nodes import (
     artifact_of,

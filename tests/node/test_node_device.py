@@ -9,15 +9,15 @@ import pytest
 
 from frostline.batching import FirstCome, Hapi, Merging
 from frostline.config import TenantSettings
-from frostline.engines.torch_eager import TorchEngine
+from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.errors import UnsafeArtifact
-from frostline.node import device as device_module
-from frostline.node.device import Device
-from frostline.node.memory import Abandoned, Pool
-from frostline.node.queued import Batch, Call, Work
-from frostline.node.statistics import Counters
-from frostline.node.tenants import Tenants
-from frostline.node.turns import Turns
+from frostline.node.request import executor as device_module
+from frostline.node.request.executor import Device
+from frostline.node.request.work_queue import Batch, Call, Work
+from frostline.node.scheduling.fair_queue import Turns
+from frostline.node.scheduling.memory_pool import Abandoned, Pool
+from frostline.node.scheduling.statistics import Counters
+from frostline.node.scheduling.tenants import Tenants
 from support.nodes import SIDE, small_network
 
 RUN_ROWS = 32

@@ -14,13 +14,13 @@ from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
-from frostline.node.bodies import Bodies
-from frostline.node.cached import NodeCache
-from frostline.node.memory import Abandoned
-from frostline.node.statistics import Counters
-from frostline.node.tenants import Tenants
-from frostline.node.trial_turns import TrialTurns
-from frostline.wire.connections import address_of
+from frostline.node.http.request_body import Bodies
+from frostline.node.request.feature_cache import NodeCache
+from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.scheduling.statistics import Counters
+from frostline.node.scheduling.tenants import Tenants
+from frostline.node.trials.trial_queue import TrialTurns
+from frostline.wire.http.pool import address_of
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
 from support.tenants import tenant, token_of

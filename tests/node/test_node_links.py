@@ -7,10 +7,10 @@ import pytest
 from frostline.config import NodeSettings
 from frostline.errors import AccessDenied
 from frostline.node import Node
-from frostline.stores.folder import FolderStore
-from frostline.stores.limits import LinkBounds, StoreLimits
-from frostline.stores.mapped import MappedFolder
-from frostline.stores.objects import open_store
+from frostline.stores.base.limits import LinkBounds, StoreLimits
+from frostline.stores.objects.local import FolderStore
+from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.open import open_store
 from support.nodes import joined, jpeg, make_images, request, samples_of
 from support.tenants import tenant, token_of
 

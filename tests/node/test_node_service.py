@@ -12,11 +12,13 @@ import pytest
 from frostline.config import NodeSettings
 from frostline.core import View
 from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
-from frostline.node import Node, packing, requests
-from frostline.node.profiling import Network, Networks
+from frostline.node import Node
+from frostline.node.request import packing
+from frostline.node.request import validation as requests
+from frostline.node.service.profiling import Network, Networks
 from frostline.preprocess import imagenet
-from frostline.stores.folder import FolderStore
-from frostline.stores.wrapped import Wrapped
+from frostline.stores.objects.local import FolderStore
+from frostline.stores.wrappers.faults import Wrapped
 from frostline.wire.codecs import CODECS, pack
 from frostline.wire.messages import ProfileRequest
 from support.nodes import (

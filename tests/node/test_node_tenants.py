@@ -14,10 +14,10 @@ from frostline.client.http import HttpTransport
 from frostline.config import BATCHING, LoaderSettings, NodeSettings, TenantSettings
 from frostline.errors import OverBudget, Overloaded, SettingError, Unidentified
 from frostline.node import Node
-from frostline.node.app import make_app
-from frostline.node.statistics import Counters
-from frostline.node.tenants import Tenants, read_tenants
-from frostline.wire.connections import address_of
+from frostline.node.http.app import make_app
+from frostline.node.scheduling.statistics import Counters
+from frostline.node.scheduling.tenants import Tenants, read_tenants
+from frostline.wire.http.pool import address_of
 from frostline.wire.messages import ProfileRequest
 from support.nodes import (
     artifact_of,

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from frostline.config import NodeSettings
-from frostline.engines.torch_eager import TorchEngine
-from frostline.node import Node, requests
-from frostline.node import samples as decoding
-from frostline.stores.folder import FolderStore
-from frostline.stores.wrapped import Wrapped
+from frostline.engines.backends.torch_eager import TorchEngine
+from frostline.node import Node
+from frostline.node.request import decode as decoding
+from frostline.node.request import validation as requests
+from frostline.stores.objects.local import FolderStore
+from frostline.stores.wrappers.faults import Wrapped
 from support.nodes import artifact_of, is_idle, joined, make_images, request, same, samples_of, small_network
 
 NETWORK = small_network()

@@ -9,11 +9,11 @@ import pytest
 from frostline.batching import FairShares
 from frostline.config import TenantSettings
 from frostline.errors import OverBudget, Overloaded
-from frostline.node.memory import Abandoned, Pool
-from frostline.node.places import Places, prefix_key
-from frostline.node.statistics import Counters
-from frostline.node.tenants import Account
-from frostline.node.turns import Turns
+from frostline.node.scheduling.fair_queue import Turns
+from frostline.node.scheduling.memory_pool import Abandoned, Pool
+from frostline.node.scheduling.statistics import Counters
+from frostline.node.scheduling.tenants import Account
+from frostline.node.weights.weight_memory import Places, prefix_key
 from support.nodes import until
 
 

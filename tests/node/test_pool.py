@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from frostline.node.memory import Abandoned, Pool
+from frostline.node.scheduling.memory_pool import Abandoned, Pool
 from support.nodes import until
 
 

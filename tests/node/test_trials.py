@@ -8,22 +8,22 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 
-from frostline.client.local import LocalTransport
 from frostline.config import NodeSettings
 from frostline.core import REFERENCE, Levels, Route
-from frostline.engines.choice import Choice
-from frostline.engines.identity import identity
+from frostline.engines.base.identity import identity
+from frostline.engines.choice.choice import Choice
 from frostline.errors import BadRequest, EngineNotReady, EngineUnfit, UnknownPrefix
-from frostline.loaders.fetch import Fetcher, Shipment
-from frostline.loaders.node_engine import EngineChoice, NodeEngine
-from frostline.loaders.trainer_side import TrainerSide
-from frostline.models.artifact import read_prefix, save_prefix
+from frostline.loaders.epoch.fetch import Fetcher, Shipment
+from frostline.loaders.epoch.local_stage import TrainerSide
+from frostline.loaders.epoch.node_engine import EngineChoice, NodeEngine
+from frostline.models.files.artifact import read_prefix, save_prefix
 from frostline.node import Node
-from frostline.node.memory import Abandoned
-from frostline.node.profiling import Network, under_engine
-from frostline.node.terms import Room, Terms
-from frostline.node.trials import Trials
-from frostline.node.workshop import Children
+from frostline.node.in_process import LocalTransport
+from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.service.profiling import Network, under_engine
+from frostline.node.trials.selection import Trials
+from frostline.node.trials.trial_policy import Room, Terms
+from frostline.node.trials.trial_processes import Children
 from frostline.profiles import CutCost, Trial
 from frostline.wire.messages import ProfileRequest
 from support.engines import Reference
@@ -101,7 +101,9 @@ HERE = replace(TERMS, here=True)
 
 
 def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp_path, monkeypatch):
-    monkeypatch.setattr("frostline.node.workshop.Children.run", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(
+        "frostline.node.trials.trial_processes.Children.run", lambda *_: pytest.fail("a process was started")
+    )
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
         (found,) = [one for one in choice.trials if one.engine == OTHER]
@@ -126,7 +128,7 @@ def test_an_engine_that_ended_a_process_is_tried_in_one_of_its_own_from_then_on(
         raise Abandoned
 
     with monkeypatch.context() as ending:
-        ending.setattr("frostline.node.workshop.try_briefly", ends)
+        ending.setattr("frostline.node.trials.trial_processes.try_briefly", ends)
         with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials, pytest.raises(Abandoned):
             trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     (mark,) = marks
@@ -144,7 +146,7 @@ def test_an_engine_that_does_not_fit_the_network_is_refused_in_the_nodes_own_pro
     def unfit(*_, **__):
         raise EngineUnfit("it has no such layer")
 
-    monkeypatch.setattr("frostline.engines.trials.build", unfit)
+    monkeypatch.setattr("frostline.engines.choice.trials.build", unfit)
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     assert choice.engine == REFERENCE

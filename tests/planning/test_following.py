@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from frostline.core import Cut, Route
 from frostline.planning import Link, Situation, make_plan, vary
-from frostline.planning.following import (
+from frostline.planning.replanning import (
     Observed,
     Rates,
     as_measured,

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples, Skipped
-from frostline.core.stragglers import Stragglers
+from frostline.core.hedging import Stragglers
 from frostline.errors import NodeUnreachable, Refused, SettingError
-from frostline.prefetch import Window, stretches
+from frostline.prefetch import Window
+from frostline.prefetch import requests as stretches
 from support.mixing import one_way
 
 WAY = Route(3)

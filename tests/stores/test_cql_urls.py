@@ -15,11 +15,11 @@ from frostline.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.cql_access import CqlAccess
-from frostline.stores.cql_errors import error_of_cql
-from frostline.stores.cql_tables import Table, key_of, shape_of
-from frostline.stores.cql_urls import CqlPlace, parse_cql
-from frostline.stores.objects import is_within, normalise_url
+from frostline.stores.base.cql_urls import CqlPlace, parse_cql
+from frostline.stores.cql.credentials import CqlAccess
+from frostline.stores.cql.errors import error_of_cql
+from frostline.stores.cql.schema import Table, key_of, shape_of
+from frostline.stores.open import is_within, normalise_url
 
 names = st.from_regex(r"[A-Za-z0-9_]{1,48}", fullmatch=True)
 

@@ -12,13 +12,13 @@ from contextlib import closing
 import pytest
 
 from frostline.errors import ObjectNotFound, StoreUnavailable
-from frostline.node.memory import Pool
-from frostline.stores.ahead import Ahead, Line, SecondReads
-from frostline.stores.faces import Place
-from frostline.stores.joined import Joined
-from frostline.stores.late import LateReads
-from frostline.stores.objects import open_store
-from frostline.stores.wrapped import Wrapped
+from frostline.node.scheduling.memory_pool import Pool
+from frostline.stores.base.protocols import Place
+from frostline.stores.open import open_store
+from frostline.stores.reads.batched_reads import Joined
+from frostline.stores.reads.readahead import Ahead, Line, SecondReads
+from frostline.stores.wrappers.faults import Wrapped
+from frostline.stores.wrappers.hedging import LateReads
 
 DATA = bytes(range(256))
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.errors import ObjectNotFound, StoreUnavailable
-from frostline.node.memory import Pool
-from frostline.stores.blocks import BlockReads
-from frostline.stores.faces import Place
+from frostline.node.scheduling.memory_pool import Pool
+from frostline.stores.base.protocols import Place
+from frostline.stores.reads.block_reads import BlockReads
 from support.asked import Bytes
 
 places = st.lists(

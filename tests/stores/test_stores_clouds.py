@@ -17,10 +17,10 @@ from frostline.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.clouds import azure_settings, cloud_store, google_settings, s3_settings
-from frostline.stores.objects import open_store
-from frostline.stores.profiles import profile_of
-from frostline.stores.urls import parse_url
+from frostline.stores.base.urls import parse_url
+from frostline.stores.objects.aws_profiles import profile_of
+from frostline.stores.objects.clouds import azure_settings, cloud_store, google_settings, s3_settings
+from frostline.stores.open import open_store
 from support.bucket_peer import bucket_peer
 from support.web import web_server
 

@@ -19,11 +19,11 @@ from frostline.errors import (
     StoreError,
     StoreUnavailable,
 )
-from frostline.stores import cql_session
-from frostline.stores.cql_access import CqlAccess
-from frostline.stores.faces import LABELS, Place, Tabular
-from frostline.stores.limits import StoreLimits
-from frostline.stores.objects import open_store
+from frostline.stores.base.limits import StoreLimits
+from frostline.stores.base.protocols import LABELS, Place, Tabular
+from frostline.stores.cql import connect as cql_session
+from frostline.stores.cql.credentials import CqlAccess
+from frostline.stores.open import open_store
 from frostline.testing.stores import (
     ListingTests,
     ManyReadingTests,
@@ -275,7 +275,7 @@ def test_frostlines_own_files_stay_out_of_the_table(named):
 FORKED = """
 import os, sys
 from frostline.errors import StoreError
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 
 list(open_store(sys.argv[1]).list())
 child = os.fork()
@@ -297,7 +297,7 @@ def test_a_forked_child_of_a_user_of_the_driver_gets_a_sentence_and_never_hangs(
 
 def test_the_driver_is_not_loaded_before_a_table_needs_it():
     code = (
-        "import sys, frostline; from frostline.stores.objects import open_store; open_store('cql://host/photos/waste');"
+        "import sys, frostline; from frostline.stores.open import open_store; open_store('cql://host/photos/waste');"
         "sys.exit(any(name.partition('.')[0] == 'cassandra' for name in sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

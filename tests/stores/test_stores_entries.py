@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.datasets.forms.folders import ClassFolders, is_image
+from frostline.datasets.formats.folders import ClassFolders, is_image
 from frostline.errors import EmptyDataset
-from frostline.stores import entries as module
-from frostline.stores.entries import Entries, Names
-from frostline.stores.faces import Entry
-from frostline.stores.objects import open_store
+from frostline.stores.base import listing as module
+from frostline.stores.base.listing import Entries, Names
+from frostline.stores.base.protocols import Entry
+from frostline.stores.open import open_store
 
 parts = st.one_of(
     st.sampled_from(

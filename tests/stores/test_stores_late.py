@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.stores.late import LateReads
+from frostline.stores.wrappers.hedging import LateReads
 
 
 class Clock:

@@ -26,9 +26,9 @@ from frostline.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.driver_errors import error_of_driver
-from frostline.stores.folder import error_of_system
-from frostline.stores.objects import open_store
+from frostline.stores.objects.local import error_of_system
+from frostline.stores.objects.obstore_errors import error_of_driver
+from frostline.stores.open import open_store
 
 
 def test_a_backslash_in_a_name_is_no_slash(tmp_path):
@@ -241,7 +241,7 @@ def test_a_plain_http_address_needs_a_setting_that_the_sentence_names(s3, monkey
 FORKED = """
 import os, sys
 from frostline.errors import StoreError
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 
 open_store("memory://x").write("x", b"x")
 child = os.fork()
@@ -262,7 +262,7 @@ def test_a_forked_child_of_a_user_of_the_driver_gets_a_sentence_and_never_hangs(
 
 def test_the_driver_is_not_loaded_before_a_store_needs_it(tmp_path):
     code = (
-        "import sys, frostline, frostline.datasets; from frostline.stores.objects import open_store;"
+        "import sys, frostline, frostline.datasets; from frostline.stores.open import open_store;"
         f"list(open_store({str(tmp_path)!r}).list()); open_store('s3://photos');"
         "sys.exit(any(name.startswith('obstore') for name in sys.modules))"
     )

@@ -5,7 +5,7 @@ from base64 import b64encode
 
 import pytest
 
-from frostline.stores.objects import open_store
+from frostline.stores.open import open_store
 from frostline.testing.stores import (
     ListingTests,
     MissingRootTests,

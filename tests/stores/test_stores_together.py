@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import frostline as fl
-from frostline.datasets.repack import repack
+from frostline.datasets.copy.repack import repack
 from frostline.errors import ObjectNotFound, StoreUnavailable
-from frostline.stores.faces import Place
-from frostline.stores.objects import open_store
-from frostline.stores.together import Together
+from frostline.stores.base.protocols import Place
+from frostline.stores.open import open_store
+from frostline.stores.reads.shared_reads import Together
 from frostline.testing.forms import Example
 from support import forms
 from support.asked import Bytes, versions_read

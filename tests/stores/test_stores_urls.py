@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.errors import BadRequest, SettingError
-from frostline.stores.objects import is_within, normalise_url, object_url
-from frostline.stores.urls import check_name, parse_url
+from frostline.stores.base.urls import check_name, parse_url
+from frostline.stores.open import is_within, normalise_url, object_url
 
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
 

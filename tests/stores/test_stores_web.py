@@ -6,10 +6,10 @@ from contextlib import suppress
 import pytest
 
 from frostline.errors import DataError, ObjectNotFound, StoreError, StoreThrottled, StoreUnavailable
-from frostline.stores.clouds import cloud_store
-from frostline.stores.objects import open_store
-from frostline.stores.urls import parse_url
-from frostline.stores.web_client import path_of_redirect, refuse_private_address
+from frostline.stores.base.urls import parse_url
+from frostline.stores.objects.clouds import cloud_store
+from frostline.stores.objects.web_client import path_of_redirect, refuse_private_address
+from frostline.stores.open import open_store
 from support.bucket_peer import bucket_peer
 from support.web import web_server
 

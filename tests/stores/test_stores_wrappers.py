@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.errors import ObjectNotFound, StoreThrottled, StoreUnavailable
-from frostline.stores.clouds import cloud_store
-from frostline.stores.faces import Place
-from frostline.stores.joined import Joined
-from frostline.stores.objects import open_store
-from frostline.stores.pacing import TokenBucket
-from frostline.stores.patient import Patient
-from frostline.stores.urls import parse_url
-from frostline.stores.wrapped import Deadlined, Delayed, Faulty, Limited, Wrapped
+from frostline.stores.base.protocols import Place
+from frostline.stores.base.urls import parse_url
+from frostline.stores.objects.clouds import cloud_store
+from frostline.stores.open import open_store
+from frostline.stores.reads.batched_reads import Joined
+from frostline.stores.wrappers.faults import Deadlined, Delayed, Faulty, Limited, Wrapped
+from frostline.stores.wrappers.rate_limit import TokenBucket
+from frostline.stores.wrappers.retry import Patient
 from frostline.testing.stores import (
     ListingTests,
     ManyReadingTests,

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from frostline.errors import SettingError
-from frostline.stores import tier as module
-from frostline.stores.faces import Place
-from frostline.stores.tier import LocalTier, tier_name
+from frostline.stores.base.protocols import Place
+from frostline.stores.objects import disk_tier as module
+from frostline.stores.objects.disk_tier import LocalTier, tier_name
 
 HOUR_S = 3600.0
 
@@ -140,8 +140,8 @@ def test_a_place_that_cannot_be_used_is_said(tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
-from frostline.stores.faces import Place
-from frostline.stores.tier import LocalTier, tier_name
+from frostline.stores.base.protocols import Place
+from frostline.stores.objects.disk_tier import LocalTier, tier_name
 
 tier = LocalTier(Path(sys.argv[1]), budget_bytes=1 << 22)
 for number in range(1 << 30):

@@ -5,8 +5,8 @@ Which engine is the fastest is then no matter of a machine's moment.
 
 import json
 
-from frostline.engines.torch_eager import TorchEngine
-from frostline.engines.trials import features
+from frostline.engines.backends.torch_eager import TorchEngine
+from frostline.engines.choice.trials import features
 
 
 def make_fastest(folder, engine):

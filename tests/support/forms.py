@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import Samples
-from frostline.datasets.forms.ready_form import ReadyForm
-from frostline.datasets.ids import stable_ids
-from frostline.datasets.ready import LAYOUT, TABLE, Layout, Part, masks_beside, object_name, table_file
-from frostline.datasets.ready_masks import MaskPlaces
+from frostline.datasets.formats.ids import stable_ids
+from frostline.datasets.formats.ready_form import ReadyForm
+from frostline.datasets.ready.layout import LAYOUT, TABLE, Layout, Part, masks_beside, object_name, table_file
+from frostline.datasets.ready.masks import MaskPlaces
 from frostline.preprocess import Applied
-from frostline.stores.cql_putting import TableSample
-from frostline.stores.urls import object_url
+from frostline.stores.base.urls import object_url
+from frostline.stores.cql.writing import TableSample
 from support.images import tiny_preprocess
 
 

@@ -22,15 +22,15 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from frostline.engines.footprint import BROKEN, tensors_in
-from frostline.engines.operations import GraphLimits
-from frostline.engines.operators import ALLOWED, FACTORIES, PYTHON_OPERATORS, resolve_allowed
-from frostline.engines.process_memory import limit_memory, look_anew, peak_bytes, resident_bytes
-from frostline.engines.torch_eager import TorchEngine
+from frostline.engines.backends.torch_eager import TorchEngine
+from frostline.engines.base.operators import ALLOWED, FACTORIES, PYTHON_OPERATORS, resolve_allowed
+from frostline.engines.machine.process_memory import limit_memory, look_anew, peak_bytes, resident_bytes
+from frostline.engines.measure.footprint import BROKEN, tensors_in
+from frostline.engines.measure.operations import GraphLimits
 from frostline.errors import OverBudget, UnsafeArtifact
-from frostline.models.artifact import header_of, read_prefix
-from frostline.models.graph_file import graph_from_json
-from frostline.models.inspection import inspect_prefix
+from frostline.models.files.artifact import header_of, read_prefix
+from frostline.models.files.graph_file import graph_from_json
+from frostline.models.files.inspection import inspect_prefix
 from support.hostile import X, after, artifact
 
 __all__ = ("fuzzed",)

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import frostline as fl
 from frostline.config import LoaderSettings
 from frostline.errors import OrderMismatch
-from frostline.loaders.jax import JaxLoader, ranks
+from frostline.loaders.adapters.jax import JaxLoader, ranks
 from support.images import tiny_preprocess
 
 

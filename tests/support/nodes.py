@@ -13,13 +13,13 @@ from PIL import Image
 from torch import nn
 
 from frostline.core import Samples
-from frostline.engines.torch_eager import TorchEngine
+from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.errors import Overloaded
 from frostline.models import cut_network, freeze
-from frostline.models.artifact import digest_of, write_prefix
-from frostline.node.server import Server, listen
+from frostline.models.files.artifact import digest_of, write_prefix
+from frostline.node.http.server import Server, listen
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize
-from frostline.stores.folder import FolderStore
+from frostline.stores.objects.local import FolderStore
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 SIDE = 32

@@ -4,7 +4,7 @@ import math
 
 from frostline.core import Skipped
 from frostline.events import Replanned
-from frostline.training.report import Report, WayTaken, Whereabouts
+from frostline.training.report.report import Report, WayTaken, Whereabouts
 from support.plans import a_plan
 
 

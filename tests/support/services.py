@@ -9,11 +9,11 @@ import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 
-from frostline.client.io import IoTransport
-from frostline.client.local import LocalTransport
 from frostline.config import IoSettings, LoaderSettings
-from frostline.io.places import listening_at, unnamed
-from frostline.io.service import IoService
+from frostline.io_service.addresses import listening_at, unnamed
+from frostline.io_service.client.transport import IoTransport
+from frostline.io_service.service import IoService
+from frostline.node.in_process import LocalTransport
 
 SETTINGS = LoaderSettings(deadline_s=30)
 

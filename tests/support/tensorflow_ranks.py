@@ -10,7 +10,7 @@ import tensorflow as tf
 import frostline as fl
 from frostline.config import LoaderSettings
 from frostline.errors import OrderMismatch
-from frostline.loaders.tensorflow import TensorFlowLoader, ranks
+from frostline.loaders.adapters.tensorflow import TensorFlowLoader, ranks
 from support.images import tiny_preprocess
 
 BATCH = 4

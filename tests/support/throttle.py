@@ -2,7 +2,7 @@
 
 import threading
 
-from frostline.stores.pacing import TokenBucket
+from frostline.stores.wrappers.rate_limit import TokenBucket
 
 __all__ = ("Throttle",)
 

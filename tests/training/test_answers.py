@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from frostline.errors import SettingError
 from frostline.planning import POLICIES, make_plan
-from frostline.training.answers import ALL_POLICIES, Measured, Question, WhatIf, answer, relative
+from frostline.training.report.what_if import ALL_POLICIES, Measured, Question, WhatIf, answer, relative
 from support.plans import a_costless_plan, a_plan, a_situation
 
 ASKED = {"data": "s3://photos/waste", "model": "timm:resnet18"}

@@ -32,18 +32,18 @@ from frostline.errors import (
     UnknownTraining,
     UnsafeArtifact,
 )
-from frostline.loaders.assignment import read_assignment, write_assignment
-from frostline.loaders.beside import train_beside
-from frostline.loaders.remote import Remote
+from frostline.jobs.in_store.assignment import read_assignment, write_assignment
+from frostline.jobs.in_store.batches import Remote
+from frostline.jobs.in_store.client import train_beside
 from frostline.models import cut_network
-from frostline.models.artifact import write_prefix
+from frostline.models.files.artifact import write_prefix
 from frostline.node import Node
-from frostline.node.bounded_process import BoundedProcess
-from frostline.node.process import start_node
-from frostline.training.checked import check_assignment
+from frostline.node.process.bounded import BoundedProcess
+from frostline.node.process.launch import start_node
+from frostline.training.in_store.validate import check_assignment
 from frostline.training.loop import Loop
 from frostline.training.networks import load_model
-from frostline.training.record import Record
+from frostline.training.report.record import Record
 from frostline.wire.recipes import Recipe
 from support.images import image_folder, tiny_preprocess
 from support.nodes import served, until
@@ -253,7 +253,7 @@ def begun(assignment, memory_bytes):
         given.write(assignment)
         given.seek(0)
         process = BoundedProcess(
-            "frostline.training.beside",
+            "frostline.training.in_store.process",
             {"near": "http://127.0.0.1:9", "threads": 1},
             {"assignment": given, "trained": trained},
             memory_bytes=memory_bytes,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from frostline.core.amounts import in_percent, in_rate
+from frostline.core.units import in_percent, in_rate
 from frostline.planning import POLICIES, table
-from frostline.training.answers import ALL_POLICIES, Measured, Question, WhatIf, answer
-from frostline.training.plan_page import render_plan_page
+from frostline.training.report.plan_page import render_plan_page
+from frostline.training.report.what_if import ALL_POLICIES, Measured, Question, WhatIf, answer
 from support.pages import (
     HOSTILE,
     asks_for_nothing,

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from frostline.core import REFERENCE, Skipped
-from frostline.core.amounts import in_percent
+from frostline.core.units import in_percent
 from frostline.events import Replanned
 from frostline.profiles import Trial
-from frostline.training.page import render_page
-from frostline.training.report import WayTaken, Whereabouts
+from frostline.training.report.page import render_page
+from frostline.training.report.report import WayTaken, Whereabouts
 from support.pages import (
     HOSTILE,
     asks_for_nothing,

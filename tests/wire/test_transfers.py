@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from frostline.client.http import HttpTransport
-from frostline.client.local import LocalTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import FeatureBatch
 from frostline.node import Node
-from frostline.node.server import listen
+from frostline.node.http.server import listen
+from frostline.node.in_process import LocalTransport
 from frostline.wire.framing import Encoder
-from frostline.wire.transfers import Meter, Transfers
+from frostline.wire.http.link_meter import Meter, Transfers
 from support.nodes import make_images, request
 from support.peers import read_request
 

@@ -3,6 +3,7 @@
 from frostline.batching.allowance import Allowance
 from frostline.batching.budget import Budget
 from frostline.batching.claims import ANYBODY, Claim
+from frostline.batching.eviction import DRAINED_WITHIN_S, Stay, Wish, leaving
 from frostline.batching.forming import FirstCome, Merging, Part, Rule, Turn, Waiting
 from frostline.batching.hapi import Hapi
 from frostline.batching.shares import FairShares
@@ -15,7 +16,6 @@ from frostline.batching.sizes import (
     stretches_of_bytes,
     stretches_of_work,
 )
-from frostline.batching.stays import DRAINED_WITHIN_S, Stay, Wish, leaving
 
 __all__ = (
     "ANYBODY",

@@ -4,9 +4,9 @@ import os
 import time
 from collections.abc import Sequence
 
-from frostline.cli.began import process_began_at
-from frostline.engines.allocator import ENVIRONMENT, keep_freed_memory
-from frostline.engines.ending import end_at_once
+from frostline.cli.start_time import process_began_at
+from frostline.engines.machine.allocator import ENVIRONMENT, keep_freed_memory
+from frostline.engines.machine.exit import end_at_once
 
 __all__ = ("main",)
 
@@ -23,6 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     end_at_once()
-    from frostline.cli.verbs import run
+    from frostline.cli.commands import run
 
     run(arguments, began_at)

@@ -7,7 +7,7 @@ import click
 from frostline.cli.options import as_json, epochs_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.summary import finish
-from frostline.core.amounts import in_bytes
+from frostline.core.units import in_bytes
 from frostline.events import Counted, PhaseStarted
 from frostline.training.settings import JobSettings, TrainSettings
 
@@ -34,7 +34,7 @@ def demo(data: str | None, epochs: int | None, out: Path, as_json: bool) -> int:
     Without --data a set is made once from the photographs that scikit-image and scikit-learn ship: one class a
     photograph, each sample a seeded view of it.
     """
-    from frostline.training.beginning import begin
+    from frostline.training.start import begin
 
     with ProgressBar() as progress:
         folder = data or str(_own_photographs(out / "photographs", progress))

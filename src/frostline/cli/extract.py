@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from frostline.cli.amounts import BYTES
 from frostline.cli.options import as_json, job_options, policy_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
-from frostline.core.amounts import in_bytes, in_seconds
+from frostline.cli.units import BYTES
 from frostline.core.collector import collector_rests
+from frostline.core.units import in_bytes, in_seconds
 from frostline.training.settings import ExtractSettings, JobSettings
 
 __all__ = ("extract",)
@@ -37,8 +37,8 @@ def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
     features, ids and labels. The file appears when it is whole. Parts are kept beside it until then: after a kill,
     run the same again, and it goes on where it was. With --near several times the nodes share the work.
     """
-    from frostline.training.beginning import begin
-    from frostline.training.feature_files import check_suffix
+    from frostline.training.extract.feature_files import check_suffix
+    from frostline.training.start import begin
 
     check_suffix(out)
     # Each sample comes once, so nothing is worth keeping.
@@ -48,7 +48,7 @@ def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
     with ProgressBar() as progress, begin(settings.job, progress) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
-            from frostline.training.extract import extract as run
+            from frostline.training.extract.extract import extract as run
 
         done = run(settings, progress, begun=begun, began_at=click.get_current_context().obj)
     if as_json:

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from frostline.cli.amounts import BYTES
 from frostline.cli.options import as_json, changed_option, list_option, where_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
-from frostline.core.amounts import in_bytes, in_seconds
+from frostline.cli.units import BYTES
+from frostline.core.units import in_bytes, in_seconds
 from frostline.errors import SettingError
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, efficientnet_lite, imagenet
 
 if TYPE_CHECKING:
     from frostline.datasets import Dataset
-    from frostline.datasets.ingest import Ingested
-    from frostline.datasets.into_cql import Put
-    from frostline.datasets.repack import Repacked
+    from frostline.datasets.copy.ingest import Ingested
+    from frostline.datasets.copy.into_cql import Put
+    from frostline.datasets.copy.repack import Repacked
 
 __all__ = ("FORMS", "ingest")
 
@@ -113,7 +113,7 @@ def ingest(
 
 
 def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, **options: Any) -> None:
-    from frostline.datasets.ingest import ingest as run
+    from frostline.datasets.copy.ingest import ingest as run
 
     applied = _applied(source, options["resize"], options["preprocess"], options["dtype"])
     with ProgressBar() as progress:
@@ -135,7 +135,7 @@ def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, 
 
 
 def _copied(source: "Dataset", destination: str, form: str, *, as_json: bool, **options: Any) -> None:
-    from frostline.datasets.repack import repack
+    from frostline.datasets.copy.repack import repack
 
     if options["preprocess"] is not None or options["dtype"] != "uint8":
         raise SettingError(f"--preprocess and --dtype are for --form ready; {form} keeps encoded images")
@@ -158,7 +158,7 @@ def _copied(source: "Dataset", destination: str, form: str, *, as_json: bool, **
 
 
 def _into_table(source: "Dataset", destination: str, *, as_json: bool, **options: Any) -> None:
-    from frostline.datasets.into_cql import put_into_table
+    from frostline.datasets.copy.into_cql import put_into_table
 
     if options["preprocess"] is not None or options["dtype"] != "uint8":
         raise SettingError("--preprocess and --dtype are for --form ready; cql keeps encoded images")

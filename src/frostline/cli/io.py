@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from frostline.cli.amounts import BYTES
 from frostline.cli.options import NODE_MEMORY, as_json, roots_there
 from frostline.cli.show import print_json, print_json_line, print_table
+from frostline.cli.units import BYTES
 from frostline.config import IoSettings, NodeSettings, default_node_memory_bytes, io_socket
 
 __all__ = ("io",)
@@ -84,9 +84,9 @@ def io(
     if status:
         _say_status(url, as_json=as_json)
         return
-    from frostline.io.places import listening_at
-    from frostline.io.service import IoService
-    from frostline.io.upstream import Upstream
+    from frostline.io_service.addresses import listening_at
+    from frostline.io_service.service import IoService
+    from frostline.io_service.upstream import Upstream
 
     settings = IoSettings(memory_bytes=memory, window_bytes=window or 0)
     node = NodeSettings(memory_bytes=node_memory, read_threads=read_threads, max_requests=settings.most_connections)
@@ -138,7 +138,7 @@ def _say(url: str, asks: tuple[str, ...], *, as_json: bool) -> None:
 
 
 def _say_status(url: str, *, as_json: bool) -> None:
-    from frostline.client.io import IoTransport
+    from frostline.io_service.client.transport import IoTransport
 
     with closing(IoTransport(url)) as transport:
         found = transport.service_statistics()

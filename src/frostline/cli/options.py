@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from frostline.cli.amounts import ACCURACY, BYTES
+from frostline.cli.units import ACCURACY, BYTES
 from frostline.config import CHANGED, LoaderSettings, NodeSettings, default_node_memory_bytes
 from frostline.core import FLOAT32
 from frostline.errors import DataNotFound
 from frostline.planning import POLICIES
-from frostline.stores.urls import parse_url
+from frostline.stores.base.urls import parse_url
 from frostline.training.settings import JobSettings
 from frostline.wire.recipes import FEW_EPOCHS
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
-from frostline.cli.amounts import BANDWIDTH, TIMES
 from frostline.cli.options import as_json, job_options
 from frostline.cli.plan_text import print_answer
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
+from frostline.cli.units import BANDWIDTH, TIMES
 from frostline.core.collector import collector_rests
 from frostline.errors import OutOfSpace, SettingError
 from frostline.planning import POLICIES
-from frostline.training.answers import ALL_POLICIES, Answer, Measured, Question, WhatIf, answer
 from frostline.training.files import make_folder, write_text
 from frostline.training.measured import find, just_measured, keep
+from frostline.training.report.what_if import ALL_POLICIES, Answer, Measured, Question, WhatIf, answer
 from frostline.training.settings import JobSettings
 
 __all__ = ("plan",)
@@ -73,7 +73,7 @@ def plan(
 
 
 def _draw(answered: Answer, html: Path, *, every: bool) -> None:
-    from frostline.training.plan_page import render_plan_page
+    from frostline.training.report.plan_page import render_plan_page
 
     write_text(html, render_plan_page(answered, every=every))
     click.echo(f"drawn in {html}", err=True)

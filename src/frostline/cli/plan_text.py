@@ -3,10 +3,10 @@
 import click
 
 from frostline.cli.show import print_table
-from frostline.core.amounts import in_bytes, in_percent, in_rate, in_seconds
+from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds
 from frostline.planning import Plan, Situation, engines, table
-from frostline.planning.following import mixture_in_words
-from frostline.training.answers import Answer, relative
+from frostline.planning.replanning import mixture_in_words
+from frostline.training.report.what_if import Answer, relative
 
 __all__ = ("print_answer",)
 

@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from frostline.core.amounts import in_rate
+from frostline.core.units import in_rate
 from frostline.events import (
     BatchTaken,
     ColumnsLeft,

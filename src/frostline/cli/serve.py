@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from frostline.cli.amounts import BYTES
 from frostline.cli.options import as_json, node_options, roots_there
 from frostline.cli.show import print_json_line
+from frostline.cli.units import BYTES
 from frostline.config import BATCHING, NodeSettings
 from frostline.errors import SettingError
 
@@ -163,10 +163,10 @@ def serve(
     import torch
 
     from frostline.node import Node
-    from frostline.node.inspections import Inspector, kept_inspections
-    from frostline.node.server import Server
-    from frostline.node.server import listen as take_port
-    from frostline.node.tenants import read_tenants
+    from frostline.node.http.server import Server
+    from frostline.node.http.server import listen as take_port
+    from frostline.node.scheduling.tenants import read_tenants
+    from frostline.node.weights.inspection import Inspector, kept_inspections
 
     host, port = _address(listen)
     known = () if tenants is None else read_tenants(tenants)
@@ -212,7 +212,7 @@ def _engines(names: str) -> tuple[str, ...]:
     Raises:
         SettingError: There is no such engine.
     """
-    from frostline.engines.catalog import OFFERS
+    from frostline.engines.backends.catalog import OFFERS
 
     found = tuple(name.strip() for name in names.split(",") if name.strip())
     known = [one.name for one in OFFERS]

@@ -44,7 +44,7 @@ def train(job: JobSettings, out: Path | None, as_json: bool, **how: Any) -> int:
     With --out the folder gets head.safetensors, model.safetensors (the whole network, loadable without
     Frostline), report.json and report.html. Ctrl-C writes the same files with what there is by then.
     """
-    from frostline.training.beginning import begin
+    from frostline.training.start import begin
 
     settings = TrainSettings(job=job, out=out, **how)
     with ProgressBar() as progress, begin(job, progress, least_classes=2) as begun:

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from frostline.client.answering import Answering
-from frostline.client.cancellation import Cancellation
-from frostline.client.training import HttpTraining
-from frostline.client.transport import TransportStatistics
+from frostline.client.http_training import HttpTraining
+from frostline.client.responses import Answering
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError
 from frostline.profiles import Profile
-from frostline.wire.connections import Connections, address_of
-from frostline.wire.exchange import Exchange, Message
+from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import TransportStatistics
 from frostline.wire.framing import decode
+from frostline.wire.http.exchange import Exchange, Message
+from frostline.wire.http.pool import Connections, address_of
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 from frostline.wire.refusals import error_from_answer
 

@@ -1,7 +1,7 @@
 """A traced network as a value: nodes that name their operator, leaves that name their tensor, and cuts.
 
 The same value describes the whole network in the user's process, the frozen prefix that travels to a
-node (as JSON, see ``models.artifact``), the frozen rest of it at the trainer, and the trainable head.
+node (as JSON, see ``models.files.artifact``), the frozen rest of it at the trainer, and the trainable head.
 """
 
 from dataclasses import dataclass

@@ -107,8 +107,8 @@ class Samples:
         offsets: ``int64[n]``, where the sample's bytes start in the object.
         lengths: ``int64[n]``, how many bytes the encoded sample has.
         labels: ``int64[n]``, index into the data set's classes; -1 where there is none.
-        versions: of each object as it was listed (``stores.faces.Entry.etag``), empty where the store has none; no
-            column at all where nobody knows any.
+        versions: the version of each object as it was listed (``stores.base.protocols.Entry.etag``), empty where the
+            store has none; no column at all where nobody knows any.
         targets: where their masks are; None where the data set has none. They do not travel with a request.
     """
 

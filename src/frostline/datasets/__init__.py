@@ -1,6 +1,6 @@
 """Data sets: a manifest of samples over data that stays as it is."""
 
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.statistics import DatasetStatistics, SizeQuantiles
+from frostline.datasets.manifest.statistics import DatasetStatistics, SizeQuantiles
 
 __all__ = ("Dataset", "DatasetStatistics", "SizeQuantiles")

@@ -11,23 +11,23 @@ import pyarrow.compute as pc
 
 from frostline.config import CHANGED, cache_folder
 from frostline.core import URLS, SampleTable
-from frostline.datasets.columns import Rows
-from frostline.datasets.forms.known import form_named
-from frostline.datasets.forms.split_names import SPLIT
-from frostline.datasets.listing import nobody
-from frostline.datasets.manifest import Manifest
-from frostline.datasets.named_splits import NamedSplits
-from frostline.datasets.parts import JoinedRows, as_chosen, numbered, rows_of_ids, within
-from frostline.datasets.selecting import select_rows
-from frostline.datasets.selection import Selection
-from frostline.datasets.sources import Source
-from frostline.datasets.statistics import DatasetStatistics
-from frostline.datasets.urls import places_in
+from frostline.datasets.formats.columns import Rows
+from frostline.datasets.formats.known import form_named
+from frostline.datasets.formats.split_names import SPLIT
+from frostline.datasets.formats.url_reader import places_in
+from frostline.datasets.manifest.listing import nobody
+from frostline.datasets.manifest.manifest import Manifest
+from frostline.datasets.manifest.named_splits import NamedSplits
+from frostline.datasets.manifest.row_subset import JoinedRows, as_chosen, numbered, rows_of_ids, within
+from frostline.datasets.manifest.source import Source
+from frostline.datasets.manifest.statistics import DatasetStatistics
+from frostline.datasets.select.evaluate import select_rows
+from frostline.datasets.select.selection import Selection
 from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
 from frostline.ordering import Chosen, Places
 from frostline.preprocess import Applied, Preprocess
-from frostline.stores.objects import normalise_url
+from frostline.stores.open import normalise_url
 
 __all__ = ("Dataset", "DatasetStatistics")
 
@@ -35,7 +35,7 @@ _MOST_PARTS = 255
 
 
 class Dataset:
-    """Labelled samples that stay where they are, in whatever form: see ``datasets.forms``.
+    """Labelled samples that stay where they are, in whatever form: see ``datasets.formats``.
 
     Nothing is read until a property needs it; the first one that does lists the data and finds or builds
     its manifest. The value does not change after that: make another one to see new data.
@@ -268,7 +268,7 @@ class Dataset:
         """The samples for which a selection holds, in the samples' order.
 
         Args:
-            chosen: text such as ``"label == 'glass' and width >= 200"`` (see ``datasets.expressions``), or an
+            chosen: text such as ``"label == 'glass' and width >= 200"`` (see ``datasets.select.filter_parser``), or an
                 expression of Arrow, in which labels are numbers: ``pyarrow.compute.field("width") >= 200``.
 
         Raises:

@@ -1,23 +1,20 @@
-"""The loader and the job: features in, batches out."""
+"""Loaders: an epoch's samples as batches, for PyTorch and other frameworks."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from frostline.loaders.array_loader import ArrayLoader
-from frostline.loaders.arrays import Arrays
-from frostline.loaders.blend import Blend
-from frostline.loaders.epochs import Epochs
-from frostline.loaders.job import Job
-from frostline.loaders.ledger import JobStatistics
-from frostline.loaders.offload import offload
-from frostline.loaders.passport import furthest
-from frostline.loaders.ranks import Ranks
+from frostline.loaders.epoch.epoch_loader import ArrayLoader
+from frostline.loaders.epoch.epochs import Epochs
+from frostline.loaders.epoch.mixture import Blend
+from frostline.loaders.epoch.numpy_batch import Arrays
+from frostline.loaders.epoch.ranks import Ranks
+from frostline.loaders.epoch.worker_state import furthest
 
 if TYPE_CHECKING:
-    from frostline.loaders.augment import FeatureMixup, FeatureNoise
-    from frostline.loaders.batch import Batch
-    from frostline.loaders.loader import Loader
-    from frostline.loaders.workers import WorkerLoader
+    from frostline.loaders.torch.augment import FeatureMixup, FeatureNoise
+    from frostline.loaders.torch.batch import Batch
+    from frostline.loaders.torch.loader import Loader
+    from frostline.loaders.torch.workers import WorkerLoader
 
 __all__ = (
     "ArrayLoader",
@@ -27,22 +24,19 @@ __all__ = (
     "Epochs",
     "FeatureMixup",
     "FeatureNoise",
-    "Job",
-    "JobStatistics",
     "Loader",
     "Ranks",
     "WorkerLoader",
     "furthest",
-    "offload",
 )
 
 # Of PyTorch, which loops of other frameworks do without: imported when they are named.
 _MODULES = {
-    "Batch": "frostline.loaders.batch",
-    "FeatureMixup": "frostline.loaders.augment",
-    "FeatureNoise": "frostline.loaders.augment",
-    "Loader": "frostline.loaders.loader",
-    "WorkerLoader": "frostline.loaders.workers",
+    "Batch": "frostline.loaders.torch.batch",
+    "FeatureMixup": "frostline.loaders.torch.augment",
+    "FeatureNoise": "frostline.loaders.torch.augment",
+    "Loader": "frostline.loaders.torch.loader",
+    "WorkerLoader": "frostline.loaders.torch.workers",
 }
 
 

@@ -1,4 +1,4 @@
-"""The process that ``node.process`` starts."""
+"""The process that ``node.process.launch`` starts."""
 
 import os
 import sys

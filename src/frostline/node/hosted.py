@@ -12,9 +12,9 @@ import torch
 from frostline.config import NodeSettings, TenantSettings
 from frostline.core.collector import collector_rests
 from frostline.errors import UserError
-from frostline.node.inspections import Inspector, kept_inspections
-from frostline.node.server import Server, listen
-from frostline.node.service import Node
+from frostline.node.http.server import Server, listen
+from frostline.node.service.node import Node
+from frostline.node.weights.inspection import Inspector, kept_inspections
 
 __all__ = ("main",)
 

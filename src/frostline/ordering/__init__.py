@@ -1,11 +1,11 @@
 """Decides which sample stands where: orders of epochs, shares of ranks, states to go on from, splits, chosen rows."""
 
-from frostline.ordering.blocks import BlockOrder, Blocks
+from frostline.ordering.block_shuffle import BlockOrder, Blocks
 from frostline.ordering.chosen import Chosen, Places
-from frostline.ordering.handshake import Gather, Terms, check_terms
 from frostline.ordering.interleaving import Interleaving
 from frostline.ordering.mixture import Mixture
 from frostline.ordering.order import EpochOrder, Order
+from frostline.ordering.rank_agreement import Gather, Terms, check_terms
 from frostline.ordering.recorded import RecordedOrder, Replay
 from frostline.ordering.resumed import Progress, Resumed
 from frostline.ordering.sharding import EVEN, LAST, Shard

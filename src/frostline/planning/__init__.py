@@ -5,8 +5,8 @@ from frostline.planning.choice import fixed, make_plan
 from frostline.planning.plan import Plan, Share
 from frostline.planning.policies import ALL_IN_STORE, POLICIES
 from frostline.planning.situation import Link, Situation
+from frostline.planning.text import Table, engines, explain, table
 from frostline.planning.whatif import vary
-from frostline.planning.words import Table, engines, explain, table
 
 __all__ = (
     "ALL_IN_STORE",

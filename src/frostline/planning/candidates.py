@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from frostline.core import EXACT, FLOAT32, REFERENCE, Cut, Route
-from frostline.core.amounts import in_bytes
+from frostline.core.units import in_bytes
 from frostline.planning.situation import Situation
 from frostline.profiles import CodecCost, CutCost, Profile
 

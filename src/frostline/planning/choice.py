@@ -13,7 +13,7 @@ from frostline.planning.optimum import optimum
 from frostline.planning.plan import Plan, Share
 from frostline.planning.policies import ALL_IN_STORE, BEST, POLICIES, RULES
 from frostline.planning.situation import Situation
-from frostline.planning.words import against, bounds, in_the_store, mixed, named, over_epochs, single
+from frostline.planning.text import against, bounds, in_the_store, mixed, named, over_epochs, single
 
 __all__ = ("NOISE", "fixed", "make_plan")
 

@@ -10,7 +10,7 @@ from frostline.background import in_background
 from frostline.core import FeatureBatch
 from frostline.errors import StoreUnavailable, Unavailable
 from frostline.events import Event, Observer, RequestFinished, RequestHedged, SampleSkipped, Waiting
-from frostline.prefetch.stretches import Ask, Delivery
+from frostline.prefetch.requests import Ask, Delivery
 from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window, WindowStatistics
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch
-from frostline.core.stragglers import Stragglers
+from frostline.core.hedging import Stragglers
 from frostline.errors import NodeUnreachable, StoreUnavailable, Unavailable
 from frostline.events import RequestRetried
-from frostline.prefetch.lengthening import FIRST_REQUESTS
-from frostline.prefetch.opened import Opened
-from frostline.prefetch.patience import Failing, delay_s
-from frostline.prefetch.stretches import Ask, Delivery, Stretch
+from frostline.prefetch.back_off import Failing, delay_s
+from frostline.prefetch.in_flight import Opened
+from frostline.prefetch.ramp_up import FIRST_REQUESTS
+from frostline.prefetch.requests import Ask, Delivery, Stretch
 
 __all__ = ("Window", "WindowStatistics")
 
@@ -70,7 +70,7 @@ class Window:
     from one request.
 
     While a failed stretch waits for its next attempt nothing new is asked for: a node that is down is probed, not
-    stormed. A straggler is asked for a second time (``core.stragglers``), and whichever answer brings a row first
+    stormed. A straggler is asked for a second time (``core.hedging``), and whichever answer brings a row first
     is taken; the other attempt is given up when nothing of the stretch is missing.
 
     Args:

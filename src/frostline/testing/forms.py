@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from frostline.datasets.forms.faces import COLUMNS, TARGET_COLUMNS, Form, Listed
-from frostline.datasets.reading import open_samples
+from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, Form, Listed
+from frostline.datasets.open import open_samples
 from frostline.errors import EmptyDataset
-from frostline.stores.faces import Buffer, Entry, ObjectStore, Tabular
-from frostline.stores.objects import open_store
+from frostline.stores.base.protocols import Buffer, Entry, ObjectStore, Tabular
+from frostline.stores.open import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +122,7 @@ class FormTests:
 
     @pytest.fixture
     def store(self) -> ObjectStore:
-        """An empty store that ``frostline.stores.objects.open_store`` opens by its URL."""
+        """An empty store that ``frostline.stores.open.open_store`` opens by its URL."""
         return open_store(f"memory://{uuid.uuid4()}/forms")
 
     def read(self, store: ObjectStore, before: Listed | None = None) -> Listed:
@@ -239,7 +239,7 @@ class MaskTests:
 
     @pytest.fixture
     def store(self) -> ObjectStore:
-        """An empty store that ``frostline.stores.objects.open_store`` opens by its URL."""
+        """An empty store that ``frostline.stores.open.open_store`` opens by its URL."""
         return open_store(f"memory://{uuid.uuid4()}/forms")
 
     def read(self, store: ObjectStore, before: Listed | None = None) -> Listed:

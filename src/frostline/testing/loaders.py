@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 import pytest
 
 from frostline.errors import FrostlineError, OrderMismatch
-from frostline.loaders import Job, Ranks
+from frostline.jobs import Job
+from frostline.loaders import Ranks
 from frostline.testing.small_jobs import (
     BATCH,
     SAMPLES,

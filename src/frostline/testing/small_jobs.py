@@ -9,8 +9,9 @@ from PIL import Image
 
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
-from frostline.loaders import Blend, Job, Ranks, offload
-from frostline.loaders.arrays import Arrays
+from frostline.jobs import Job, offload
+from frostline.loaders import Blend, Ranks
+from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.ordering import Blocks, Order
 from frostline.preprocess import imagenet
 

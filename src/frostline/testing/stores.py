@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
-from frostline.stores.faces import Place
+from frostline.stores.base.protocols import Place
 
 __all__ = (
     "ABSENT",

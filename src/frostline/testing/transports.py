@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from frostline.client.cancellation import Cancellation
-from frostline.client.transport import Transport, TransportStatistics
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import BadRequest, NodeUnreachable, Refused, StoreError, Unavailable
 from frostline.profiles import Profile
+from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import Transport, TransportStatistics
 from frostline.wire.codecs import pack
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 

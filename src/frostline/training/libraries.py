@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from frostline.core.amounts import in_bytes
+from frostline.core.units import in_bytes
 from frostline.errors import ModelError, UnknownModel, WeightsMissing, nearest
 from frostline.events import Observer, PhaseStarted
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from frostline.core.collector import collector_rests
-from frostline.engines.first_calls import settle_kernels
+from frostline.engines.machine.first_calls import settle_kernels
 from frostline.errors import SettingError
 from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadKept, Observer, StepFinished
 from frostline.loaders import Batch

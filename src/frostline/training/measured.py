@@ -9,9 +9,9 @@ from typing import Any
 
 from frostline.config import NodeSettings, cache_folder
 from frostline.planning import Situation
-from frostline.stores.urls import normalise_url
-from frostline.training.answers import Measured
+from frostline.stores.base.urls import normalise_url
 from frostline.training.files import make_folder, write_text
+from frostline.training.report.what_if import Measured
 from frostline.training.settings import RANDOM, JobSettings
 from frostline.version import __version__
 

@@ -17,18 +17,18 @@ from frostline.datasets import Dataset
 from frostline.errors import FrostlineError, ModelError, Unavailable
 from frostline.events import Observer
 from frostline.loaders import Loader
-from frostline.models.comparison import kept_buffers
+from frostline.models.tracing.comparison import kept_buffers
 from frostline.planning import ALL_IN_STORE
-from frostline.training.beginning import Begun
 from frostline.training.files import make_folder, write_tensors, write_text
 from frostline.training.held_out import in_words, is_test
 from frostline.training.loop import Loop
-from frostline.training.record import Record
-from frostline.training.report import Report, WayTaken, Whereabouts
+from frostline.training.report.record import Record
+from frostline.training.report.report import Report, WayTaken, Whereabouts
+from frostline.training.report.versions import versions
 from frostline.training.settings import TrainSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.sides import sides_of
-from frostline.training.versions import versions
+from frostline.training.start import Begun
 from frostline.wire.recipes import FEW_EPOCHS
 
 __all__ = ("train",)
@@ -239,7 +239,7 @@ def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
 
 def _save(out: Path, model: nn.Module, head: nn.Module, report: Report) -> None:
     # Its plots bring matplotlib, which takes a second to import: not before the first step.
-    from frostline.training.page import render_page
+    from frostline.training.report.page import render_page
 
     write_tensors(out / "head.safetensors", head.state_dict())
     write_tensors(out / "model.safetensors", model.state_dict())

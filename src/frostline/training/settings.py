@@ -9,7 +9,7 @@ from frostline.config import CHANGED, LoaderSettings, NodeSettings
 from frostline.core import FLOAT32, URLS
 from frostline.errors import SettingError
 from frostline.planning import POLICIES
-from frostline.stores.urls import parse_url
+from frostline.stores.base.urls import parse_url
 from frostline.wire.recipes import Recipe
 
 __all__ = ("RANDOM", "ExtractSettings", "JobSettings", "TrainSettings")
@@ -26,7 +26,7 @@ class JobSettings:
 
     Attributes:
         data: folder or URL of the data.
-        form: name of the form that it has (``datasets.forms``); None takes what it looks like.
+        form: name of the form that it has (``datasets.formats``); None takes what it looks like.
         relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
         changed: what is done about objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from frostline.datasets import Dataset
 from frostline.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
-from frostline.loaders import Job, offload
+from frostline.jobs import Job, offload
 from frostline.models import freeze
-from frostline.training.beginning import Begun, begin
 from frostline.training.networks import Pretrained, load_model
 from frostline.training.settings import JobSettings
+from frostline.training.start import Begun, begin
 
 __all__ = ("Setup", "measured_first", "set_up")
 

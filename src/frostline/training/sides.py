@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from frostline.datasets import Dataset
-from frostline.datasets.forms.split_names import scored_among, trained_among
+from frostline.datasets.formats.split_names import scored_among, trained_among
 from frostline.errors import SettingError
 from frostline.events import SplitsTaken
-from frostline.training.beginning import chosen_of
 from frostline.training.settings import TrainSettings
 from frostline.training.setup import Setup
+from frostline.training.start import chosen_of
 
 __all__ = ("Sides", "sides_of")
 

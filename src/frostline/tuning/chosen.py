@@ -1,7 +1,7 @@
 """Makes the rule that a loader's settings name."""
 
 from frostline.config import LoaderSettings
-from frostline.tuning.following import Following
+from frostline.tuning.feedback import Following
 from frostline.tuning.prisma import Prisma
 from frostline.tuning.rule import Rule, Steady
 from frostline.tuning.values import Setting

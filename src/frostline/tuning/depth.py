@@ -1,6 +1,6 @@
 """Decides how many bytes a window may hold: what the requests need, and what rides out the spread of their times."""
 
-from frostline.core.amounts import in_bytes, in_percent, in_seconds
+from frostline.core.units import in_bytes, in_percent, in_seconds
 from frostline.tuning.periods import Period
 
 __all__ = ("Depth",)

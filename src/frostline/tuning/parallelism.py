@@ -5,7 +5,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from frostline.core.amounts import in_bytes, in_percent, in_seconds
+from frostline.core.units import in_bytes, in_percent, in_seconds
 from frostline.tuning.periods import Period
 
 __all__ = ("Move", "Parallelism")

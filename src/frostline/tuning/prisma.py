@@ -2,7 +2,7 @@
 
 import statistics
 
-from frostline.core.amounts import in_bytes
+from frostline.core.units import in_bytes
 from frostline.tuning.values import Change, Look, Setting
 
 __all__ = ("Prisma",)

@@ -1,0 +1,1 @@
+"""Features kept by one process or machine: in memory and on disk."""

@@ -1,0 +1,1 @@
+"""Features kept in an object store, which several nodes share."""

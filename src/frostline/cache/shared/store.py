@@ -1,0 +1,323 @@
+"""Keeps features in an object store, where several nodes find them; nothing that goes wrong there reaches a caller."""
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.background import in_background
+from frostline.cache.rows import RowLayout, Tensors, fill, opened, sealed
+from frostline.cache.shared.object_index import KnownRows
+from frostline.cache.shared.object_layout import Bundle, keys_of, stretches
+from frostline.cache.shared.writer import BundleWriter
+from frostline.errors import DataNotFound, FrostlineError, ObjectNotFound
+from frostline.stores.base.protocols import Buffer, ObjectStore
+
+__all__ = ("SharedStatistics", "SharedStore")
+
+_Mask = npt.NDArray[np.bool_]
+_Rows = list[tuple[int, memoryview]]
+
+# Reads under way at once hide a store some milliseconds away.
+_READERS = 16
+# What other nodes wrote since is looked for this often, while features are missing.
+_LOOK_EVERY_S = 10.0
+# After a store failed or kept somebody waiting, it is left alone for so long.
+_REST_S = 30.0
+# Of what waits to be written and of what is remembered, each has this part of the memory.
+_PARTS = 2
+_MOST_LOOKS = 1024
+# Several times what lies between two notes of use (``writer``), and longer than a job pauses.
+_IDLE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedStatistics:
+    """What this node did with features in the object store.
+
+    Attributes:
+        bytes: under the URL, by all nodes, as far as this one knows.
+        budget_bytes: most that there may be; what nobody used for long makes room.
+        rows_known: whose place is remembered.
+        hits: rows found there.
+        kept: rows written there.
+        objects: written there.
+        bytes_read: of values and of lists of keys.
+        bytes_written: of whole objects.
+        cleared: objects removed by this node, because nobody had used their like for long and others wanted room.
+        turned_away: rows that found no room there, or came faster than the store takes them.
+        damaged: rows and lists of keys that are not what was written.
+        late: rows for which a request waited in vain; if it grows, the store is too far away.
+        failed: calls that the store refused or did not answer.
+    """
+
+    bytes: int = 0
+    budget_bytes: int = 0
+    rows_known: int = 0
+    hits: int = 0
+    kept: int = 0
+    objects: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    cleared: int = 0
+    turned_away: int = 0
+    damaged: int = 0
+    late: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    since_s: float
+    result: "Future[None]"
+
+
+class SharedStore:
+    """Features by scope and row, in objects that never change. Safe for threads, and for several nodes at once.
+
+    Anybody may remove objects at any time. Rows that are there twice, because two nodes computed them at the same
+    time, do no harm.
+
+    Args:
+        store_at: opens the store at the root of the cache, or at a folder within it.
+        budget_bytes: most bytes under the root, by all nodes; several that write at once may go a little beyond.
+        memory_bytes: most for rows that wait to be written, and to remember where rows lie.
+        wait_s: longest that one call of ``get_into`` takes.
+        idle_s: features that nobody used for so long make room for others.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        store_at: Callable[[str], ObjectStore],
+        *,
+        budget_bytes: int,
+        memory_bytes: int,
+        wait_s: float,
+        idle_s: float = _IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store_at = store_at
+        self._store = store_at("")
+        self._budget_bytes = budget_bytes
+        self._wait_s = wait_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known = KnownRows.within(memory_bytes // _PARTS)
+        self._counts: Counter[str] = Counter()
+        self._looks: OrderedDict[bytes, _Look] = OrderedDict()
+        self._rests_until_s = -1.0
+        self._readers = ThreadPoolExecutor(_READERS, "frostline-shared-read", in_background)
+        self._looker = ThreadPoolExecutor(1, "frostline-shared-look", in_background)
+        # Its own threads, so that looking does not hold up whoever reads rows.
+        self._heads = ThreadPoolExecutor(_READERS, "frostline-shared-look", in_background)
+        self._writer = BundleWriter(
+            self._store,
+            budget_bytes,
+            memory_bytes // _PARTS,
+            idle_s=idle_s,
+            written=self._add,
+            removed=self._forget,
+            count=self._count,
+            clock=clock,
+        )
+
+    def contains(self, scope: bytes, keys: Sequence[bytes | None]) -> _Mask:
+        """Which rows are known to be there, without asking the store: ``bool[n]``."""
+        places = [place for place, key in enumerate(keys) if key is not None]
+        with self._lock:
+            found = self._known.find(scope, [key for key in keys if key is not None])
+        mask = np.zeros(len(keys), np.bool_)
+        mask[[place for place, there in zip(places, found, strict=True) if there is not None]] = True
+        return mask
+
+    def get_into(self, scope: bytes, keys: Sequence[bytes | None], layout: RowLayout, out: Tensors) -> _Mask:
+        """Read rows, if that is done soon.
+
+        Args:
+            scope: digest of what they depend on.
+            keys: of the rows, each once; None for those that are not wanted.
+            layout: of a row.
+            out: arrays ``[n, ...]`` of that layout; the rows that are found are written at their keys' places.
+
+        Returns:
+            ``bool[n]``, which were found.
+        """
+        found = np.zeros(len(keys), np.bool_)
+        until_s = self._clock() + self._wait_s
+        if self._clock() < self._rests_until_s:
+            return found
+        self._look(scope, until_s)
+        views = layout.views(out)
+        for place, body in self._read_all(scope, keys, layout.nbytes, until_s):
+            fill(views, place, body)
+            found[place] = True
+        if found.any():
+            self._writer.note(scope)
+        self._count(hits=int(found.sum()))
+        return found
+
+    def offer(self, scope: bytes, keys: Sequence[bytes | None], tensors: Tensors) -> None:
+        """Have rows written that are not there yet, soon, by another thread.
+
+        Args:
+            scope: digest of what they depend on.
+            keys: of the rows; those without one are left out.
+            tensors: arrays ``[n, ...]``; read before this returns.
+        """
+        named = [key for key in keys if key is not None]
+        with self._lock:
+            # Else it would be written again what is there, but not known yet.
+            is_ready = self._known.is_looked_through(scope) and self._known.has_room(scope, len(named))
+            known = dict(zip(named, self._known.find(scope, named), strict=True))
+        if not is_ready:
+            self._count(turned_away=len(named))
+            return
+        bodies = zip(keys, RowLayout.of(tensors).bodies(tensors), strict=True)
+        new = [(key, sealed(scope + key, body)) for key, body in bodies if key is not None and known[key] is None]
+        self._writer.add(scope, new)
+
+    def statistics(self) -> SharedStatistics:
+        """What it did so far."""
+        with self._lock:
+            return SharedStatistics(
+                bytes=self._writer.bytes_there,
+                budget_bytes=self._budget_bytes,
+                rows_known=len(self._known),
+                **self._counts,
+            )
+
+    def close(self) -> None:
+        """Write what waits, within some seconds, and read no more. Calling it again does nothing."""
+        self._writer.close()
+        for pool in (self._looker, self._heads, self._readers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # Looking for what others wrote
+
+    def _look(self, scope: bytes, until_s: float) -> None:
+        """See to it that a scope is looked through now and then; only the first time is waited for."""
+        now_s = self._clock()
+        with self._lock:
+            is_first = not self._known.is_looked_through(scope)
+            look = self._looks.get(scope)
+            if look is None or (look.result.done() and (is_first or now_s - look.since_s >= _LOOK_EVERY_S)):
+                look = _Look(since_s=now_s, result=self._looker.submit(self._look_through, scope))
+                self._looks[scope] = look
+                self._looks.move_to_end(scope)
+                if len(self._looks) > _MOST_LOOKS:
+                    self._looks.popitem(last=False)
+        if is_first:
+            wait([look.result], max(0.0, min(until_s, look.since_s + self._wait_s) - now_s))
+
+    def _look_through(self, scope: bytes) -> None:
+        """List a scope's objects, and learn the keys of those that are new."""
+        with self._lock:
+            known = self._known.names(scope)
+        try:
+            entries = [(f"{scope.hex()}/{one.object}", one.size) for one in self._store_at(scope.hex()).list()]
+        except DataNotFound:
+            entries = []
+        except FrostlineError:
+            self._failed()
+            return
+        bundles = [Bundle.named(name, size) for name, size in entries if name not in known]
+        new = [one for one in bundles if one is not None]
+        for bundle, keys in zip(new, self._heads.map(self._keys, new), strict=True):
+            if keys is not None:
+                self._add(bundle, keys)
+        with self._lock:
+            self._known.note(scope)
+
+    def _keys(self, bundle: Bundle) -> list[bytes] | None:
+        head = self._read(bundle, 0, bundle.head_bytes)
+        keys = None if head is None else keys_of(bundle, head)
+        if head is not None and keys is None:
+            self._count(damaged=1)
+        return keys
+
+    def _add(self, bundle: Bundle, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            self._known.add(bundle, keys)
+
+    # Reading
+
+    def _read_all(self, scope: bytes, keys: Sequence[bytes | None], row_bytes: int, until_s: float) -> _Rows:
+        """The rows that came in time, each with its place among the keys."""
+        asks = self._asks(scope, keys)
+        reads = {
+            self._readers.submit(self._rows, bundle, stretch, keys, places, row_bytes): len(stretch)
+            for bundle, places in asks.items()
+            for stretch in stretches(list(places))
+        }
+        done, late = wait(reads, max(0.0, until_s - self._clock()))
+        for one in late:
+            one.cancel()
+        if late:
+            self._count(late=sum(reads[one] for one in late))
+            self._rest()
+        return [row for one in done for row in one.result()]
+
+    def _asks(self, scope: bytes, keys: Sequence[bytes | None]) -> dict[Bundle, dict[int, int]]:
+        """Which rows of which objects are wanted, and the place of each among the keys."""
+        wanted = [(place, key) for place, key in enumerate(keys) if key is not None]
+        with self._lock:
+            found = self._known.find(scope, [key for _, key in wanted])
+        asks: dict[Bundle, dict[int, int]] = {}
+        for (place, _), there in zip(wanted, found, strict=True):
+            if there is not None:
+                asks.setdefault(there[0], {})[there[1]] = place
+        return asks
+
+    def _rows(
+        self, bundle: Bundle, stretch: range, keys: Sequence[bytes | None], places: dict[int, int], row_bytes: int
+    ) -> _Rows:
+        """The rows of one stretch of an object that are what was written."""
+        data = self._read(bundle, bundle.offset(stretch.start), len(stretch) * bundle.value_bytes)
+        if data is None:
+            return []
+        found: _Rows = []
+        view, size = memoryview(data), bundle.value_bytes
+        for number, row in enumerate(stretch):
+            key = keys[places[row]]
+            assert key is not None
+            body = opened(bundle.scope + key, view[number * size : (number + 1) * size], row_bytes)
+            if body is None:
+                self._forget(bundle, row)
+                self._count(damaged=1)
+            else:
+                found.append((places[row], body))
+        return found
+
+    def _read(self, bundle: Bundle, offset: int, length: int) -> Buffer | None:
+        """Bytes of an object; None where it is gone or the store fails."""
+        try:
+            data = self._store.read(bundle.name, offset, length)
+        except ObjectNotFound:
+            self._forget(bundle)
+            return None
+        except FrostlineError:
+            self._failed()
+            return None
+        self._count(bytes_read=len(data))
+        return data
+
+    def _forget(self, bundle: Bundle, row: int | None = None) -> None:
+        with self._lock:
+            self._known.forget(bundle, row)
+
+    def _failed(self) -> None:
+        self._count(failed=1)
+        self._rest()
+
+    def _rest(self) -> None:
+        self._rests_until_s = self._clock() + _REST_S
+
+    def _count(self, **amounts: int) -> None:
+        with self._lock:
+            self._counts.update(amounts)

@@ -1,0 +1,312 @@
+"""The way to several nodes that serve the same data: each request goes to the least busy one that answers."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeVar
+
+from frostline.core import REFERENCE, FeatureBatch
+from frostline.errors import EngineNotReady, Overloaded, Unavailable
+from frostline.profiles import Profile
+from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import Transport, TransportStatistics
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
+
+__all__ = ("SpreadAnswer", "SpreadTransport", "Turns")
+
+# A node that is away is tried again after so long: soon enough for one that restarts, rare enough for one that is gone.
+_AWAY_S = 2.0
+
+T = TypeVar("T")
+
+
+def _nobody_told(_: int, __: str, ___: EngineNotReady) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Place:
+    in_flight: int = 0
+    begun: int = 0
+    away_until: float = 0.0
+
+
+class Turns:
+    """Decides which node takes the next request. Takes the time and reads no clock; not for several threads.
+
+    Args:
+        nodes: how many there are.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._places = [_Place() for _ in range(nodes)]
+
+    def order(self, now: float) -> list[int]:
+        """All nodes, the one to ask first in front: those that answer by how busy they are, then those away."""
+
+        def rank(node: int) -> tuple[float, int, int]:
+            place = self._places[node]
+            return max(0.0, place.away_until - now), place.in_flight, place.begun
+
+        return sorted(range(len(self._places)), key=rank)
+
+    def present(self, now: float) -> list[int]:
+        """Those that are not known to be away, in the same order."""
+        return [node for node in self.order(now) if self._places[node].away_until <= now]
+
+    def began(self, node: int) -> None:
+        """A request went to it."""
+        self._places[node].in_flight += 1
+        self._places[node].begun += 1
+
+    def ended(self, node: int) -> None:
+        """The request is over, whatever became of it."""
+        self._places[node].in_flight -= 1
+
+    def failed(self, node: int, now: float, *, away_s: float) -> None:
+        """It did not answer, or asked not to be asked for so long."""
+        self._places[node].away_until = now + away_s
+
+
+class SpreadTransport:
+    """A ``Transport`` to several nodes that serve the same data, as fast as all of them together.
+
+    A node that does not answer is left out for a while, and another one takes what it had been asked for; rows that
+    arrived already are not asked for again. Only where none answers does a call fail.
+
+    A node that cannot run an engine, or not exactly enough, gets none of the requests that name it, as long as there
+    is another one that can: numbers of two engines are never mixed.
+
+    Args:
+        nodes: a way to each; closed with this one.
+        clock: seconds that only grow.
+        left_out: told of a node, by its place, that cannot run an engine; once for each, in the caller's thread.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Transport],
+        clock: Callable[[], float] = time.monotonic,
+        left_out: Callable[[int, str, EngineNotReady], None] = _nobody_told,
+    ) -> None:
+        self._nodes = tuple(nodes)
+        self._left_out = left_out
+        self._unable: dict[tuple[int, str], EngineNotReady] = {}
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._turns = Turns(len(self._nodes))
+
+    def health(self) -> Health:
+        """See ``Transport``; of the first node that answers."""
+        return self._first(lambda node: node.health())
+
+    def put_prefix(self, digest: str, artifact: bytes) -> None:
+        """See ``Transport``; to every node that answers, one at least."""
+        self._every(lambda node: node.put_prefix(digest, artifact))
+
+    def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
+        """See ``Transport``; of the first node that answers. An engine is made ready at every one that does.
+
+        Then the profile is that of the node where the engine is furthest from the reference.
+        """
+        cancellation, engine = cancellation or Cancellation(), wanted.features.engine
+
+        def measured(node: Transport) -> Profile:
+            return node.profile(wanted, cancellation)
+
+        if engine == REFERENCE:
+            return self._first(measured, cancellation)
+        found = self._every(measured, engine, cancellation)
+        return max(found, key=lambda one: max((trial.error for trial in one.trials), default=0.0))
+
+    def features(self, request: FeatureRequest) -> "SpreadAnswer":
+        """See ``Transport``."""
+        return SpreadAnswer(self, request)
+
+    def node_statistics(self) -> dict[str, Any]:
+        """See ``Transport``; totals are those of all nodes that answer together."""
+        totals: dict[str, float] = {}
+        for number in self._order():
+            try:
+                found = self._nodes[number].node_statistics().get("totals", {})
+            except Unavailable as error:
+                self.failed(number, error)
+                continue
+            totals = {name: totals.get(name, 0) + value for name, value in found.items()}
+        return {"totals": totals}
+
+    def statistics(self) -> TransportStatistics:
+        """See ``Transport``; the sum over the nodes."""
+        each = [node.statistics() for node in self._nodes]
+        sums = {one.name: sum(getattr(part, one.name) for part in each) for one in fields(TransportStatistics)}
+        return TransportStatistics(**sums)
+
+    def close(self) -> None:
+        """Close the connections to every node."""
+        for node in self._nodes:
+            node.close()
+
+    def begin(self, request: FeatureRequest, tried: set[int]) -> tuple[int, Iterator[FeatureBatch]]:
+        """Ask the node whose turn it is, that was not tried yet and that can run the engine.
+
+        Raises:
+            EngineNotReady: None of them can.
+        """
+        with self._lock:
+            able = self._able(self._turns.order(self._clock()), request.engine)
+            number = next(one for one in able if one not in tried)
+            self._turns.began(number)
+        return number, self._nodes[number].features(request)
+
+    def ended(self, number: int) -> None:
+        """A request to that node is over."""
+        with self._lock:
+            self._turns.ended(number)
+
+    def failed(self, number: int, error: Unavailable) -> None:
+        """That node did not answer."""
+        away_s = error.retry_after_s if isinstance(error, Overloaded) else _AWAY_S
+        with self._lock:
+            self._turns.failed(number, self._clock(), away_s=away_s)
+
+    def others(self, request: FeatureRequest, tried: set[int]) -> bool:
+        """Whether a node is left that can run the request's engine and is not known to be away."""
+        with self._lock:
+            able = self._able(self._turns.order(self._clock()), request.engine)
+            return bool(set(self._turns.present(self._clock())).intersection(able) - tried)
+
+    def _order(self) -> list[int]:
+        with self._lock:
+            return self._turns.order(self._clock())
+
+    def _able(self, numbers: Sequence[int], engine: str) -> list[int]:
+        able = [one for one in numbers if (one, engine) not in self._unable]
+        if not able:
+            raise self._unable[numbers[0], engine]
+        return able
+
+    def _cannot(self, number: int, engine: str, why: EngineNotReady) -> None:
+        with self._lock:
+            is_new = (number, engine) not in self._unable
+            self._unable[number, engine] = why
+        if is_new:
+            self._left_out(number, engine, why)
+
+    def _every(
+        self, call: Callable[[Transport], T], engine: str = REFERENCE, cancellation: Cancellation | None = None
+    ) -> list[T]:
+        """What every node says that answers and can run the engine, one at least."""
+        failure: Unavailable | None = None
+        found: list[T] = []
+        with self._lock:
+            numbers = self._able(self._turns.order(self._clock()), engine)
+        for number in numbers:
+            try:
+                found.append(call(self._nodes[number]))
+            except EngineNotReady as error:
+                self._cannot(number, engine, error)
+            except Unavailable as error:
+                _check(cancellation)
+                failure = _better_known(failure, error)
+                self.failed(number, error)
+        if failure is not None and not found:
+            raise failure
+        if not found:
+            with self._lock:
+                self._able(numbers, engine)
+        return found
+
+    def _first(self, call: Callable[[Transport], T], cancellation: Cancellation | None = None) -> T:
+        failure: Unavailable | None = None
+        for number in self._order():
+            try:
+                return call(self._nodes[number])
+            except Unavailable as error:
+                _check(cancellation)
+                failure = _better_known(failure, error)
+                self.failed(number, error)
+        assert failure is not None
+        raise failure
+
+
+def _check(cancellation: Cancellation | None) -> None:
+    """A node whose answer nobody wants any more has not failed, and no other is asked for it."""
+    if cancellation is not None:
+        cancellation.check()
+
+
+def _better_known(before: Unavailable | None, error: Unavailable) -> Unavailable:
+    """Which failure to tell: that of the node that is back first, where one is only full."""
+    known = [one for one in (before, error) if isinstance(one, Overloaded)]
+    return min(known, key=lambda one: one.retry_after_s, default=error)
+
+
+class SpreadAnswer:
+    """The batches of one request, from whichever node takes it. ``close`` may be called from any thread."""
+
+    def __init__(self, spread: SpreadTransport, request: FeatureRequest) -> None:
+        self._spread = spread
+        self._request = request
+        self._lock = threading.Lock()
+        self._tried: set[int] = set()
+        self._node: int | None = None
+        self._batches: Iterator[FeatureBatch] | None = None
+        self._has_arrived = False
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        while True:
+            batches = self._asked()
+            try:
+                batch = next(batches)
+            except Unavailable as error:
+                if not self._goes_on(error):
+                    raise
+            except BaseException:
+                self._end()
+                raise
+            else:
+                self._has_arrived = True
+                return batch
+
+    def close(self) -> None:
+        """Abandon the rest of the answer."""
+        with self._lock:
+            self._is_closed = True
+            batches = self._batches
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+        self._end()
+
+    def _asked(self) -> Iterator[FeatureBatch]:
+        with self._lock:
+            if self._is_closed:
+                raise StopIteration
+            if self._batches is None:
+                self._node, self._batches = self._spread.begin(self._request, self._tried)
+            return self._batches
+
+    def _goes_on(self, error: Unavailable) -> bool:
+        """Leave a node that did not answer; whether another one can take the whole request."""
+        number = self._end()
+        if number is not None:
+            self._spread.failed(number, error)
+            self._tried.add(number)
+        with self._lock:
+            if self._has_arrived or self._is_closed or not self._spread.others(self._request, self._tried):
+                return False
+            self._batches = None
+        return True
+
+    def _end(self) -> int | None:
+        """Count the request as over, once; the node that it was at."""
+        with self._lock:
+            number, self._node = self._node, None
+        if number is not None:
+            self._spread.ended(number)
+        return number

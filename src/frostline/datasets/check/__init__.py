@@ -1,0 +1,1 @@
+"""Reading every sample of a data set once, to find those that are broken."""

@@ -1,0 +1,1 @@
+"""Copying a data set into another format or store."""

@@ -1,0 +1,356 @@
+"""Makes a ready form of a data set: decodes each image once, object by object, so that it can be taken up again."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from frostline.core import Samples, Skipped
+from frostline.datasets.copy.metadata import Metadata, say_what_is_left
+from frostline.datasets.dataset import Dataset
+from frostline.datasets.manifest.changes import refusing
+from frostline.datasets.ready.layout import (
+    FOLDERS,
+    LAYOUT,
+    TABLE,
+    Layout,
+    Part,
+    masks_beside,
+    object_name,
+    part_name,
+    table_file,
+)
+from frostline.datasets.sequential import InOrder, Workers, masks_of
+from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
+from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
+from frostline.preprocess import Applied, Preprocess
+from frostline.preprocess.apply import decode_applied
+from frostline.preprocess.masks import kept_mask
+from frostline.preprocess.records import pack_into, record_bytes
+from frostline.stores.base.protocols import Buffer, ObjectStore
+from frostline.stores.objects.local import FolderStore
+from frostline.stores.open import open_store
+
+__all__ = ("OBJECT_BYTES", "Ingested", "ingest")
+
+OBJECT_BYTES = 64 << 20
+"""Large enough that a disk or a store reads it at its full speed, small enough that a kill costs seconds."""
+
+_READ_BACK_BYTES = 8 << 20
+# Images read and decoded at once: more than cores, so that a store some milliseconds away is hidden.
+_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingested:
+    """What making a ready form did.
+
+    Attributes:
+        url: where it is.
+        digest: of the form.
+        samples: in it.
+        objects: that hold them.
+        nbytes: of these objects.
+        made: objects that were made now; the others were there from before.
+        seconds: that it took now.
+        skipped: samples that could not be read; they have no record.
+    """
+
+    url: str
+    digest: str
+    samples: int
+    objects: int
+    nbytes: int
+    made: int
+    seconds: float
+    skipped: tuple[Skipped, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
+
+
+def ingest(
+    source: Dataset,
+    destination: str | Path,
+    applied: Applied,
+    *,
+    object_bytes: int = OBJECT_BYTES,
+    workers: int = _THREADS,
+    skip_allowance: float = 0.01,
+    verify: bool = False,
+    observe: Observer,
+) -> Ingested:
+    """Keep the pixels of a data set's images, as far as they are the same in every epoch.
+
+    Every object appears whole, is read back and compared by its SHA-256, and is never written twice; what was made
+    before a run was broken off is taken up, and a form that is whole is left as it is. The data set can be used when
+    the last file, its table, is there. Metadata columns go along, but for those of lists and the like, which are named
+    before it begins; values that changed since an object was made are written to the tables alone. Masks go the way of
+    their images, of the pixels the nearest. Memory is that of two objects, of the requests under way and of the images
+    in work.
+
+    Args:
+        source: images; or a ready form, of which the same is kept, or what can be made of its pixels as it would be of
+            the images.
+        destination: URL or folder; empty, or with a part of the same form.
+        applied: what to do to each image.
+        object_bytes: of one object.
+        workers: images read and decoded at once.
+        skip_allowance: share of the images that may be unreadable.
+        verify: read the objects that are there already, and make those again whose SHA-256 is another one.
+        observe: told what happens.
+
+    Raises:
+        SettingError: the source is a ready form that was made with other steps, or something else lies at the
+            destination.
+        DataChanged: an image has changed since it was listed, and the source refuses that.
+        TooManySkipped: more images were unreadable than allowed.
+        DataError: none of them can be read, an object came back otherwise than it was written, or another process is
+            making a form at the same place.
+        OutOfSpace: the destination is full; run it again when there is room.
+        StoreError: a store failed; run it again.
+    """
+    source.require_store()
+    source = source.refreshed()
+    observe = refusing(source.changed, observe)
+    if source.applied is not None:  # its pixels were decoded then
+        applied = replace(applied, decoder=source.applied.decoder)
+    metadata = Metadata(source)
+    layout = Layout.of(
+        source.digest,
+        len(source),
+        applied,
+        object_bytes=object_bytes,
+        columns=tuple(metadata.kinds),
+        has_masks=source.has_targets,
+    )
+    rest = source.rest_of(applied.whole)
+    say_what_is_left(source, observe, metadata.nested)
+    with ExitStack() as stack:
+        store = _destination(destination, stack)
+        maker = _Maker(source, rest, metadata, store, layout, workers, stack, verify=verify)
+        return _ingest(source, maker, store, layout, math.ceil(skip_allowance * len(source)), observe)
+
+
+def _ingest(
+    source: Dataset, maker: "_Maker", store: ObjectStore, layout: Layout, most_skipped: int, observe: Observer
+) -> Ingested:
+    started = time.perf_counter()
+    there = {entry.object: entry.size for entry in store.list()}
+    _claim(store, layout, there)
+    observe(PhaseStarted(name="making the ready form"))
+    parts, made = _parts(maker, there, most_skipped, observe)
+    digest, table = table_file(layout, parts, source.classes)
+    samples = sum(len(part.samples) for part in parts)
+    if not samples:
+        raise DataError(f"none of the {len(source)} samples of {source.url} can be read")
+    if TABLE not in there or bytes(store.read(TABLE, 0, there[TABLE])) != table:
+        store.write(TABLE, table)
+    return Ingested(
+        url=store.url,
+        digest=digest,
+        samples=samples,
+        objects=layout.objects,
+        nbytes=sum(map(layout.size, range(layout.objects))),
+        made=made,
+        seconds=time.perf_counter() - started,
+        skipped=tuple(one for part in parts for one in part.skipped),
+    )
+
+
+def _destination(destination: str | Path, stack: ExitStack) -> ObjectStore:
+    store = open_store(str(destination))
+    if isinstance(store, FolderStore):
+        store.create()
+        stack.enter_context(store.alone(*FOLDERS))
+    return store
+
+
+def _claim(store: ObjectStore, layout: Layout, there: dict[str, int]) -> None:
+    """Write down what is being made, or make sure that it is what was written down."""
+    if LAYOUT not in there:
+        other = next((name for name in there if not name.startswith(".")), None)
+        if other is not None:
+            raise SettingError(f"{store.url} is not empty, it holds {other}: choose another place for the ready form")
+        store.write(LAYOUT, json.dumps(layout.to_json(), indent=1).encode())
+        return
+    if Layout.from_json(store.read(LAYOUT, 0, there[LAYOUT])) != layout:
+        raise SettingError(
+            f"{store.url} holds a ready form of other data, or one made otherwise: choose another place for this one"
+        )
+
+
+def _parts(maker: "_Maker", there: dict[str, int], most_skipped: int, observe: Observer) -> tuple[list[Part], int]:
+    """Every part in order, and how many of them were made now."""
+    parts: list[Part] = []
+    written: list[Future[None]] = []
+    made = skipped = 0
+    for number in range(maker.layout.objects):
+        part = maker.found(number, there)
+        if part is None:
+            part, contents, masks = maker.made(number)
+            made += 1
+            for one in part.skipped:
+                observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
+            # One object is written while the next one is made, and no third one takes memory.
+            while written:
+                written.pop().result()
+            written.append(maker.write(part, contents, masks))
+        parts.append(part)
+        skipped += len(part.skipped)
+        if skipped > most_skipped:
+            raise TooManySkipped(
+                f"{skipped} of {maker.layout.samples} samples cannot be read, and at most {most_skipped} may be left "
+                "out: see which, or allow more with --skip-allowance"
+            )
+        observe(Counted(done=maker.layout.rows(number).stop, total=maker.layout.samples))
+    for one_written in written:
+        one_written.result()
+    return parts, made
+
+
+class _Maker:
+    """Makes the objects of one ready form; ``stack`` ends its threads."""
+
+    def __init__(
+        self,
+        source: Dataset,
+        rest: Preprocess,
+        metadata: Metadata,
+        store: ObjectStore,
+        layout: Layout,
+        workers: int,
+        stack: ExitStack,
+        *,
+        verify: bool,
+    ) -> None:
+        self.layout = layout
+        self._rest = rest
+        self._verify = verify
+        self._metadata = metadata
+        self._samples = source.samples
+        self._names = source.names
+        self._store = store
+        self._writer = ThreadPoolExecutor(1, "frostline-write")
+        stack.callback(self._writer.shutdown)
+        self._reader = InOrder(source.url, source.reading, most=workers, roots=source.roots)
+        self._workers: Workers[Skipped | bytes] = Workers(self._reader, workers, stack)
+
+    def found(self, number: int, there: dict[str, int]) -> Part | None:
+        """The part of an object that is there already."""
+        name = part_name(number)
+        if name not in there or there.get(object_name(number)) != self.layout.size(number):
+            return None
+        part = Part.from_file(self._store.read(name, 0, there[name]), self.layout, number)
+        if part is None or not self._has_masks(part, there):
+            return None
+        if self._verify and self._sha256(object_name(number), self.layout.size(number)) != part.sha256:
+            return None
+        return self._renewed(part) if self.layout.columns else part
+
+    def _has_masks(self, part: Part, there: Mapping[str, int]) -> bool:
+        """Whether the object with the masks of a part is there, if one belongs to it."""
+        if not part.masks_sha256:
+            return True
+        assert part.masks is not None
+        name, nbytes = masks_beside(object_name(part.number)), part.masks.nbytes
+        return there.get(name) == nbytes and not (self._verify and self._sha256(name, nbytes) != part.masks_sha256)
+
+    def _renewed(self, part: Part) -> Part:
+        """The part with the metadata that the source has now: pixels stay, and only its table is written again."""
+        rows = self.layout.rows(part.number)
+        ids = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64)).ids
+        kept = pa.array(np.flatnonzero(np.isin(ids, part.samples.ids)))
+        columns = self._metadata.table(rows.start, rows.stop)
+        renewed = replace(part, about={name: column.take(kept) for name, column in columns.items()})
+        if renewed.to_file() != part.to_file():
+            self._store.write(part_name(part.number), renewed.to_file())
+        return renewed
+
+    def made(self, number: int) -> tuple[Part, memoryview, bytes]:
+        """A part, its object and that of its masks, not yet written."""
+        contents = memoryview(bytearray(self.layout.size(number)))
+        rows = self.layout.rows(number)
+        source = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
+        names = self._names[rows.start : rows.stop]
+        found = masks_of(source, self._reader)
+        outcomes = self._workers.each(source, names, partial(self._record, source, names, rows, contents, found))
+        masks = [one for one in outcomes if not isinstance(one, Skipped)]
+        part = Part.made(
+            self.layout,
+            number,
+            sha256=hashlib.sha256(contents).hexdigest(),
+            source=source,
+            names=names,
+            skipped=tuple(one for one in outcomes if isinstance(one, Skipped)),
+            about=self._metadata.table(rows.start, rows.stop),
+            masks=masks if self.layout.has_masks else None,
+        )
+        return part, contents, b"".join(masks)
+
+    def write(self, part: Part, contents: Buffer, masks: bytes) -> Future[None]:
+        """Put a part's objects in their places, and then the part: where that is, they are whole."""
+        return self._writer.submit(self._written, part, contents, masks)
+
+    def _written(self, part: Part, contents: Buffer, masks: bytes) -> None:
+        name = object_name(part.number)
+        self._write(name, contents, part.sha256)
+        if masks:
+            self._write(masks_beside(name), masks, part.masks_sha256)
+        self._store.write(part_name(part.number), part.to_file())
+
+    def _write(self, name: str, contents: Buffer, sha256: str) -> None:
+        self._store.write(name, contents)
+        if self._sha256(name, len(contents)) != sha256:
+            raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
+        if isinstance(self._store, FolderStore):
+            self._store.seal(name)
+
+    def _sha256(self, name: str, nbytes: int) -> str:
+        """Of an object as it is in its store."""
+        digest = hashlib.sha256()
+        for offset in range(0, nbytes, _READ_BACK_BYTES):
+            digest.update(self._store.read(name, offset, min(_READ_BACK_BYTES, nbytes - offset)))
+        return digest.hexdigest()
+
+    def _record(
+        self,
+        samples: Samples,
+        names: Sequence[str],
+        rows: range,
+        contents: memoryview,
+        masks: Mapping[int, Buffer | Skipped],
+        place: int,
+        encoded: Buffer | Skipped,
+    ) -> Skipped | bytes:
+        """Write a sample's record into its place; its mask, empty where it has none, or why there is neither."""
+        mask = masks.get(place, b"")
+        if isinstance(encoded, Skipped):
+            return encoded
+        if isinstance(mask, Skipped):
+            return mask
+        offset = self.layout.offset(rows[place])
+        record = contents[offset : offset + record_bytes(self.layout.applied.stored)]
+        try:
+            kept = self._mask(samples, place, mask)
+            pack_into(record, decode_applied(self.layout.applied, encoded, rest=self._rest))
+        except SampleError as error:
+            return Skipped(id=int(samples.ids[place]), object=names[place], reason=str(error))
+        return kept
+
+    def _mask(self, samples: Samples, place: int, encoded: Buffer) -> bytes:
+        if samples.targets is None or not len(encoded):
+            return b""
+        size = (int(samples.targets.widths[place]), int(samples.targets.heights[place]))
+        return kept_mask(self._rest, encoded, size=size)

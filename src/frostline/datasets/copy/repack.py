@@ -1,0 +1,341 @@
+"""Copies a data set into another form or store, part by part, so that it can be taken up again after a kill."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.config import cache_folder
+from frostline.core import Samples, Skipped
+from frostline.datasets.copy.checkpoint import WrittenObject, WrittenPart
+from frostline.datasets.copy.folder_names import FolderNames
+from frostline.datasets.copy.layout import Loose, Packed, divided, packer_named
+from frostline.datasets.copy.metadata import metadata_in, say_what_is_left
+from frostline.datasets.copy.scaling import Pictures, Scaling, check_side
+from frostline.datasets.dataset import Dataset
+from frostline.datasets.manifest.changes import refusing
+from frostline.errors import DataError, ObjectNotFound, SettingError, TooManySkipped
+from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
+from frostline.stores.base.protocols import Entry, ObjectStore
+from frostline.stores.base.versions import is_other_version
+from frostline.stores.objects.local import FolderStore, is_partial
+from frostline.stores.open import open_store
+
+__all__ = ("PART_BYTES", "Repacked", "repack")
+
+PART_BYTES = 64 << 20
+"""Large enough that a disk or a store reads it at its full speed, small enough that a kill costs seconds."""
+
+_MOST_ROWS = 10_000
+_FOLDERS = "original"
+_FOLDER = ".frostline/ingest"
+_CLAIM = f"{_FOLDER}/what.json"
+_KIND = "frostline repacked 2"
+_CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repacked:
+    """What copying did.
+
+    Attributes:
+        url: where the copy is.
+        form: of it.
+        samples: in it.
+        objects: that hold them.
+        nbytes: of these objects.
+        made: parts that were written now.
+        parts: of the copy; those that were not made now were there from before.
+        seconds: that it took now.
+        skipped: samples that could not be read; they are not in the copy.
+    """
+
+    url: str
+    form: str
+    samples: int
+    objects: int
+    nbytes: int
+    made: int
+    parts: int
+    seconds: float
+    skipped: tuple[Skipped, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
+
+
+def repack(
+    source: Dataset,
+    destination: str | Path,
+    form: str,
+    *,
+    shorter_side: int | None = None,
+    part_bytes: int = PART_BYTES,
+    workers: int = 16,
+    skip_allowance: float = 0.01,
+    verify: bool = False,
+    observe: Observer,
+) -> Repacked:
+    """Copy a data set's samples into another form, in the same store or in another.
+
+    Every object appears whole, is read back and compared by its SHA-256. What is there from a run that was broken off
+    is taken up, and a copy that is whole is left as it is: names follow from the source's names and ids, so no sample
+    comes twice. An object whose size or version is another than what was written is read, and its part is made again
+    where its bytes are others, as is one whose samples have other metadata now. Memory is that of two parts, and of the
+    requests under way.
+
+    Args:
+        source: samples; of a ready form, the pixels become PNGs, which decode to them.
+        destination: URL or folder; empty, or with a part of the same copy.
+        form: one of ``packing.PACKERS``.
+        shorter_side: pixels to which images and masks are scaled down and encoded again; None leaves their bytes as
+            they are.
+        part_bytes: of encoded images in a part, which is one tar or one Parquet file.
+        workers: samples read, and objects written, at once.
+        skip_allowance: share of the samples that may be unreadable.
+        verify: read all objects that are there already, also those whose versions say that nobody touched them.
+        observe: told what happens; before it begins, which metadata columns the form has no place for.
+
+    Raises:
+        SettingError: the form cannot hold the source, something else lies at the destination, or the record of what is
+            copied there is damaged.
+        DataChanged: an image has changed since it was listed, and the source refuses that.
+        TooManySkipped: more samples were unreadable than allowed.
+        DataError: an object came back otherwise than it was written, or another process writes to the same place.
+        OutOfSpace: the destination is full; run it again when there is room.
+        StoreError: a store failed; run it again.
+    """
+    source.require_store()
+    source = source.refreshed()
+    observe = refusing(source.changed, observe)
+    if part_bytes < 1 or workers < 1:
+        raise SettingError("a part has at least a byte, and there is at least one worker")
+    check_side(shorter_side)
+    if not packer_named(form).keeps_metadata:
+        say_what_is_left(source, observe)
+    claim = {"kind": _KIND, "source": source.digest, "form": form, "side": shorter_side, "part_bytes": part_bytes}
+    with ExitStack() as stack:
+        store = open_store(str(destination))
+        records = store
+        if isinstance(store, FolderStore):
+            store.create()
+            records = _records_of(store, form)
+            stack.enter_context(records.alone())
+        copier = _Copier(source, store, records, form, shorter_side, workers, stack, verify=verify)
+        return copier.run(claim, part_bytes, math.ceil(skip_allowance * len(source)), observe)
+
+
+def _records_of(store: FolderStore, form: str) -> FolderStore:
+    """Where it is written down what is copied to a folder: there, but of class folders, where it would be a class."""
+    if form != _FOLDERS:
+        return store
+    name = hashlib.sha256(store.url.encode(errors="surrogateescape")).hexdigest()[:40]
+    records = FolderStore(str(cache_folder() / "copies" / name), is_private=True)
+    records.create()
+    return records
+
+
+class _Copier:
+    """Copies one data set; ``stack`` ends its threads."""
+
+    def __init__(
+        self,
+        source: Dataset,
+        store: ObjectStore,
+        records: ObjectStore,
+        form: str,
+        side: int | None,
+        workers: int,
+        stack: ExitStack,
+        *,
+        verify: bool,
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._records = records
+        self._form = form
+        self._verify = verify
+        names = metadata_in(source.columns) if packer_named(form).keeps_metadata else ()
+        # Pairs of images and masks are told by their names, which are not the source's.
+        has_names = form == _FOLDERS and not source.has_targets
+        self._names = FolderNames(source) if has_names else None
+        self._about = {name: source.column(name) for name in names}
+        self._scaling = Scaling(source, side, workers, stack)
+        self._writers = ThreadPoolExecutor(workers, "frostline-write")
+        stack.callback(self._writers.shutdown, cancel_futures=True)
+
+    def run(self, claim: dict[str, Any], part_bytes: int, most_skipped: int, observe: Observer) -> Repacked:
+        started = time.perf_counter()
+        there = {entry.object: entry for entry in self._store.list()}
+        if self._records is not self._store:
+            there |= {entry.object: entry for entry in self._records.list()}
+        self._claim(claim, there)
+        self._sweep(there)
+        observe(PhaseStarted(name=f"copying to {self._form}"))
+        rows = divided(self._lengths(), most_bytes=part_bytes, most_rows=_MOST_ROWS)
+        parts, made, skipped = [], 0, 0
+        for number, some in enumerate(rows):
+            about = {name: column.slice(some.start, len(some)).to_pylist() for name, column in self._about.items()}
+            part = self._found(number, there)
+            if part is None or part.about != _named(about):
+                part = self._made(number, some, about, observe)
+                made += 1
+            parts.append(part)
+            skipped += len(part.skipped)
+            if skipped > most_skipped:
+                raise TooManySkipped(
+                    f"{skipped} of {len(self._source)} samples cannot be read, and at most {most_skipped} may be left "
+                    "out: see which, or allow more with --skip-allowance"
+                )
+            observe(Counted(done=some.stop, total=len(self._source)))
+        return Repacked(
+            url=self._store.url,
+            form=self._form,
+            samples=sum(part.samples for part in parts),
+            objects=sum(len(part.objects) for part in parts),
+            nbytes=sum(one.size for part in parts for one in part.objects.values()),
+            made=made,
+            parts=len(parts),
+            seconds=time.perf_counter() - started,
+            skipped=tuple(one for part in parts for one in part.skipped),
+        )
+
+    def _lengths(self) -> npt.NDArray[np.int64]:
+        """Bytes of each sample, its mask too."""
+        lengths = self._source.samples.lengths
+        if not self._source.has_targets:
+            return lengths
+        return lengths + np.asarray(self._source.column("target_length").to_numpy(), np.int64)
+
+    def _claim(self, claim: dict[str, Any], there: Mapping[str, Entry]) -> None:
+        """Write down what is being made, or make sure that it is what was written down."""
+        url = self._store.url
+        other = next((name for name in there if not name.startswith(".")), None)
+        # Where class folders were removed, what was written down elsewhere about them says nothing any more.
+        is_over = other is None and self._records is not self._store
+        if _CLAIM not in there or is_over:
+            if other is not None:
+                raise SettingError(f"{url} is not empty, it holds {other}: choose another place for the copy")
+            self._records.write(_CLAIM, json.dumps(claim, indent=1).encode())
+        elif self._claimed(there[_CLAIM]) != claim:
+            raise SettingError(f"{url} holds a copy of other data, or one made otherwise: choose another place")
+
+    def _claimed(self, entry: Entry) -> Any:
+        try:
+            return json.loads(bytes(self._records.read(_CLAIM, 0, min(entry.size, _CLAIM_BYTES))))
+        except (RecursionError, ValueError) as error:
+            raise SettingError(
+                f"{_CLAIM} at {self._records.url} is damaged, which says what is copied to {self._store.url}: "
+                "remove all that lies there, or choose another place"
+            ) from error
+
+    def _sweep(self, there: Iterable[str]) -> None:
+        """Remove what a run that was killed had begun to write, in every folder that a copy writes to."""
+        if isinstance(self._store, FolderStore):
+            # In the other folders that begin with a dot, somebody may be writing a manifest.
+            mine = (name for name in there if not name.startswith(".frostline/") or name.startswith(f"{_FOLDER}/"))
+            for name in filter(is_partial, mine):
+                self._store.remove(name)
+                if isinstance(self._records, FolderStore):
+                    self._records.remove(name)
+
+    def _found(self, number: int, there: Mapping[str, Entry]) -> WrittenPart | None:
+        """A part that is there already, whole."""
+        name = _record(number)
+        if name not in there or there[name].size >= _PART_RECORD_BYTES:
+            return None
+        part = WrittenPart.from_json(bytes(self._records.read(name, 0, there[name].size)), number)
+        if part is None or any(name not in there or there[name].size != one.size for name, one in part.objects.items()):
+            return None
+        unsure = {
+            name: one
+            for name, one in part.objects.items()
+            if self._verify or is_other_version(there[name].etag, one.etag)
+        }
+        if not unsure:
+            return part
+        versions = dict(zip(unsure, self._writers.map(self._version_of, unsure.items()), strict=True))
+        if None in versions.values():
+            return None
+        objects = {name: one._replace(etag=versions.get(name) or one.etag) for name, one in part.objects.items()}
+        return part if objects == part.objects else self._kept(replace(part, objects=objects))
+
+    def _version_of(self, written: tuple[str, WrittenObject]) -> str | None:
+        """The version of an object that has the bytes that were written; None where it has others."""
+        name, one = written
+        try:
+            data, version = self._store.read_version(name, 0, one.size)
+        except ObjectNotFound:
+            return None
+        return version if hashlib.sha256(data).hexdigest() == one.sha256 else None
+
+    def _kept(self, part: WrittenPart) -> WrittenPart:
+        """A part with its record in its place: from then on it is whole."""
+        self._records.write(_record(part.number), part.to_json())
+        return part
+
+    def _made(self, number: int, rows: range, about: dict[str, list[Any]], observe: Observer) -> WrittenPart:
+        samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
+        names = self._source.names[rows.start : rows.stop]
+        read = self._scaling.read(samples, names)
+        kept = [(row, one) for row, one in enumerate(read) if isinstance(one, Pictures)]
+        objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
+        loose = [self._loose(samples, names, about, objects, row, one) for row, one in kept]
+        skipped = [one for one in read if isinstance(one, Skipped)]
+        for lost in skipped:
+            observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
+        packed = packer_named(self._form).pack(number, loose, self._source.classes)
+        written: list[Future[tuple[str, WrittenObject]]] = [self._writers.submit(self._write, one) for one in packed]
+        done = dict(one.result() for one in written)
+        return self._kept(
+            WrittenPart(number=number, samples=len(loose), objects=done, skipped=tuple(skipped), about=_named(about))
+        )
+
+    def _loose(
+        self,
+        samples: Samples,
+        names: Sequence[str],
+        about: dict[str, list[Any]],
+        objects: Sequence[str],
+        row: int,
+        found: Pictures,
+    ) -> Loose:
+        return Loose(
+            id=int(samples.ids[row]),
+            name=names[row],
+            label=int(samples.labels[row]),
+            about={name: values[row] for name, values in about.items()},
+            encoded=found.image,
+            is_remade=self._source.applied is not None,
+            object=objects[row],
+            mask=None if samples.targets is None else found.mask or b"",
+        )
+
+    def _write(self, packed: Packed) -> tuple[str, WrittenObject]:
+        """Write an object and read it back."""
+        name, data = packed
+        sha256 = hashlib.sha256(data).hexdigest()
+        self._store.write(name, data)
+        found, version = self._store.read_version(name, 0, len(data))
+        if hashlib.sha256(found).hexdigest() != sha256:
+            raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
+        return name, WrittenObject(len(data), sha256, version)
+
+
+def _named(about: Mapping[str, list[Any]]) -> str:
+    """Stands for the metadata of some samples in the record of their part."""
+    return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest() if about else ""
+
+
+def _record(number: int) -> str:
+    return f"{_FOLDER}/part-{number:06d}.json"

@@ -1,0 +1,173 @@
+"""Parquet files with a column of images, as Hugging Face keeps data sets: samples are cells, read in place."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from frostline.core import CELLS
+from frostline.datasets.formats.base import Listed, digest_of, is_hidden
+from frostline.datasets.formats.labels import NO_CLASSES, URL_FIELDS, classified, no_class
+from frostline.datasets.formats.metadata import column_name, joined
+from frostline.datasets.formats.parquet_schema import Columns, columns_of_schema
+from frostline.datasets.formats.split_names import with_splits
+from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts, plain
+from frostline.datasets.formats.targets import NO_MASK, Mask, target_columns
+from frostline.datasets.parquet.cells import Cell, cells_of
+from frostline.datasets.parquet.file import leaf, opened
+from frostline.errors import DataError, EmptyDataset
+from frostline.preprocess.decoder import size_of
+from frostline.stores.base.protocols import Entry, ObjectStore, Versioned
+from frostline.stores.base.versions import is_other_version
+
+__all__ = ("Parquet", "is_parquet")
+
+_RULE = "frostline parquet 3"
+# Files read at once: each holds a row group of images while their sizes are looked at.
+_THREADS = 4
+# What Hugging Face writes for a sample without a class, where classes have names.
+_NO_CLASS = -1
+
+
+class _File(NamedTuple):
+    table: pa.Table
+    classes: tuple[str, ...]
+
+
+class Parquet:
+    """Files with images as ``struct{bytes, path}`` or plain binary, and a label as a number or a name.
+
+    What the schema's ``huggingface`` metadata says of columns and classes holds. Parquet tells the size of no cell but
+    with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
+    change only the end is read again. Scalar columns become metadata. A second column of images, called ``mask``,
+    ``segmentation``, ``annotation`` or ``label``, is that of the masks. Files whose names or folders say ``train``,
+    ``val``, ``test`` or the like are splits (``forms.split_names``).
+    """
+
+    name = "parquet"
+    is_incremental = True
+
+    def claims(self, entries: Sequence[Entry]) -> bool:
+        """See ``Form.claims``: one Parquet file is enough."""
+        return any(map(is_parquet, entries))
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """See ``Form.digest``."""
+        return digest_of(_RULE, filter(is_parquet, entries))
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+        """See ``Form.read``."""
+        found = sorted(filter(is_parquet, entries))
+        if not found:
+            raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
+        known = known_parts(before, cells_of)
+        with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
+            files = list(threads.map(partial(_read, store, known), found))
+        tables = [file.table for file in files]
+        table, is_divided = with_splits(joined(tables), [entry.object for entry in found], list(map(len, tables)))
+        if not len(table):
+            raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds an image")
+        names = {file.classes for file in files if file.classes}
+        labels, classes = classified(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
+        return Listed(
+            table=finished(table, labels),
+            classes=classes,
+            digest=self.digest(entries),
+            reading=CELLS,
+            divided_by_names=is_divided,
+        )
+
+
+def is_parquet(entry: Entry) -> bool:
+    """Whether an object is a Parquet file by its name, and not hidden."""
+    return entry.object.lower().endswith(".parquet") and not is_hidden(entry.object)
+
+
+def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
+    with opened(store, entry.object, entry.size) as (parquet, source):
+        columns = columns_of_schema(parquet.schema_arrow)
+        if columns is None:
+            raise DataError(
+                f"{entry.object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
+                f"its columns are {', '.join(parquet.schema_arrow.names)[:200]}{_hint(parquet.schema_arrow)}"
+            )
+        if columns.other is not None:
+            kind = parquet.schema_arrow.field(columns.other).type
+            raise DataError(f"{entry.object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
+        if entry.etag and (entry.object, entry.etag) in known:
+            return _File(known[entry.object, entry.etag], columns.classes)
+        table = _table(parquet, entry, columns)
+    if is_other_version(entry.etag, source.version):
+        raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
+    return _File(table, columns.classes)
+
+
+def _hint(schema: pa.Schema) -> str:
+    texts = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+    url = next((name for name in URL_FIELDS if name in texts), None)
+    return "" if url is None else f"; if {url} says where images are, name the form: form='urls', or --form urls"
+
+
+def _table(parquet: pq.ParquetFile, entry: Entry, columns: Columns) -> pa.Table:
+    lengths = _lengths(parquet, columns.image)
+    wanted = [*columns.about, *([columns.label] if columns.label else [])]
+    beside = parquet.read(columns=wanted, use_threads=False) if wanted else None
+    rows = len(lengths)
+    said = _said(entry, columns, beside[columns.label]) if beside and columns.label else pa.nulls(rows, pa.string())
+    places = pa.array(range(rows), pa.int64())
+    table = pa.table(
+        {
+            "name": pa.array([f"{entry.object}/{row}" for row in range(rows)], pa.string()),
+            "object": pa.array([str(Cell.of(entry, columns.image))] * rows, pa.string()),
+            "offset": places,
+            "length": lengths,
+            "etag": pa.array([entry.etag] * rows, pa.string()),
+            SAID: said,
+            **({column_name(name): plain(beside[name]) for name in columns.about} if beside else {}),
+            **(_targets(parquet, entry, columns.image, columns.mask) if columns.mask else {}),
+        }
+    )
+    return table.filter(pc.is_valid(lengths))
+
+
+def _targets(parquet: pq.ParquetFile, entry: Entry, image: str, mask: str) -> dict[str, pa.Array]:
+    cell = str(Cell.of(entry, mask))
+    lengths = pc.fill_null(_lengths(parquet, mask), 0).to_pylist()
+    masks = [Mask(cell, row, length, entry.etag) if length else NO_MASK for row, length in enumerate(lengths)]
+    sizes = [
+        size_of(cell.as_buffer()) if cell.is_valid and length else (0, 0)
+        for column in _groups(parquet, image)
+        for cell, length in zip(column, lengths, strict=False)
+    ]
+    return target_columns(masks, sizes)
+
+
+def _lengths(parquet: pq.ParquetFile, path: str) -> pa.ChunkedArray:
+    found = [pc.cast(pc.binary_length(column), pa.int64()) for column in _groups(parquet, path)]
+    return pa.chunked_array([chunk for one in found for chunk in one.chunks], pa.int64())
+
+
+def _groups(parquet: pq.ParquetFile, path: str) -> Iterator[pa.ChunkedArray]:
+    """A column, a row group at a time."""
+    for group in range(parquet.num_row_groups):
+        yield leaf(parquet.read_row_group(group, columns=[path], use_threads=False).column(0))
+
+
+def _said(entry: Entry, columns: Columns, labels: pa.ChunkedArray) -> pa.ChunkedArray:
+    values = plain(labels)
+    if pa.types.is_boolean(values.type):
+        return pc.if_else(values, "True", "False")
+    if not columns.classes or not pa.types.is_integer(values.type):
+        return values.cast(pa.string())
+    greatest = pc.max(values).as_py()
+    if greatest is not None and greatest >= len(columns.classes):
+        raise DataError(f"{entry.object} has a label {greatest} and names for {len(columns.classes)} classes only")
+    least = pc.min(values).as_py()
+    if least is not None and least < _NO_CLASS:
+        raise DataError(f"{entry.object}: {no_class(str(least))}")
+    numbers = pc.if_else(pc.greater_equal(values, 0), values, pa.scalar(None, values.type))
+    return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])

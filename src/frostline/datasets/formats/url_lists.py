@@ -1,0 +1,206 @@
+"""Lists of URLs with labels, as CSV or Parquet: the samples lie wherever the URLs lead."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pyarrow as pa
+import pyarrow.csv as csv
+
+from frostline.core import URLS
+from frostline.datasets.formats.base import Listed, digest_of, is_hidden
+from frostline.datasets.formats.folders import is_image
+from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, URL_FIELDS, classified
+from frostline.datasets.formats.metadata import column_name, joined
+from frostline.datasets.formats.parquet import is_parquet
+from frostline.datasets.formats.parquet_schema import is_label, is_scalar
+from frostline.datasets.formats.split_names import with_splits
+from frostline.datasets.formats.tables import SAID, finished, plain
+from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, Size, known_sizes, size_at, target_columns
+from frostline.datasets.formats.url_entries import entries_of
+from frostline.datasets.formats.url_reader import UrlReader, place_of
+from frostline.datasets.parquet.file import opened
+from frostline.errors import DataError, EmptyDataset, ObjectNotFound, SettingError
+from frostline.stores.base.protocols import Entry, ObjectStore
+from frostline.stores.base.urls import parse_url
+from frostline.stores.open import is_within, normalise_url, object_url
+
+__all__ = ("UrlLists",)
+
+_RULE = "frostline url lists 4"
+_QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
+_WEB = {"http": _QUERY, "https": _QUERY}
+# Of these roots, a question mark begins options.
+_PLACED = ("s3", "gs", "az", "memory")
+_OF_PLACED = "no URL can name such an object of a bucket; rename it"
+# A column of masks' URLs, and what it is called here until it is known what lies there.
+_MASK_FIELDS = (*MASK_FIELDS, "mask_url", "mask_file_name", "mask_path")
+_MASK = "/mask"
+_HEADS_AT_ONCE = 32
+_Key = tuple[str, str]
+# Of one byte, so that whoever reads it is told that it is not there; that sample is then left out, named and counted.
+_MISSING = Entry("", 1, "")
+
+
+class UrlLists:
+    """Files with a column of URLs, or of names relative to the data's root, and one of labels, or of masks' URLs.
+
+    Objects that do not lie beside the lists are asked for their sizes and etags once; those that are not there stay
+    samples, which are left out, named and counted when they are read. The digest is that of the lists and of the images
+    beside them: of those elsewhere a change is noticed when they are read, and by whoever asks for them again. Lists
+    that are Parquet files are only read where this form is named: other Parquet files hold the images themselves.
+    Lists that are called ``train``, ``val``, ``test`` or the like are splits (``forms.split_names``).
+    """
+
+    name = "urls"
+    is_incremental = True
+
+    def claims(self, entries: Sequence[Entry]) -> bool:
+        """See ``Form.claims``: one CSV file is enough."""
+        return any(map(_is_csv, entries))
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """See ``Form.digest``."""
+        return digest_of(_RULE, (entry for entry in entries if _is_list(entry) or is_image(entry.object)))
+
+    def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
+        """See ``Widespread.found_now``."""
+        return entries_of(urls)
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+        """See ``Form.read``; lists are small, and what they lead to may have changed, so all is looked at again.
+
+        Only the sizes of images that have masks are taken from before.
+        """
+        lists = sorted(filter(_is_list, entries))
+        if not lists:
+            raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
+        tables = [_table(store, entry) for entry in lists]
+        table, is_divided = with_splits(joined(tables), [entry.object for entry in lists], list(map(len, tables)))
+        if not len(table):
+            raise EmptyDataset(f"the lists at {store.url} name no samples")
+        urls = table["object"].to_pylist()
+        _check_once(urls, store.url)
+        masks = table[_MASK].to_pylist() if _MASK in table.schema.names else []
+        found = _found([*urls, *filter(None, masks)], entries, store.url)
+        if not any(url in found for url in urls):
+            raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
+        there = [found.get(url, _MISSING) for url in urls]
+        table = table.append_column("length", pa.array([entry.size for entry in there], pa.int64()))
+        table = table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
+        if any(masks):
+            table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
+        labels, classes = classified(table[SAID].to_pylist())
+        return Listed(
+            table=finished(table, labels),
+            classes=classes,
+            digest=self.digest(entries),
+            reading=URLS,
+            divided_by_names=is_divided,
+        )
+
+
+def _is_csv(entry: Entry) -> bool:
+    return entry.object.lower().endswith(".csv") and not is_hidden(entry.object)
+
+
+def _is_list(entry: Entry) -> bool:
+    return _is_csv(entry) or is_parquet(entry)
+
+
+def _table(store: ObjectStore, entry: Entry) -> pa.Table:
+    table = _read_csv(store, entry) if _is_csv(entry) else _read_parquet(store, entry)
+    url, label, mask = (_column(table.schema, names) for names in (URL_FIELDS, LABEL_FIELDS, _MASK_FIELDS))
+    if url is None or plain(table[url]).type != pa.string() or table[url].null_count:
+        raise DataError(f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}")
+    urls = [_canonical(one, store.url, entry.object) for one in plain(table[url]).to_pylist()]
+    masks = [] if mask is None else plain(table[mask]).cast(pa.string()).to_pylist()
+    about = [field.name for field in table.schema if is_scalar(field.type) and field.name not in (url, label, mask)]
+    said = pa.nulls(len(urls), pa.string()) if label is None else plain(table[label]).cast(pa.string())
+    return pa.table(
+        {
+            "name": pa.array(urls, pa.string()),
+            "object": pa.array(urls, pa.string()),
+            "offset": pa.array([0] * len(urls), pa.int64()),
+            SAID: said,
+            **{column_name(name): plain(table[name]) for name in about},
+            **({_MASK: [one and _canonical(one, store.url, entry.object) for one in masks]} if any(masks) else {}),
+        }
+    )
+
+
+def _with_masks(
+    table: pa.Table, urls: Sequence[str | None], found: Mapping[str, Entry], known: Mapping[_Key, Size], root: str
+) -> pa.Table:
+    """The table with the columns of masks; heads of images whose size is not known are read."""
+    images = list(zip(table["object"].to_pylist(), table["length"].to_pylist(), table["etag"].to_pylist(), strict=True))
+    reader = UrlReader(dict.fromkeys([root, *(place_of(image) for image, _, _ in images)]))
+
+    def size(row: int) -> Size:
+        image, length, etag = images[row]
+        if not urls[row] or image not in found:
+            return 0, 0
+        with suppress(ObjectNotFound):  # reading it will say so too
+            return known.get((image, etag)) or size_at(reader, image, 0, length)
+        return 0, 0
+
+    with ThreadPoolExecutor(_HEADS_AT_ONCE, "frostline-index") as threads:
+        sizes = list(threads.map(size, range(len(images))))
+    there = [found.get(url, _MISSING) if url else None for url in urls]
+    masks = [Mask(url or "", 0, one.size, one.etag) if one else NO_MASK for url, one in zip(urls, there, strict=True)]
+    for name, column in target_columns(masks, sizes).items():
+        table = table.append_column(name, column)
+    return table
+
+
+def _read_csv(store: ObjectStore, entry: Entry) -> pa.Table:
+    data = store.read(entry.object, 0, entry.size)
+    # Labels stay as they are written; other columns get the type that all their values have.
+    kinds = dict.fromkeys((*URL_FIELDS, *LABEL_FIELDS, *_MASK_FIELDS), pa.string())
+    options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=True)
+    try:
+        return csv.read_csv(
+            pa.py_buffer(data), read_options=csv.ReadOptions(use_threads=False), convert_options=options
+        )
+    except pa.ArrowException as error:
+        words = " ".join(str(error).split())[:150]
+        raise DataError(f"{entry.object} is no CSV file with a line of names on top: {words}") from error
+
+
+def _read_parquet(store: ObjectStore, entry: Entry) -> pa.Table:
+    with opened(store, entry.object, entry.size) as (parquet, _):
+        label = _column(parquet.schema_arrow, LABEL_FIELDS)
+        kind = None if label is None else parquet.schema_arrow.field(label).type
+        if kind is not None and not is_label(kind) and not pa.types.is_null(kind):
+            raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
+        wanted = [field.name for field in parquet.schema_arrow if is_scalar(field.type)]
+        return parquet.read(columns=wanted, use_threads=False)
+
+
+def _column(schema: pa.Schema, names: Sequence[str]) -> str | None:
+    return next((name for name in names if name in schema.names), None)
+
+
+def _canonical(url: str, root: str, name: str) -> str:
+    shown = url.partition("?")[0][:100]
+    scheme, is_url, _ = url.partition("://")
+    if "?" in url and (scheme in _WEB if is_url else parse_url(root).scheme in _PLACED):
+        raise DataError(f"{name} lists {shown!a} with a question mark behind it: {_WEB.get(scheme, _OF_PLACED)}")
+    try:
+        return normalise_url(url if is_url or url.startswith("/") else object_url(root, url.removeprefix("./")))
+    except SettingError as error:
+        raise DataError(f"{name} lists {shown!r}: {error}") from error
+
+
+def _check_once(urls: Sequence[str], root: str) -> None:
+    url, times = Counter(urls).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"the lists at {root} name {url} {times} times: a sample stands there once")
+
+
+def _found(urls: Sequence[str], entries: Sequence[Entry], root: str) -> dict[str, Entry]:
+    """What each object is, by URL, from the listing that was made where it lies there; the others are asked for."""
+    beside = {url for url in urls if is_within(url, root)}
+    found = {object_url(root, entry.object): entry for entry in entries} if beside else {}
+    return {url: found[url] for url in beside if url in found} | entries_of([url for url in urls if url not in beside])

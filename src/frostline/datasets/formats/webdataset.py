@@ -1,0 +1,198 @@
+"""WebDataset shards: samples are members of tars that share a key, read at their places so that order is free."""
+
+import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from frostline.datasets.formats.base import Listed, digest_of, is_hidden
+from frostline.datasets.formats.folders import IMAGE_SUFFIXES
+from frostline.datasets.formats.labels import LABEL_FIELDS, classified, said_by
+from frostline.datasets.formats.metadata import SOURCE, columns_of, joined
+from frostline.datasets.formats.split_names import with_splits
+from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts
+from frostline.datasets.formats.tar_index import Member, members
+from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, size_at, target_columns
+from frostline.errors import DataError, EmptyDataset
+from frostline.stores.base.protocols import Entry, ObjectStore, Versioned
+
+__all__ = ("WebDataset", "samples_of")
+
+_RULE = "frostline webdataset 4"
+# Shards indexed at once: each waits for its store most of the time.
+_THREADS = 16
+
+
+class Packed(NamedTuple):
+    """A sample of a shard.
+
+    Attributes:
+        name: the shard's and the member's.
+        offset: of the member that is the image.
+        length: of it.
+        said: its label, as text; None where nothing says one.
+        about: the fields of its JSON.
+        mask: the member that is its mask; None where there is none.
+    """
+
+    name: str
+    offset: int
+    length: int
+    said: str | None
+    about: dict[str, Any]
+    mask: Member | None = None
+
+
+class WebDataset:
+    """Tars of ``key.jpg``, ``key.cls`` and ``key.json``; what is before the first dot of a member's name is its key.
+
+    A member such as ``key.mask.png`` or ``key.seg.npy`` is the mask of ``key.jpg``.
+
+    A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
+    ``label`` that is null says that there is none. The other scalar fields of the JSON become columns. Shards whose
+    names or folders say ``train``, ``val``, ``test`` or the like are splits (``forms.split_names``).
+    """
+
+    name = "webdataset"
+    is_incremental = True
+
+    def claims(self, entries: Sequence[Entry]) -> bool:
+        """See ``Form.claims``: one tar is enough."""
+        return any(_is_shard(entry) for entry in entries)
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """See ``Form.digest``."""
+        return digest_of(_RULE, filter(_is_shard, entries))
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+        """See ``Form.read``; of shards that are new or have changed, the headers are read.
+
+        Where images have masks, their heads are read too: a mask must be as large as its image.
+        """
+        shards = sorted(filter(_is_shard, entries))
+        if not shards:
+            raise EmptyDataset(f"{store.url} holds no WebDataset shards (such as train-000000.tar)")
+        known = known_parts(before)
+        with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
+            tables = list(threads.map(partial(_table, store, known, heads), shards))
+        table, is_divided = with_splits(joined(tables), [shard.object for shard in shards], list(map(len, tables)))
+        if not len(table):
+            raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images: see what they are packed with")
+        labels, classes = classified(table[SAID].to_pylist())
+        return Listed(
+            table=finished(table, labels),
+            classes=classes,
+            digest=self.digest(entries),
+            divided_by_names=is_divided,
+        )
+
+
+def samples_of(shard: str, found: Iterable[Member]) -> list[Packed]:
+    """Group the members of a shard by their keys.
+
+    Raises:
+        DataError: two members have one name, or a label or JSON makes no sense.
+    """
+    groups: dict[str, dict[str, Member]] = {}
+    for member in found:
+        key, kind = _split(member.name)
+        if is_hidden(member.name) or key.startswith("__"):
+            continue
+        if groups.setdefault(key, {}).setdefault(kind, member) is not member:
+            raise DataError(f"{shard} holds {member.name!r} twice: make it again")
+    return [one for key, group in groups.items() if (one := _sample(shard, key, group)) is not None]
+
+
+def _sample(shard: str, key: str, group: dict[str, Member]) -> Packed | None:
+    image = next((member for kind, member in group.items() if f".{kind}" in IMAGE_SUFFIXES), None)
+    if image is None:
+        return None
+    about = _json(shard, group["json"]) if "json" in group else {}
+    # A copy that Frostline made has the number of the class for others, and its name in the JSON.
+    field = None if "cls" in group and SOURCE not in about else _label_field(about)
+    said = _label(shard, key, group, about, field)
+    # What says the label is no metadata, else a copy of a copy would have it as a column.
+    about = {name: value for name, value in about.items() if name != field}
+    return Packed(f"{shard}/{image.name}", image.offset, image.size, said, about, _mask(shard, key, group))
+
+
+def _mask(shard: str, key: str, group: dict[str, Member]) -> Member | None:
+    for field in MASK_FIELDS:
+        found = [member for kind, member in group.items() if _is_mask(kind, field)]
+        if len(found) > 1:
+            raise DataError(f"{found[0].name!r} and {found[1].name!r} in {shard} would both be the mask of {key!r}")
+        if found:
+            return found[0]
+    return None
+
+
+def _is_mask(kind: str, field: str) -> bool:
+    name, _, suffix = kind.partition(".")
+    return name == field and f".{suffix}" in IMAGE_SUFFIXES
+
+
+def _label_field(about: dict[str, Any]) -> str | None:
+    names = [name for name in LABEL_FIELDS if about.get(name) is not None]
+    return "label" if "label" in about else next(iter(names), None)
+
+
+def _label(shard: str, key: str, group: dict[str, Member], about: dict[str, Any], field: str | None) -> str | None:
+    try:
+        if field is not None:
+            return said_by(about[field])
+        if "cls" in group:
+            return said_by((group["cls"].contents or b"").decode())
+    except (DataError, UnicodeDecodeError) as error:
+        raise DataError(f"the label of {key!r} in {shard} is no name and no whole number") from error
+    folder, slash, _ = key.partition("/")
+    return folder if slash else None
+
+
+def _json(shard: str, member: Member) -> dict[str, Any]:
+    try:
+        about = json.loads(member.contents or b"")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{member.name!r} in {shard} is no JSON") from error
+    return about if isinstance(about, dict) else {}
+
+
+def _split(name: str) -> tuple[str, str]:
+    folder, slash, base = name.rpartition("/")
+    key, _, kind = base.partition(".")
+    return f"{folder}{slash}{key}", kind.lower()
+
+
+def _table(store: Versioned, known: Parts, heads: ThreadPoolExecutor, shard: Entry) -> pa.Table:
+    if shard.etag and (shard.object, shard.etag) in known:
+        return known[shard.object, shard.etag]
+    samples = samples_of(shard.object, members(store, shard, (".cls", ".json")))
+    return pa.table(
+        {
+            "name": pa.array([one.name for one in samples], pa.string()),
+            "object": pa.array([shard.object] * len(samples), pa.string()),
+            "offset": pa.array([one.offset for one in samples], pa.int64()),
+            "length": pa.array([one.length for one in samples], pa.int64()),
+            "etag": pa.array([shard.etag] * len(samples), pa.string()),
+            SAID: pa.array([one.said for one in samples], pa.string()),
+            **columns_of([one.about for one in samples]),
+            **_targets(store, heads, shard, samples),
+        }
+    )
+
+
+def _targets(
+    store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[Packed]
+) -> dict[str, pa.Array]:
+    """The columns of masks, where one sample of a shard has one."""
+    if not any(one.mask for one in samples):
+        return {}
+    masks = [Mask(shard.object, one.mask.offset, one.mask.size, shard.etag) if one.mask else NO_MASK for one in samples]
+    found = heads.map(lambda one: size_at(store, shard.object, one.offset, one.length) if one.mask else (0, 0), samples)
+    return target_columns(masks, list(found))
+
+
+def _is_shard(entry: Entry) -> bool:
+    return entry.object.lower().endswith(".tar") and not is_hidden(entry.object)

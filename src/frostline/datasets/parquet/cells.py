@@ -1,0 +1,241 @@
+"""Reads samples out of Parquet cells: decodes a row group's column once, and keeps as many of them as fit."""
+
+import bisect
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from frostline.datasets.parquet.file import leaf, opened
+from frostline.errors import BadRequest, DataError, ObjectNotFound, SampleError
+from frostline.stores.base.protocols import Buffer, Entry, Versioned
+from frostline.stores.base.versions import plain_etag
+
+__all__ = ("CELLS_BYTES", "Cell", "CellCache", "CellReader", "cells_of")
+
+CELLS_BYTES = 256 << 20
+"""Of decoded columns, where nobody says how many there may be."""
+# What decoding a chunk takes at its peak beside itself: its compressed bytes, and a page more than once.
+_WHILE_DECODED = 3
+_MOST_FILES = 256
+
+
+class Cell(NamedTuple):
+    """Where samples lie: a column of a file of which size and version are known, so that its end need not be sought.
+
+    Attributes:
+        file: name of the object.
+        column: path of the leaf column.
+        size: of the file in bytes.
+        version: digest of the file's etag.
+    """
+
+    file: str
+    column: str
+    size: int
+    version: str
+
+    @classmethod
+    def of(cls, entry: Entry, column: str) -> "Cell":
+        """The place of a column in a file as it was listed."""
+        return cls(entry.object, column, entry.size, _version(entry.etag))
+
+    @classmethod
+    def parse(cls, object: str) -> "Cell":
+        """The inverse of ``str``.
+
+        Raises:
+            BadRequest: it is none.
+        """
+        file, mark, rest = object.rpartition("#")
+        column, _, place = rest.partition("@")
+        size, _, version = place.partition(".")
+        if not mark or not column or not size.isascii() or not size.isdigit() or len(size) > 18:
+            raise BadRequest(f"samples.objects: {object[:200]!a} is no column of a Parquet file")
+        return cls(file, unquote(column), int(size), version)
+
+    def __str__(self) -> str:
+        return f"{self.file}#{quote(self.column, safe='')}@{self.size}.{self.version}"
+
+
+def cells_of(object: str) -> str:
+    """Name of the file in which a sample of that object lies."""
+    return object.rpartition("#")[0]
+
+
+class CellCache:
+    """Decoded columns of row groups, the latest used, within a bound. Safe for threads; one decodes it for all.
+
+    Args:
+        most_bytes: of them, with what decoding takes.
+    """
+
+    def __init__(self, most_bytes: int = CELLS_BYTES) -> None:
+        self._most = most_bytes
+        self._used = 0
+        self._changed = threading.Condition()
+        self._kept: OrderedDict[tuple[object, ...], tuple[pa.ChunkedArray, int]] = OrderedDict()
+        self._under_way: set[tuple[object, ...]] = set()
+
+    @property
+    def used_bytes(self) -> int:
+        """What is kept, and what those that are being decoded take."""
+        return self._used
+
+    def get(self, key: tuple[object, ...], nbytes: int, decode: Callable[[], pa.ChunkedArray]) -> pa.ChunkedArray:
+        """A column, decoded now or before.
+
+        Args:
+            key: names it.
+            nbytes: that it will have.
+            decode: makes it, outside of any lock.
+
+        Raises:
+            SampleError: it does not fit.
+        """
+        takes = _WHILE_DECODED * nbytes
+        if takes > self._most:
+            raise SampleError(
+                f"a row group with {nbytes} bytes of images is too large: {self._most // _WHILE_DECODED} fit; write "
+                "smaller row groups, or start the node with more --memory"
+            )
+        with self._changed:
+            self._changed.wait_for(lambda: key not in self._under_way)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key][0]
+            self._under_way.add(key)
+        try:
+            return self._decoded(key, takes, decode)
+        finally:
+            with self._changed:
+                self._under_way.discard(key)
+                self._changed.notify_all()
+
+    def _decoded(self, key: tuple[object, ...], takes: int, decode: Callable[[], pa.ChunkedArray]) -> pa.ChunkedArray:
+        with self._changed:
+            self._changed.wait_for(lambda: self._makes_room(takes))
+            self._used += takes
+        stays = 0
+        try:
+            column = decode()
+            stays = min(column.nbytes, takes)
+            return column
+        finally:
+            with self._changed:
+                self._used += stays - takes
+                if stays:
+                    self._kept[key] = (column, stays)
+                self._changed.notify_all()
+
+    def _makes_room(self, nbytes: int) -> bool:
+        while self._used + nbytes > self._most and self._kept:
+            _, (_, freed) = self._kept.popitem(last=False)
+            self._used -= freed
+        return self._used + nbytes <= self._most
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _File:
+    metadata: pq.FileMetaData
+    ends: list[int]
+    etag: str
+
+
+class CellReader:
+    """A ``Versioned`` whose objects are columns of Parquet files and whose offsets are rows. Safe for threads.
+
+    Args:
+        store: that holds the files.
+        cache: may be shared by several readers.
+    """
+
+    def __init__(self, store: Versioned, cache: CellCache, url: str = "") -> None:
+        self._store = store
+        self._cache = cache
+        self._url = url
+        self._lock = threading.Lock()
+        self._files: OrderedDict[tuple[str, int, str], _File] = OrderedDict()
+
+    def read(self, object: str, offset: int, length: int) -> Buffer:
+        """See ``Readable.read``: the bytes of a cell, which are copied."""
+        return self.read_version(object, offset, length)[0]
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """See ``Versioned.read_version``.
+
+        Raises:
+            ObjectNotFound: there is no such cell of that length, or its file has changed since it was listed.
+            SampleError: its row group is too large.
+        """
+        cell = Cell.parse(object)
+        with _said(cell.file):
+            file = self._file(cell)
+            group = bisect.bisect_right(file.ends, offset)
+            if group == len(file.ends):
+                raise ObjectNotFound(f"{cell.file} has no row {offset}: it has changed")
+            place = _leaf_place(file.metadata, cell)
+            nbytes = file.metadata.row_group(group).column(place).total_uncompressed_size
+            key = (self._url, cell, group)
+            column = self._cache.get(key, nbytes, lambda: self._decoded(cell, file, group))
+        value = column[offset - (file.ends[group - 1] if group else 0)].as_buffer()
+        if value is None or value.size != length:
+            raise ObjectNotFound(f"row {offset} of {cell.file} has no image of {length} bytes: it has changed")
+        return value.to_pybytes(), file.etag
+
+    def _file(self, cell: Cell) -> _File:
+        key = (cell.file, cell.size, cell.version)
+        with self._lock:
+            if key in self._files:
+                self._files.move_to_end(key)
+                return self._files[key]
+        with opened(self._store, cell.file, cell.size) as (parquet, source):
+            metadata = parquet.metadata
+        self._check(cell, source.version)
+        ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
+        file = _File(metadata, ends, source.version)
+        with self._lock:
+            self._files[key] = file
+            if len(self._files) > _MOST_FILES:
+                self._files.popitem(last=False)
+        return file
+
+    def _decoded(self, cell: Cell, file: _File, group: int) -> pa.ChunkedArray:
+        with opened(self._store, cell.file, cell.size, file.metadata) as (parquet, source):
+            table = parquet.read_row_group(group, columns=[cell.column], use_threads=False)
+        self._check(cell, source.version)
+        return leaf(table.column(0))
+
+    def _check(self, cell: Cell, etag: str) -> None:
+        if _version(etag) != cell.version:
+            raise ObjectNotFound(f"{cell.file} has changed since it was listed")
+
+
+@contextmanager
+def _said(file: str) -> Iterator[None]:
+    # What is wrong with a file as a whole was said when it was listed: now it is another one.
+    try:
+        yield
+    except DataError as error:
+        raise ObjectNotFound(f"{error}; it may have changed since it was listed") from error
+    except pa.ArrowException as error:
+        raise ObjectNotFound(f"{file} is damaged, or has changed since it was listed") from error
+
+
+def _leaf_place(metadata: pq.FileMetaData, cell: Cell) -> int:
+    paths = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
+    if cell.column not in paths:
+        raise ObjectNotFound(f"{cell.file} has no column {cell.column[:100]!r}: it has changed")
+    return paths.index(cell.column)
+
+
+def _version(etag: str) -> str:
+    return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""

@@ -1,0 +1,1 @@
+"""The ready format: pixels that are kept decoded."""

@@ -1,0 +1,1 @@
+"""Choosing samples of a data set by an expression."""

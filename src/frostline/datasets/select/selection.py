@@ -1,0 +1,126 @@
+"""Some rows of a manifest, or all: their own table, how they are divided, and what they hold."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from frostline.datasets.formats.columns import PartOfSamples, Rows, WholeSamples
+from frostline.datasets.formats.labels import LABEL_FIELDS
+from frostline.datasets.manifest.manifest import Manifest
+from frostline.datasets.manifest.statistics import DatasetStatistics, formats_of, quantiles_of
+from frostline.datasets.select.evaluate import groups_of, values_of
+from frostline.errors import DataError, SettingError
+from frostline.ordering import Labels, count_labels, split_at_random, split_by_class, split_by_group
+
+__all__ = ("Selection",)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """A manifest, and which of its rows are meant. Immutable, safe for threads.
+
+    Attributes:
+        whole: the manifest.
+        rows: of it; None where it is all of them.
+    """
+
+    whole: Manifest
+    rows: Rows | None
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Of these rows alone, with a digest of its own; its columns are still those of the whole."""
+        if self.rows is None:
+            return self.whole
+        samples = PartOfSamples(self.whole_samples, self.rows)
+        digest = hashlib.sha256(self.whole.digest.encode() + self.rows.fingerprint).hexdigest()
+        names = samples.texts_of(self.whole.names)
+        return replace(self.whole, samples=samples, names=names, etags=samples.versions, digest=digest)
+
+    @property
+    def whole_samples(self) -> WholeSamples:
+        """All samples of the manifest."""
+        assert isinstance(self.whole.samples, WholeSamples), "the manifest of all has all samples"
+        return self.whole.samples
+
+    @property
+    def labels(self) -> Labels:
+        """The labels of these rows, counted."""
+        known = self.whole.columns.labels if self.rows is None else None
+        if known is not None:
+            return known
+        return count_labels(lambda: self.whole_samples.pieces("label", self.rows))
+
+    @property
+    def per_label(self) -> Mapping[int, int]:
+        """How many of these rows have each label that lies between the least and the greatest."""
+        labels = self.labels
+        return dict(zip(range(labels.first, labels.first + len(labels.counts)), labels.counts.tolist(), strict=True))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """See ``Dataset.column``."""
+        return values_of(self.whole.columns, self.rows, name)
+
+    def groups(self, column: str) -> tuple[npt.NDArray[np.int64], Sequence[Any]]:
+        """Which of a column's values each row has, by its number; and the values."""
+        return groups_of(self.whole.columns, self.rows, column)
+
+    def divided(self, shares: Sequence[float], seed: int, *, by: str | None, balanced: bool) -> npt.NDArray[np.uint8]:
+        """Which part each row belongs to; see ``Dataset.split``."""
+        if by is not None:
+            return split_by_group(self.groups(by)[0], shares, seed)
+        if not balanced:
+            return split_at_random(len(self.manifest.samples), shares, seed)
+        return split_by_class(self.labels, shares, seed)
+
+    def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Manifest:
+        """The manifest with further columns; see ``Dataset.with_columns``."""
+        if self.rows is not None:
+            raise SettingError("columns are added to a whole data set: add them before select, split or take")
+        table = self.whole.columns.table
+        for name, values in columns.items():
+            if len(values) != len(self.whole.samples) or name in table.column_names:
+                raise SettingError(
+                    f"column {name!r} has {len(values)} values for {len(self.whole.samples)} samples, or its name is "
+                    "taken"
+                )
+            table = table.append_column(name, pa.array(values))
+        return replace(self.whole, columns=self.whole.columns.of(table))
+
+    def require_classes(self, at_least: int, url: str) -> None:
+        """See ``Dataset.require_classes``; the sentences name the ``url``."""
+        present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
+        if not present:
+            raise DataError(
+                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: a list or table says them "
+                f"in a column {' or '.join(LABEL_FIELDS)}, and there they are empty or missing"
+            )
+        if len(present) < at_least:
+            names = ", ".join(repr(name) for name in present)
+            raise DataError(f"{url} has {len(present)} class ({names}); training needs at least {at_least}")
+
+    def statistics(self, splits: Mapping[str, int]) -> DatasetStatistics:
+        """See ``Dataset.statistics``; ``splits`` are the samples in each that was saved, by its name."""
+        manifest, lengths = self.manifest, self.manifest.samples.lengths
+        counts = self.per_label
+        return DatasetStatistics(
+            samples=len(lengths),
+            per_class=tuple((name, counts.get(label, 0)) for label, name in enumerate(manifest.classes)),
+            without_label=counts.get(-1, 0),
+            total_bytes=int(lengths.sum()),
+            mean_bytes=float(lengths.mean()) if len(lengths) else 0.0,
+            min_bytes=int(lengths.min()) if len(lengths) else 0,
+            max_bytes=int(lengths.max(initial=0)),
+            quantiles=quantiles_of(lengths),
+            formats=formats_of(manifest),
+            columns=tuple((one.name, str(one.type)) for one in manifest.columns.table.schema),
+            splits=tuple(splits.items()),
+            manifest=manifest.place,
+            manifest_found=manifest.found,
+        )

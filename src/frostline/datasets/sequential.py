@@ -1,0 +1,140 @@
+"""Reads samples as they come in a data set: several at once, and neighbours of an object by one request."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from itertools import islice
+from typing import Generic, TypeVar
+
+from frostline.background import in_background
+from frostline.core import OBJECTS, Samples, Skipped
+from frostline.datasets.open import open_samples
+from frostline.errors import ObjectNotFound, SampleError, StoreError
+from frostline.stores.base.protocols import Batched, Buffer, Place, Versioned
+from frostline.stores.base.versions import is_other_version
+from frostline.stores.cql.store import CqlStore
+from frostline.stores.reads.batched_reads import Joined
+
+__all__ = ("InOrder", "Workers", "masks_of")
+
+T = TypeVar("T")
+_Found = tuple[Buffer, str] | StoreError | SampleError
+
+
+class InOrder:
+    """Reads the bytes of samples that are wanted one after another.
+
+    Memory is that of the requests under way: each of some megabytes, or of one sample where it is larger.
+
+    Args:
+        url: of the data set's root.
+        reading: how its samples are read; see ``open_samples``.
+        most: requests under way at once.
+        roots: places in which objects that are URLs may lie; by default that of the data alone.
+    """
+
+    def __init__(self, url: str, reading: str, *, most: int, roots: tuple[str, ...] | None = None) -> None:
+        self._store = open_samples(url, reading, roots=roots)
+        self._most = most
+        self._batched: Batched | None = None
+        if isinstance(self._store, CqlStore):
+            self._batched = self._store
+        elif reading == OBJECTS:
+            self._batched = Joined(self._store)
+
+    def read(self, samples: Samples, names: Sequence[str]) -> Iterator[tuple[int, Buffer | Skipped]]:
+        """The bytes of each sample, as they come; of one that cannot be used, why.
+
+        Args:
+            samples: in their data set's order.
+            names: of them, by which they are called where they are left out.
+
+        Returns:
+            Pairs of a row of ``samples`` and its bytes, each row once, in any order.
+
+        Raises:
+            StoreError: the store failed, and not for one sample alone.
+        """
+        places = [
+            Place(object, offset, length)
+            for object, offset, length in zip(
+                samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True
+            )
+        ]
+        found = self._each(places) if self._batched is None else self._batched.read_many(places, most=self._most)
+        for row, one in found:
+            yield row, _usable(one, samples, names, row)
+
+    def _each(self, places: Sequence[Place]) -> Iterator[tuple[int, _Found]]:
+        rest = iter(range(len(places)))
+        with ThreadPoolExecutor(self._most, "frostline-read", in_background) as threads:
+            under_way: set[Future[tuple[int, _Found]]] = set()
+            while True:
+                under_way |= {
+                    threads.submit(_one, self._store, row, places[row])
+                    for row in islice(rest, self._most - len(under_way))
+                }
+                if not under_way:
+                    return
+                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                for one in done:
+                    yield one.result()
+
+
+def masks_of(samples: Samples, reader: InOrder) -> dict[int, Buffer | Skipped]:
+    """The masks of some samples, all at once, by their rows; of those that cannot be used, why."""
+    rows, masks = samples.masks
+    return {int(rows[place]): mask for place, mask in reader.read(masks, masks.objects)} if len(rows) else {}
+
+
+class Workers(Generic[T]):
+    """Threads that do something with what was read, a few samples behind the reading.
+
+    Args:
+        reader: of the samples.
+        threads: how many.
+        stack: ends them.
+    """
+
+    def __init__(self, reader: InOrder, threads: int, stack: ExitStack) -> None:
+        self._reader = reader
+        self._most = 2 * threads
+        self._threads = ThreadPoolExecutor(threads, "frostline-work")
+        stack.callback(self._threads.shutdown, cancel_futures=True)
+
+    def each(self, samples: Samples, names: Sequence[str], work: Callable[[int, Buffer | Skipped], T]) -> list[T]:
+        """What ``work`` makes of each sample, in their order.
+
+        Args:
+            samples: to read; see ``InOrder.read``.
+            names: of them.
+            work: is given a row and its bytes, or why there are none. Called from several threads.
+        """
+        made: list[Future[T]] = [Future()] * len(samples)
+        under_way: set[Future[T]] = set()
+        for row, data in self._reader.read(samples, names):
+            if len(under_way) >= self._most:
+                _, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            made[row] = self._threads.submit(work, row, data)
+            under_way.add(made[row])
+        return [one.result() for one in made]
+
+
+def _one(store: Versioned, row: int, place: Place) -> tuple[int, _Found]:
+    try:
+        return row, store.read_version(*place)
+    except (ObjectNotFound, SampleError) as error:
+        return row, error
+
+
+def _usable(found: _Found, samples: Samples, names: Sequence[str], row: int) -> Buffer | Skipped:
+    listed = samples.versions[row] if samples.versions else ""
+    if not isinstance(found, tuple):
+        reason = str(found)
+    elif is_other_version(listed, found[1]):
+        reason = f"{samples.objects[row]} has changed since it was listed"
+    else:
+        return found[0]
+    # What was listed and is not there any more has changed too.
+    changed = not isinstance(found, SampleError)
+    return Skipped(id=int(samples.ids[row]), object=names[row], reason=reason, changed=changed)

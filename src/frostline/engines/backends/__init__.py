@@ -1,0 +1,1 @@
+"""The engines themselves, one library a module, and the catalogue of them."""

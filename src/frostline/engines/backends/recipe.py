@@ -1,0 +1,135 @@
+"""What an engine is to be made from, as a value, and what it is given to run, checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from frostline.core import Cut, Graph, Levels
+from frostline.engines.base.identity import Pixels
+from frostline.engines.base.protocols import Arrays, Footprint
+from frostline.engines.base.runner import leaf_values
+from frostline.engines.measure.footprint import dry_run
+from frostline.errors import BadRequest, EngineUnfit
+
+__all__ = ("Order",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Order:
+    """What an engine is to be made from.
+
+    Attributes:
+        graph: the frozen part, from the network's input to the frost line.
+        cuts: every place where a run may stop, in order, cut 1 (the input) first.
+        tensors: weights by the names in ``graph.leaves``.
+        cut: number of the one cut that the engine stops at.
+        device: in torch's words.
+        most_rows: the largest batch that will be run.
+        threads: that the engine is to run on, where it takes them (``engines.backends.catalog.Offer``).
+        levels: what the pixels mean, where the engine is to take them as they are kept, ``uint8[n, H, W, C]``; None
+            where it takes what the network takes.
+        calibration: real samples as the engine takes them, for engines that narrow to 8 bits.
+        calibrated_on: what names these pixels, also where they are not given since converted files are there.
+        folder: where converted files are kept; None keeps none.
+        checked: the reference engine's memory up to the cut, from whoever has run the graph on shapes before; None has
+            that done here, which takes a new process a second and a half.
+    """
+
+    graph: Graph
+    cuts: Sequence[Cut]
+    tensors: Mapping[str, torch.Tensor]
+    cut: int
+    device: str
+    most_rows: int
+    threads: int
+    levels: Levels | None
+    calibration: Pixels | None
+    calibrated_on: str
+    folder: Path | None
+    checked: Footprint | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cut <= len(self.cuts):
+            raise BadRequest(f"cut must be from 1 to {len(self.cuts)} for this prefix, not {self.cut}")
+        if self.most_rows < 1 or self.threads < 1:
+            raise BadRequest("an engine needs room for one row and one thread at least")
+        if self.levels is not None and not self._is_of_images:
+            raise EngineUnfit("the network takes no images of as many channels as its preprocessing gives")
+
+    @property
+    def last(self) -> Cut:
+        """The cut that the engine stops at."""
+        return self.cuts[self.cut - 1]
+
+    @property
+    def taken(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of a row of each input that the engine takes."""
+        if self.levels is None:
+            return list(zip(self.cuts[0].shapes, self.cuts[0].dtypes, strict=True))
+        ((channels, height, width),) = self.cuts[0].shapes
+        return [((height, width, channels), "uint8")]
+
+    def leaves(self) -> list[torch.Tensor]:
+        """The graph's tensors, in the order of ``graph.leaves``."""
+        return leaf_values(self.graph, self.tensors)
+
+    def footprint(self) -> Footprint:
+        """The reference engine's memory up to the cut, which refuses graphs that are not what they declare."""
+        if self.checked is not None:
+            return self.checked
+        ends = {cut.number: cut for cut in (self.cuts[0], self.last)}
+        return dry_run(self.graph, self.leaves(), list(ends.values()), most_rows=self.most_rows)[self.cut].to_here
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the graph's tensors as they came."""
+        return sum({leaf.data_ptr(): leaf.nbytes for leaf in self.leaves()}.values())
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether there is attention up to the cut, which wants other ways of narrowing than convolutions."""
+        return any("attention" in node.op or ".softmax" in node.op for node in self.graph.nodes[: self.last.after + 1])
+
+    def pixels(self) -> Pixels:
+        """What to calibrate on.
+
+        Raises:
+            EngineUnfit: There is nothing, or the network takes something else.
+        """
+        if self.calibration is None or len(self.calibration) == 0:
+            raise EngineUnfit("8 bits need real samples to be calibrated on, and there are none")
+        if self.taken != [(self.calibration.shape[1:], str(self.calibration.dtype))]:
+            raise EngineUnfit("8 bits are calibrated on images, and this network takes something else")
+        return self.calibration
+
+    def file_name(self, versions: str) -> str:
+        """What a folder of converted files is called."""
+        return "-".join(filter(None, ("" if self.levels is None else self.levels.digest, versions)))
+
+    def narrowed_name(self, versions: str) -> str:
+        """What a folder of files of 8 bits is called."""
+        return self.file_name("-".join(filter(None, ("int8", self.calibrated_on, versions))))
+
+    def batch(self, inputs: Arrays, cut: int) -> list[npt.NDArray[np.generic]]:
+        """What was given to ``Engine.run`` as arrays, checked.
+
+        Raises:
+            BadRequest: The inputs are not of the shapes and dtypes that the engine takes, or it is another cut.
+        """
+        if cut != self.cut:
+            raise BadRequest(f"this engine was made for cut {self.cut} and cannot stop at cut {cut}")
+        arrays = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
+        given = [(one.shape[1:], str(one.dtype)) for one in arrays]
+        if given != self.taken or len({len(one) for one in arrays}) != 1:
+            raise BadRequest(f"the prefix takes inputs {self.taken} of one batch, not {given}")
+        return arrays
+
+    @property
+    def _is_of_images(self) -> bool:
+        assert self.levels is not None
+        shapes, dtypes = self.cuts[0].shapes, self.cuts[0].dtypes
+        return list(dtypes) == ["float32"] and len(shapes[0]) == 3 and shapes[0][0] == len(self.levels.mean)

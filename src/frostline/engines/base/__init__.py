@@ -1,0 +1,1 @@
+"""What every engine builds on: its protocol, its name, operators and their schemas."""

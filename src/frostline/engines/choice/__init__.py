@@ -1,0 +1,1 @@
+"""Which engine runs a prefix: prospects, trials and the choice between them."""

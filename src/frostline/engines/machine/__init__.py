@@ -1,0 +1,1 @@
+"""What the machine and its process are like: hardware, memory, allocator."""

@@ -1,0 +1,72 @@
+"""Names the machine and what computes on it, so that measurements are compared with their like."""
+
+import hashlib
+import platform
+import uuid
+from pathlib import Path
+
+from frostline.processors import usable_cores
+
+__all__ = ("abilities", "free_device_bytes", "hardware_name", "host_digest", "is_accelerator")
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_CPU = Path("/proc/cpuinfo")
+
+
+def hardware_name(device: str) -> str:
+    """The processor with the threads that this process may use, or the accelerator.
+
+    Args:
+        device: in torch's words.
+    """
+    if is_accelerator(device):
+        from frostline.engines.machine.accelerator import accelerator_name
+
+        return accelerator_name(device)
+    return f"{_processor()}, {len(usable_cores())} threads"
+
+
+def abilities(device: str) -> frozenset[str]:
+    """What computes can do, by the flags of its processor in Linux's names, such as ``avx512_bf16``, or ``cuda``.
+
+    Empty where nobody says.
+
+    Args:
+        device: in torch's words.
+    """
+    if is_accelerator(device):
+        return frozenset({"cuda"})
+    lines = _CPU.read_text().splitlines() if _CPU.exists() else []
+    named = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(named, ()))
+
+
+def is_accelerator(device: str) -> bool:
+    """Whether a device, in torch's words, is an accelerator and not the processor."""
+    return device.partition(":")[0] == "cuda"
+
+
+def free_device_bytes(device: str) -> int | None:
+    """What nobody has taken of an accelerator's memory now; None where engines run in the processor's own.
+
+    Args:
+        device: in torch's words.
+    """
+    if not is_accelerator(device):
+        return None
+    from frostline.engines.machine.accelerator import free_bytes
+
+    return free_bytes(device)
+
+
+def host_digest() -> str:
+    """A digest that names the running machine; containers on one machine, which share its cores, give the same."""
+    # Linux draws this anew at each boot, so that it tells nothing about the machine beyond being the same.
+    identity = _BOOT.read_text() if _BOOT.exists() else f"{platform.node()} {uuid.getnode()}"
+    return hashlib.sha256(identity.strip().encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    lines = _CPU.read_text().splitlines() if _CPU.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())

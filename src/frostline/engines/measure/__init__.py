@@ -1,0 +1,1 @@
+"""What a graph costs: operations, memory and time."""

@@ -1,0 +1,51 @@
+"""Runs an I/O service for ``io_service.process``, for as long as its parent holds its stdin."""
+
+import json
+import os
+import sys
+from typing import Any
+
+from frostline.config import IoSettings, NodeSettings
+from frostline.engines.machine.exit import end_at_once
+from frostline.errors import UserError
+from frostline.io_service.addresses import listening_at
+from frostline.io_service.service import IoService
+from frostline.io_service.upstream import Upstream
+
+__all__ = ("main",)
+
+
+def main(argument: str) -> int:
+    """Run a service as described by a JSON object: ``url``, ``upstream``, ``settings``.
+
+    Prints one line of JSON: ``url`` where it listens, or ``error`` and ``message`` where it cannot.
+    """
+    wanted = json.loads(argument)
+    try:
+        with (
+            _upstream(wanted["upstream"]).opened() as upstream,
+            listening_at(wanted["url"]) as listening,
+            IoService(upstream, IoSettings(**wanted["settings"]), listening),
+        ):
+            _say({"url": wanted["url"]})
+            while os.read(sys.stdin.fileno(), 1024):
+                pass
+    except UserError as error:
+        _say({"error": type(error).__name__, "message": str(error)})
+        return 2
+    return 0
+
+
+def _upstream(value: dict[str, Any]) -> Upstream:
+    node = {**value["node"], "tenants": (), "engines": value["node"]["engines"] and tuple(value["node"]["engines"])}
+    return Upstream(near=tuple(value["near"]), roots=tuple(value["roots"]), node=NodeSettings(**node))
+
+
+def _say(value: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    end_at_once()
+    raise SystemExit(main(sys.argv[1]))

@@ -1,0 +1,248 @@
+"""Answers one request for rows: from the shelf, from others' flights, and from the node for the rest, in its order."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from frostline.core import FeatureBatch
+from frostline.errors import FrostlineError
+from frostline.io_service.byte_limiter import Room
+from frostline.io_service.keys import request_keys, scope_of
+from frostline.io_service.row_cache import Flight, Row, Shelf
+from frostline.io_service.sessions import Gone
+from frostline.transport.protocol import Transport
+from frostline.wire.blocks import Block, Piece, is_alike, lay_out
+from frostline.wire.messages import FeatureRequest
+
+__all__ = ("Answering", "Delivered")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Delivered:
+    """Rows that are ready to be sent.
+
+    Attributes:
+        block: as they lie in shared memory; its buffers stay as they are.
+        ticket: of ``Room``, under which they are lent.
+        read_bytes: of them, those that were read for this request.
+    """
+
+    block: Block
+    ticket: int
+    read_bytes: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Answering:
+    """One request on its way. ``deliver`` is called from one thread; ``abandon`` from any.
+
+    Attributes:
+        request: what is wanted.
+        job: that wants it.
+        upstream: to the node.
+        shelf: of all jobs.
+        room: bytes under way.
+        deliver: lends and sends rows; raises ``Gone`` where nobody takes them.
+    """
+
+    request: FeatureRequest
+    job: str
+    upstream: Transport
+    shelf: Shelf
+    room: Room
+    deliver: Callable[[Delivered], None]
+    _is_gone: threading.Event = field(default_factory=threading.Event)
+    _flight: Flight | None = None
+    _rows: list[Row | None] = field(default_factory=list)
+    _own: set[int] = field(default_factory=set)
+    _cursor: int = 0
+    _ticket: int = 0
+
+    def run(self) -> None:
+        """Answer it whole.
+
+        Raises:
+            Gone: Nobody wants the rest.
+            FrostlineError: What the node answered to what this request had to fetch.
+        """
+        scope = scope_of(self.request)
+        keys = request_keys(self.request, scope)
+        self._rows = [None] * len(keys)
+        with self.room.taken(self.job, self.request, scope, self._is_gone.is_set) as ticket:
+            self._check_gone()
+            self._ticket = ticket
+            while self._cursor < len(keys):
+                self._round(keys, scope)
+
+    def abandon(self) -> None:
+        """Nobody wants the answer: end what it fetches, unless others wait for that."""
+        self._is_gone.set()
+        self.room.wake()
+        self.shelf.wake()
+        flight = self._flight
+        if flight is not None and not self.shelf.orphan(flight):
+            flight.close()
+
+    def _round(self, keys: Sequence[bytes | None], scope: bytes) -> None:
+        """Fetch what nobody else does, then wait for what others fetch; what they did not bring is left over."""
+        lacking = [place for place in range(self._cursor, len(keys)) if self._rows[place] is None]
+        fetching = _Fetching()
+        flight = self._flight = Flight(fetching.close)
+        claims = list(zip(lacking, self.shelf.claim([keys[place] for place in lacking], flight), strict=True))
+        others = {one for _, one in claims if isinstance(one, Flight)}
+        try:
+            for place, claim in claims:
+                if isinstance(claim, Row):
+                    self._rows[place] = claim
+            own = [place for place, claim in claims if claim is None]
+            try:
+                self._fetch(own, keys, scope, flight, fetching)
+            finally:
+                self.shelf.end(flight, [keys[place] for place in own])
+            self._hand_out()
+            for place, claim in claims:
+                if isinstance(claim, Flight):
+                    self._rows[place] = self.shelf.wait(claim, keys[place] or b"", self._is_gone.is_set)
+                    self._hand_out()
+        finally:
+            self.shelf.leave(others)
+
+    def _fetch(
+        self,
+        own: Sequence[int],
+        keys: Sequence[bytes | None],
+        scope: bytes,
+        flight: Flight,
+        fetching: "_Fetching",
+    ) -> None:
+        """Have the node send these rows, and hand out what can be while they come."""
+        if not own:
+            return
+        request = self.request
+        if len(own) < len(keys):
+            request = replace(request, samples=request.samples.take(np.array(own, np.int64)))
+        places = dict(zip(request.samples.ids.tolist(), own, strict=True))
+        self._own.update(own)
+        try:
+            for batch in fetching.begin(self.upstream.features(request)):
+                rows = list(_rows_of(batch, places))
+                self.shelf.arrived(flight, [(keys[place], row) for place, row in rows], batch.nbytes)
+                self.room.learn(scope, batch)
+                for place, row in rows:
+                    self._rows[place] = row
+                self._go_on(flight)
+        finally:
+            fetching.close()
+        if any(self._rows[place] is None for place in own):
+            self._check_gone()
+            raise FrostlineError("the node's answer lacks samples that it was asked for")
+
+    def _go_on(self, flight: Flight) -> None:
+        """Hand out what came; where nobody takes it any more, go on only for others."""
+        try:
+            self._hand_out()
+        except Gone:
+            self._is_gone.set()
+            if not self.shelf.orphan(flight):
+                raise
+
+    def _hand_out(self) -> None:
+        """Send all rows that are there, up to the first that is not."""
+        self._check_gone()
+        while self._cursor < len(self._rows) and (ready := self._run()):
+            self._cursor += len(ready)
+            self._send(ready)
+
+    def _run(self) -> list[Row]:
+        """Rows that are there and alike, from the next one on."""
+        found: list[Row] = []
+        for row in self._rows[self._cursor :]:
+            if row is None or (found and not is_alike(row.batch, found[0].batch)):
+                break
+            found.append(row)
+        return found
+
+    def _send(self, rows: Sequence[Row]) -> None:
+        places = range(self._cursor - len(rows), self._cursor)
+        skipped = [row.skipped for row in rows if row.skipped is not None]
+        block = lay_out(list(_pieces(rows)), skipped)
+        read = sum(_nbytes(row) for place, row in zip(places, rows, strict=True) if place in self._own)
+        for place in places:
+            self._rows[place] = _HANDED_OUT
+        self.deliver(Delivered(block=block, ticket=self._ticket, read_bytes=round(read)))
+
+    def _check_gone(self) -> None:
+        if self._is_gone.is_set():
+            raise Gone
+
+
+class _Fetching:
+    """An answer of the node that any thread may end, also before it has begun."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._answer: Iterator[FeatureBatch] | None = None
+
+    def begin(self, answer: Iterator[FeatureBatch]) -> Iterator[FeatureBatch]:
+        with self._lock:
+            self._answer = answer
+            is_closed = self._is_closed
+        if is_closed:
+            _close(answer)
+            return iter(())
+        return answer
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            answer = self._answer
+        if answer is not None:
+            _close(answer)
+
+
+# Stands where a row was, so that it does not stay in memory for the rest of its answer.
+_HANDED_OUT = Row(batch=FeatureBatch(ids=np.zeros(0, np.int64)), place=0)
+
+
+def _close(answer: Iterator[FeatureBatch]) -> None:
+    close = getattr(answer, "close", None)
+    if close is not None:
+        close()
+
+
+def _rows_of(batch: FeatureBatch, places: dict[int, int]) -> Iterator[tuple[int, Row]]:
+    """The rows of a batch, with their places in the request; what was not asked for is no row."""
+    for row, id in enumerate(batch.ids.tolist()):
+        if id not in places:
+            raise FrostlineError("the node answered a sample that it was not asked for")
+        yield places[id], Row(batch=batch, place=row)
+    for one in batch.skipped:
+        if one.id in places:
+            yield places[one.id], Row(batch=batch, place=0, skipped=one)
+
+
+def _pieces(rows: Sequence[Row]) -> Iterator[Piece]:
+    """Neighbours of one batch together."""
+    start = 0
+    for place in range(1, len(rows) + 1):
+        if place < len(rows) and _follows(rows[place - 1], rows[place]):
+            continue
+        first, last = rows[start], rows[place - 1]
+        yield Piece(batch=first.batch, start=first.place, stop=first.place if first.skipped else last.place + 1)
+        start = place
+
+
+def _follows(row: Row, following: Row) -> bool:
+    if row.skipped or following.skipped:
+        return False
+    return row.batch is following.batch and following.place == row.place + 1
+
+
+def _nbytes(row: Row) -> float:
+    if row.skipped is not None:
+        return 0
+    encoded = row.batch.encoded
+    return len(encoded[row.place]) if encoded else row.batch.nbytes / max(1, len(row.batch))

@@ -1,0 +1,321 @@
+"""The I/O service: takes requests of training processes on a socket, and answers them in shared memory."""
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+from frostline.config import IoSettings
+from frostline.errors import BadRequest, FrostlineError, NodeUnreachable, Unidentified
+from frostline.io_service.budget import JobBytes
+from frostline.io_service.byte_limiter import Room
+from frostline.io_service.handler import Answering
+from frostline.io_service.poller import Watch
+from frostline.io_service.row_cache import Shelf
+from frostline.io_service.sending import Sender
+from frostline.io_service.sessions import Gone, Records, Session, hang_up, peer_of, watched_process
+from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import Transport
+from frostline.version import __version__
+from frostline.wire.frames import PROTOCOL, BrokenFrame, Frame, receive, send
+from frostline.wire.messages import FeatureRequest, ProfileRequest
+from frostline.wire.refusals import error_to_json
+
+__all__ = ("IoService",)
+
+# Whoever connects says who it is at once; a connection that is idle after that may stay so for hours.
+_HELLO_S = 10.0
+# Answers are small frames that wait for nobody: a peer that does not take them for so long hangs.
+_SEND_S = 60.0
+# What cannot be broken off, such as a kernel that runs, is left to the end of the process.
+_STOP_S = 10.0
+_NAME = re.compile(r"[0-9a-f]{1,64}")
+_NOTHING = JobBytes(expected_bytes=0, lent_bytes=0, waiting=0)
+
+
+class IoService:
+    """Answers on a listening socket. A context manager: leaving it ends every connection and every answer under way.
+
+    Args:
+        upstream: to the node; the caller closes it.
+        settings: what it may use.
+        listening: a Unix-domain stream socket; the caller closes it.
+    """
+
+    def __init__(self, upstream: Transport, settings: IoSettings, listening: socket.socket) -> None:
+        self._upstream = upstream
+        self._settings = settings
+        self._listening = listening
+        self._shelf = Shelf(settings.memory_bytes - settings.window_bytes)
+        self._room = Room(settings.window_bytes)
+        self._watch = Watch()
+        self._tidy = ThreadPoolExecutor(1, "frostline-io-tidy")
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._is_stopped = False
+        self._requests = 0
+        self._samples = 0
+        self._bytes_read = 0
+        self._bytes_answered = 0
+        self._started = time.monotonic()
+
+    def __enter__(self) -> "IoService":
+        self._listening.setblocking(False)
+        self._watch.start()
+        self._watch.readable(self._listening.fileno(), self._accept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.forget(self._listening.fileno())
+        with self._lock:
+            self._is_stopped = True
+            connections = dict(self._connections)
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.end()
+        for one in connections:
+            hang_up(one)
+        until = time.monotonic() + _STOP_S
+        for thread in connections.values():
+            thread.join(max(0.0, until - time.monotonic()))
+        self._tidy.shutdown()
+        self._watch.stop()
+
+    def forked(self) -> None:
+        """This process is a child of the one that serves: let go of connections, which end with that one alone."""
+        for one in (self._listening, *self._connections):
+            one.close()
+        self._watch.forked()
+
+    def statistics(self) -> dict[str, Any]:
+        """Where it stands, as plain values."""
+        jobs = self._room.jobs()
+        with self._lock:
+            sessions = list(self._sessions.values())
+            totals = {
+                "requests": self._requests,
+                "samples": self._samples,
+                "bytes_read": self._bytes_read,
+                "bytes_answered": self._bytes_answered,
+            }
+        processes: dict[str, list[int]] = {}
+        for session in sessions:
+            processes.setdefault(session.job, []).append(session.pid)
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": time.monotonic() - self._started,
+            "totals": totals,
+            "window": {
+                "budget_bytes": self._room.total_bytes,
+                "used_bytes": self._room.used_bytes,
+                "peak_bytes": self._room.peak_bytes,
+            },
+            "cache": asdict(self._shelf.statistics()),
+            "jobs": {job: {"processes": pids, **asdict(jobs.get(job, _NOTHING))} for job, pids in processes.items()},
+        }
+
+    def _accept(self) -> None:
+        """In the watching thread: somebody connects."""
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            one, _ = self._listening.accept()
+            thread = threading.Thread(target=self._serve, args=(one,), name="frostline-io", daemon=True)
+            with self._lock:
+                is_refused = self._is_stopped or len(self._connections) >= self._settings.most_connections
+                if not is_refused:
+                    self._connections[one] = thread
+                    thread.start()  # before anybody can wait for it to end
+            if is_refused:
+                one.close()
+
+    def _serve(self, one: socket.socket) -> None:
+        """In a thread of the connection."""
+        try:
+            with one, suppress(Gone, OSError):
+                one.settimeout(_HELLO_S)
+                self._greeted(one)
+        finally:
+            with self._lock:
+                del self._connections[one]
+
+    def _greeted(self, one: socket.socket) -> None:
+        """Find out who it is, and do what it connected for."""
+        pid, user = peer_of(one)
+        try:
+            if user != os.geteuid():
+                raise Unidentified(
+                    f"this I/O service answers processes of user {os.geteuid()}, not of {user}: start one of your own"
+                )
+            hello = _received(one)
+            if hello is None:
+                return
+            says = _hello(hello.says)
+            if says["role"] == "session":
+                self._attend(one, says, pid)
+            else:
+                self._take(one, says)
+        except FrostlineError as error:
+            _refuse(one, error)
+
+    def _attend(self, one: socket.socket, says: dict[str, str], pid: int) -> None:
+        """Follow a process until it ends."""
+        session = Session(says["session"], says["job"], pid, lambda nbytes: self._room.give_back(says["job"], nbytes))
+        ended = threading.Event()
+        told = Records(one, session, ended.set)
+        with self._lock:
+            if self._is_stopped or session.name in self._sessions:
+                return
+            self._sessions[session.name] = session
+        process = watched_process(one, pid)
+        try:
+            welcome = {"version": __version__, "most_bytes": self._settings.memory_bytes}
+            send(one, {"kind": "welcome", **welcome, **self._transfers()})
+            one.setblocking(False)
+            self._watch.readable(one.fileno(), told.read)
+            if process is not None:
+                self._watch.readable(process, ended.set)
+            ended.wait()
+        finally:
+            self._watch.forget(one.fileno())
+            if process is not None:
+                self._watch.forget(process)
+                os.close(process)
+            with self._lock:
+                del self._sessions[session.name]
+            session.end()
+
+    def _take(self, one: socket.socket, says: dict[str, str]) -> None:
+        """Answer requests of a session until it closes the connection."""
+        with self._lock:
+            session = self._sessions.get(says["session"])
+        if session is None:
+            raise NodeUnreachable("the I/O service does not know this session any more")
+        while True:
+            session.opened(one, _nothing)
+            one.settimeout(None)
+            frame = _received(one, self._settings.memory_bytes)
+            if frame is None:
+                return
+            one.settimeout(_SEND_S)
+            try:
+                self._answer(one, session, frame)
+            except FrostlineError as error:
+                _refuse(one, error, **self._transfers())
+            finally:
+                session.closed(one)
+
+    def _answer(self, one: socket.socket, session: Session, frame: Frame) -> None:
+        says, kind = frame.says, frame.says.get("kind")
+        if kind == "features":
+            self._features(one, session, says)
+        elif kind == "prefix":
+            self._upstream.put_prefix(str(says.get("digest")), bytes(frame.body))
+            send(one, {"kind": "end", **self._transfers()})
+        elif kind == "profile":
+            self._profile(one, session, says)
+        else:
+            send(one, {"kind": "end", "value": self._value(kind), **self._transfers()})
+
+    def _value(self, kind: object) -> Any:
+        """What is answered in plain values."""
+        if kind == "health":
+            return self._upstream.health().to_json()
+        if kind == "node":
+            return self._upstream.node_statistics()
+        if kind == "statistics":
+            return self.statistics()
+        raise BadRequest("the I/O service does not know this kind of request")
+
+    def _profile(self, one: socket.socket, session: Session, says: dict[str, Any]) -> None:
+        wanted, cancellation = ProfileRequest.from_json(says.get("request")), Cancellation()
+        with self._watched(one, session, cancellation.cancel):
+            found = self._upstream.profile(wanted, cancellation)
+        send(one, {"kind": "end", "value": found.to_json(), **self._transfers()})
+
+    def _features(self, one: socket.socket, session: Session, says: dict[str, Any]) -> None:
+        request = FeatureRequest.from_json(says.get("request"))
+        number = says.get("answer")
+        if not isinstance(number, int) or not 0 <= number < 1 << 63:
+            raise BadRequest("a request has a number")
+        sender = Sender(one, session, number, self._room)
+        answering = Answering(
+            request=request,
+            job=session.job,
+            upstream=self._upstream,
+            shelf=self._shelf,
+            room=self._room,
+            deliver=sender,
+        )
+        with self._lock:
+            self._requests += 1
+            self._samples += len(request.samples)
+        try:
+            with self._watched(one, session, answering.abandon):
+                answering.run()
+        finally:
+            with self._lock:
+                self._bytes_answered += sender.bytes_answered
+                self._bytes_read += sender.bytes_read
+        send(one, {"kind": "end", **self._transfers()})
+
+    @contextmanager
+    def _watched(self, one: socket.socket, session: Session, abandon: Callable[[], None]) -> Iterator[None]:
+        """While an answer is made: whoever asked may go away, and its session may end."""
+
+        def gone() -> None:
+            with suppress(RuntimeError):  # the service ends, and abandons everything itself
+                self._tidy.submit(abandon)
+
+        session.opened(one, abandon)
+        self._watch.gone(one.fileno(), gone)
+        try:
+            yield
+        finally:
+            self._watch.forget(one.fileno())
+
+    def _transfers(self) -> dict[str, float]:
+        """How fast the link to the node is, which is what tells a job how fast it gets what is not here yet."""
+        seen = self._upstream.statistics()
+        return {"transfer_bytes": seen.transfer_bytes, "transfer_s": seen.transfer_s}
+
+
+def _received(one: socket.socket, most_bytes: int = 0) -> Frame | None:
+    """The next frame.
+
+    Raises:
+        BadRequest: It is none.
+    """
+    try:
+        return receive(one, most_bytes=most_bytes)
+    except BrokenFrame as error:
+        raise BadRequest(str(error)) from error
+
+
+def _hello(says: dict[str, Any]) -> dict[str, str]:
+    """Who connects, checked."""
+    if says.get("kind") != "hello" or says.get("protocol") != PROTOCOL:
+        raise BadRequest(
+            f"this I/O service is of version {__version__} and speaks protocol {PROTOCOL}: start it with the version "
+            "that the jobs have"
+        )
+    if says.get("role") not in ("session", "asks") or not all(
+        isinstance(says.get(name), str) and _NAME.fullmatch(says[name]) for name in ("session", "job")
+    ):
+        raise BadRequest("who connects to an I/O service says its session and its job")
+    return says
+
+
+def _refuse(one: socket.socket, error: FrostlineError, **more: float) -> None:
+    with suppress(OSError):
+        send(one, {"kind": "error", "error": error_to_json(error), **more})
+
+
+def _nothing() -> None:
+    pass

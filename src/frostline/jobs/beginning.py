@@ -1,0 +1,133 @@
+"""Decides what a job begins with: what an earlier one found, what is measured first, or the frost line at the node."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from frostline.config import cache_folder
+from frostline.core import EXACT
+from frostline.events import MeasuringFailed, NotAsAsked, PhaseStarted
+from frostline.jobs.context import Scene, asked_of, computed_in_all, keeps_features, shares_cores
+from frostline.jobs.findings import Findings, KeptFindings
+from frostline.jobs.measuring import Measuring
+from frostline.loaders.epoch.node_engine import EngineChoice, NodeEngine
+from frostline.planning import Plan, Situation, fixed, make_plan
+from frostline.planning.worth import is_worth_measuring, is_worth_trying
+from frostline.transport.cancellation import Cancellation
+
+if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
+    from frostline.jobs.partition import Network
+
+__all__ = ("Beginning", "begin")
+
+_MEASURING = "measuring the cuts"
+# A trial in the node's own process takes one to two seconds on two cores (``benchmarks/first_step.py``); a job of
+# fewer samples does not win that back with any network.
+_SOON_S = 3.0
+_FEWEST_TO_TRY = 200
+_TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Beginning:
+    """What a job begins with.
+
+    Attributes:
+        engine: of the node.
+        situation: what the plan is made from.
+        plan: None where nothing is known yet.
+        measuring: measures later.
+        refused: why the node does not run the network, so that encoded samples come instead; None where it does.
+    """
+
+    engine: NodeEngine
+    situation: Situation | None = None
+    plan: Plan | None = None
+    measuring: Measuring | None = None
+    refused: str | None = None
+
+
+def begin(
+    scene: Scene, network: "Network | None", nodes: Sequence[str], lacking: set[int], *, policy: str, codec: str | None
+) -> Beginning:
+    """Begin with what is known, and measure while the job runs; or measure first, where somebody asks for it.
+
+    A published rule chooses once, and a cut that was given is looked at: both are measured first. Where nothing is
+    known all frozen layers run at the node: so the fewest bytes cross in one step.
+
+    Args:
+        scene: who takes part.
+        network: of the job; None for a plain loader, which has nothing to measure.
+        nodes: URLs of its nodes; none for one in this process.
+        lacking: told of by the transport: nodes that cannot run the engine that was chosen.
+        policy: the rule that chooses.
+        codec: that the user chose for the scene's cut.
+    """
+    engine = NodeEngine(scene.accuracy)
+    if network is None or scene.shipment is None:
+        return Beginning(engine=engine)
+    if scene.settings.measure_first or policy != "best" or scene.cut is not None:
+        scene.asking.observe(PhaseStarted(name=_MEASURING if scene.accuracy == EXACT else _TRYING))
+        situation = network.situate(scene, nodes, lacking)
+        engine.choice = EngineChoice.of(situation.store)
+        plan = make_plan(situation, policy) if scene.cut is None else fixed(situation, scene.cut, codec)
+        return Beginning(engine=engine, situation=situation, plan=plan)
+    refused = network.refusal(scene)
+    if refused is not None:
+        if scene.shipment.refused is None:
+            scene.asking.observe(NotAsAsked(reason=f"the node does not run the network: {refused}"))
+        return Beginning(engine=engine, refused=refused)
+    health = scene.asking(scene.transport.health)
+    kept = KeptFindings(cache_folder() / "findings", asked_of(scene, health, len(nodes)))
+    found, measuring = kept.get(), None
+    if found is None:
+        only_engine = len(nodes) < 2 and shares_cores(health, scene.device)
+        measuring = _later(scene, network, nodes, lacking, kept, only_engine=only_engine)
+        if only_engine and scene.accuracy != EXACT and computed_in_all(scene) >= _FEWEST_TO_TRY:
+            found = _soon(scene, measuring)
+    if found is None:
+        return Beginning(engine=engine, measuring=measuring)
+    engine.choice = found.choice
+    if found.situation is None:
+        return Beginning(engine=engine)
+    known = replace(found.situation, epochs=scene.epochs, keeps_features=keeps_features(scene))
+    return Beginning(engine=engine, situation=known, plan=make_plan(known))
+
+
+def _soon(scene: Scene, measuring: Measuring) -> Findings | None:
+    """The node's engine, where it is found in a moment, so that all samples have it; else None."""
+    scene.asking.observe(PhaseStarted(name="trying an engine"))
+    match measuring.begin(wait_s=_SOON_S):
+        case Findings() as found:
+            return found
+        case MeasuringFailed() as failed:
+            scene.asking.observe(failed)
+    return None
+
+
+def _later(
+    scene: Scene,
+    network: "Network",
+    nodes: Sequence[str],
+    lacking: set[int],
+    kept: KeptFindings,
+    *,
+    only_engine: bool,
+) -> Measuring:
+    """What measures while the job runs: the engine alone where both sides share their cores, else all."""
+
+    def measure(cancellation: Cancellation, samples_left: int) -> Findings:
+        if only_engine:
+            made = network.engine(scene, cancellation, samples_left)
+        else:
+            made = network.findings(scene, nodes, lacking)
+        kept.put(made)
+        return made
+
+    def is_worth(samples_left: int, samples_per_s: float) -> bool:
+        if only_engine:
+            return scene.accuracy != EXACT and is_worth_trying(samples_left=samples_left, samples_per_s=samples_per_s)
+        return is_worth_measuring(samples_left=samples_left, samples_per_s=samples_per_s)
+
+    return Measuring(samples=computed_in_all(scene), is_worth=is_worth, measure=measure, clock=time.monotonic)

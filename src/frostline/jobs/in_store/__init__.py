@@ -1,0 +1,1 @@
+"""The trainer's side of a job that trains beside the store."""

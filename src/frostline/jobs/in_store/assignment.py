@@ -1,0 +1,182 @@
+"""What a node is told to train, as one file of data: the head, the samples with their labels, and the recipe."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from frostline.core import Samples, TensorSpec
+from frostline.errors import BadRequest, UnsafeArtifact
+from frostline.models.cutting.portable import PortableHead, head_from_json, head_to_json
+from frostline.models.files.graph_file import BROKEN, integer, metadata, text
+from frostline.models.graph.frontiers import DTYPE_BYTES
+from frostline.preprocess import Preprocess
+from frostline.wire.recipes import Recipe
+
+__all__ = ("Assignment", "read_assignment", "write_assignment")
+
+_FORMAT = 2
+_KEY = "frostline.training"
+_HEAD, _TRAIN, _HELD_OUT = "head.", "train.", "held_out."
+_TEXTS = ("objects", "versions")
+_NUMBERS = ("ids", "offsets", "lengths", "labels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assignment:
+    """What is to be trained, on what and how.
+
+    Attributes:
+        data: URL of the data set's root, which the node must serve.
+        reading: how the bytes at its samples' addresses are found.
+        train: the samples, with labels from 0 to below ``classes``.
+        held_out: samples to score after each epoch; may be empty.
+        classes: how many scores the head gives.
+        prefix: digest of the frozen part, which the node must hold.
+        engine: that runs it there.
+        cut: number of the frost line.
+        inputs: what crosses it, a sample.
+        preprocess: of the training samples.
+        plain_preprocess: of the held-out samples.
+        head: what is trained.
+        recipe: how.
+        views: random views of each sample, as in ``LoaderSettings``.
+        most_skipped: samples that may be unreadable.
+    """
+
+    data: str
+    reading: str
+    train: Samples
+    held_out: Samples
+    classes: int
+    prefix: str
+    engine: str
+    cut: int
+    inputs: tuple[TensorSpec, ...]
+    preprocess: Preprocess
+    plain_preprocess: Preprocess
+    head: PortableHead
+    recipe: Recipe
+    views: int
+    most_skipped: int
+
+    def __post_init__(self) -> None:
+        for samples in (self.train, self.held_out):
+            if len(samples) and not 0 <= int(samples.labels.min()) <= int(samples.labels.max()) < self.classes:
+                raise BadRequest(f"labels must be from 0 to below {self.classes}")
+        if not len(self.train):
+            raise BadRequest("there is no sample to train on")
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Of what crosses the frost line."""
+        return sum(math.prod(one.shape) * DTYPE_BYTES[one.dtype] for one in self.inputs)
+
+
+def write_assignment(assignment: Assignment) -> bytes:
+    """The file: a safetensors archive whose metadata holds the graphs, the recipe and the rest as JSON."""
+    head, tensors = head_to_json(assignment.head)
+    about = {
+        "format": _FORMAT,
+        "data": assignment.data,
+        "reading": assignment.reading,
+        "classes": assignment.classes,
+        "prefix": assignment.prefix,
+        "engine": assignment.engine,
+        "cut": assignment.cut,
+        "inputs": [asdict(one) for one in assignment.inputs],
+        "preprocess": assignment.preprocess.to_json(),
+        "plain_preprocess": assignment.plain_preprocess.to_json(),
+        "head": head,
+        "recipe": assignment.recipe.to_json(),
+        "views": assignment.views,
+        "most_skipped": assignment.most_skipped,
+    }
+    parts = {
+        **{_HEAD + name: tensor for name, tensor in tensors.items()},
+        **{_TRAIN + name: column for name, column in _columns(assignment.train).items()},
+        **{_HELD_OUT + name: column for name, column in _columns(assignment.held_out).items()},
+    }
+    return save_tensors(parts, metadata={_KEY: json.dumps(about, separators=(",", ":"), allow_nan=False)})
+
+
+def read_assignment(body: bytes) -> Assignment:
+    """Read the file, from wherever it came.
+
+    Raises:
+        UnsafeArtifact: It is no such file, or names or declares what is not allowed.
+        BadRequest: It asks for something that does not make sense.
+    """
+    try:
+        return _read(json.loads(metadata(body)[_KEY]), load_tensors(body))
+    except BROKEN as error:
+        raise UnsafeArtifact(f"this is no training: {type(error).__name__}: {error}") from error
+
+
+def _read(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Assignment:
+    if about["format"] != _FORMAT:
+        raise UnsafeArtifact(f"this training is of format {about['format']}; this node reads format {_FORMAT}")
+    return Assignment(
+        data=text(about["data"]),
+        reading=text(about["reading"]),
+        train=_samples(_part(tensors, _TRAIN)),
+        held_out=_samples(_part(tensors, _HELD_OUT)),
+        classes=integer(about["classes"]),
+        prefix=text(about["prefix"]),
+        engine=text(about["engine"]),
+        cut=integer(about["cut"]),
+        inputs=tuple(_input(one) for one in about["inputs"]),
+        preprocess=Preprocess.from_json(about["preprocess"]),
+        plain_preprocess=Preprocess.from_json(about["plain_preprocess"]),
+        head=head_from_json(about["head"], _part(tensors, _HEAD)),
+        recipe=Recipe.from_json(about["recipe"]),
+        views=integer(about["views"]),
+        most_skipped=integer(about["most_skipped"]),
+    )
+
+
+def _input(value: Mapping[str, Any]) -> TensorSpec:
+    shape = tuple(integer(size) for size in value["shape"])
+    if value["dtype"] not in DTYPE_BYTES or any(size < 0 for size in shape):
+        raise UnsafeArtifact("what crosses the frost line is declared as something that there is none of")
+    return TensorSpec(shape, value["dtype"])
+
+
+def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _columns(samples: Samples) -> dict[str, torch.Tensor]:
+    columns: dict[str, npt.NDArray[np.generic]] = {name: getattr(samples, name) for name in _NUMBERS}
+    texts = {name: _joined(getattr(samples, name)) for name in _TEXTS}
+    return {name: torch.from_numpy(column.copy()) for name, column in {**columns, **texts}.items()}
+
+
+def _joined(texts: Sequence[str]) -> npt.NDArray[np.generic]:
+    # No name and no version of an object holds a zero.
+    return np.frombuffer("\0".join(texts).encode(errors="surrogateescape"), np.uint8)
+
+
+def _samples(columns: Mapping[str, torch.Tensor]) -> Samples:
+    numbers: dict[str, npt.NDArray[np.int64]] = {name: _numbers(columns[name]) for name in _NUMBERS}
+    texts = {name: columns[name].numpy().tobytes().decode(errors="surrogateescape") for name in _TEXTS}
+    has_rows = len(numbers["ids"]) > 0
+    return Samples(
+        objects=texts["objects"].split("\0") if has_rows else [],
+        versions=texts["versions"].split("\0") if has_rows and texts["versions"] else (),
+        targets=None,
+        **numbers,
+    )
+
+
+def _numbers(column: torch.Tensor) -> npt.NDArray[np.int64]:
+    if column.dtype != torch.int64 or column.dim() != 1:
+        raise UnsafeArtifact("a column of the samples holds something else than numbers")
+    return column.numpy()

@@ -1,0 +1,432 @@
+"""A job: one network's frozen part on a node, its head here, and loaders over the features between them."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from frostline.config import LoaderSettings
+from frostline.core import Cut, Route, Samples, TensorSpec
+from frostline.datasets import Dataset
+from frostline.errors import SettingError
+from frostline.events import Event
+from frostline.jobs.cache_setup import Keeper, keeps_all
+from frostline.jobs.explanation import Explanation, whereabouts
+from frostline.jobs.feedback import follow
+from frostline.jobs.findings import Findings
+from frostline.jobs.loader_factory import Maker, tuner_of
+from frostline.jobs.measuring import Measuring
+from frostline.jobs.router import Pilot
+from frostline.jobs.statistics import JobStatistics, Ledger
+from frostline.jobs.worker_setup import Blueprint, Origin
+from frostline.loaders.epoch.arguments import check_names, checked_options
+from frostline.loaders.epoch.epoch_loader import ArrayLoader
+from frostline.loaders.epoch.epochs import Epochs
+from frostline.loaders.epoch.fetch import Fetcher
+from frostline.loaders.epoch.mixture import Blend, GivenWeights
+from frostline.loaders.epoch.node_engine import EngineChoice
+from frostline.loaders.epoch.ranks import Ranks
+from frostline.ordering import Blocks, RecordedOrder
+from frostline.planning import Plan, Situation
+from frostline.preprocess import Preprocess
+from frostline.transport.protocol import TrainsBeside
+from frostline.wire.recipes import Recipe
+
+if TYPE_CHECKING:  # of PyTorch, which other frameworks do without
+    from torch import nn
+
+    from frostline.jobs.in_store.client import Trained
+    from frostline.loaders.torch.augment import Augment
+    from frostline.loaders.torch.loader import Loader
+
+__all__ = ("Job",)
+
+
+class Job:
+    """Features for a training loop; made by ``offload``. Use it as a context manager, or call ``close``.
+
+    Attributes:
+        head: the trainable rest of the network, on the user's own parameters.
+        frost_line: where the head takes over; the pixels where there is no model.
+        fallback: why the network was not cut as it stands, in a sentence; None where it was.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Dataset,
+        fetcher: Fetcher,
+        keeper: Keeper,
+        blueprint: Blueprint,
+        pilot: Pilot,
+        ledger: Ledger,
+        measuring: Measuring | None = None,
+        cuts: Sequence[Cut],
+        head: "nn.Module | None",
+        fallback: str | None,
+        settings: LoaderSettings,
+        near: str | None,
+        trains_in_store: bool = False,
+        close: Callable[[], None],
+    ) -> None:
+        self._data = data
+        self._fetcher = fetcher
+        self._blueprint = blueprint
+        self._pilot = pilot
+        self._ledger = ledger
+        self._measuring = measuring
+        self._cuts = tuple(cuts)
+        self._head = head
+        self.frost_line = self._cuts[-1]
+        self.fallback = fallback
+        self._settings = settings
+        self._near = near
+        self._trains_in_store = trains_in_store
+        self._close = close
+        self._maker = Maker(
+            data=data,
+            fetcher=fetcher,
+            keeper=keeper,
+            pilot=pilot,
+            ledger=ledger,
+            settings=settings,
+            tuner=tuner_of(settings, fetcher, pilot, data),
+            observe=self._observe,
+            tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def data(self) -> Dataset:
+        """The samples as the job has them; another listing than the one that was given, where it listed them again."""
+        return self._data
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Every cut of the network by its number, from the encoded sample to the frost line."""
+        return self._cuts
+
+    @property
+    def plan(self) -> Plan | None:
+        """Which way the samples take now, and what the others would cost; None for a plain loader."""
+        return self._pilot.plan
+
+    @property
+    def situation(self) -> Situation | None:
+        """What the plan is made from, as measured by now; None for a plain loader."""
+        return self._pilot.situation
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether all features stay at the trainer after their first epoch, so that later ones cost little."""
+        nbytes = self.frost_line.bytes_per_sample * len(self._data)
+        return keeps_all(nbytes, self._fetcher.preprocess, self._settings)
+
+    @property
+    def engine(self) -> EngineChoice:
+        """The engine that runs the frozen layers at the node now, its error, and what is known of the others."""
+        is_unfit = self.frost_line.number in self._fetcher.unfit
+        return EngineChoice() if is_unfit else self._fetcher.engine.choice
+
+    @property
+    def where(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a part of the work and where it runs now."""
+        parts = whereabouts(
+            self._pilot.shares,
+            self._cuts,
+            near=self._near,
+            has_head=self._head is not None,
+            engine=self.engine.engine,
+        )
+        if not self._trains_in_store:
+            return parts
+        return tuple((part, f"beside the node at {self._near}" if part == "head" else at) for part, at in parts)
+
+    @property
+    def features_digest(self) -> str:
+        """SHA-256 of what a sample's features depend on, beside the sample: network, frost line and preprocessing."""
+        shipment = self._fetcher.shipment
+        network = "" if shipment is None else shipment.digest
+        content = f"{network} {self.frost_line.number} {self._fetcher.preprocess.digest}"
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def head(self) -> "nn.Module":
+        """The trainable rest of the network; the whole of it where it could not be cut (see ``fallback``).
+
+        Raises:
+            SettingError: The job has no model; its batches are the preprocessed pixels.
+        """
+        if self._head is None:
+            raise SettingError("this job has no head: offload was called without a model")
+        return self._head
+
+    def loader(
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool | Blocks = False,
+        seed: int = 0,
+        epoch: int = 0,
+        data: Dataset | Blend | None = None,
+        weights: GivenWeights | None = None,
+        draws: int | None = None,
+        preprocess: Preprocess | None = None,
+        last: str = "keep",
+        drop_last: bool = False,
+        ranks: Ranks | None = None,
+        augment: "Augment | None" = None,
+        targets: bool | None = None,
+        record: bool = False,
+        replay: RecordedOrder | None = None,
+    ) -> "Loader":
+        """The batches of one epoch.
+
+        Args:
+            batch_size: rows of every batch but perhaps the last, at each rank.
+            shuffle: draw the order from the seed; else it is the manifest's. ``Blocks`` draws blocks of neighbours,
+                which are read by one request, and mixes some of them at a time.
+            seed: of the order and of random preprocessing.
+            epoch: each epoch has its own order.
+            data: a part of the job's data set, such as one side of ``Dataset.split``, or a blend of parts; all of it
+                by default.
+            weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
+                class's samples then have together. They draw an order of their own, so that ``shuffle`` stays False.
+            draws: how many of them are an epoch; as many as there are samples by default.
+            preprocess: another one than the job's that gives the same shape, such as one without random steps for
+                the held-out samples.
+            last: what becomes of samples that fill no batch: ``keep``, ``drop``, ``pad`` or ``uneven``, as
+                ``ordering.Shard`` says.
+            drop_last: the same as ``last="drop"``.
+            ranks: that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
+                PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the
+                order, whatever ``LoaderSettings.slack`` is, and so do worker processes.
+            augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
+                or a function of your own. What is kept are the features as they were before.
+            targets: give the samples' masks as ``batch.targets``; by default where the data set has masks.
+            record: keep in which order samples are handed out, which differs from the epoch's where
+                ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it. Not for several ranks.
+            replay: hand the samples out as they were then. All else must be as it was.
+
+        Raises:
+            OrderMismatch: what is to be replayed was recorded of other samples, or in another order.
+            SettingError: a figure that makes no sense, or data from another place than the job's, or without masks
+                where they are asked for; or several ranks are to be recorded; or the job's policy trains on the node.
+        """
+        from frostline.loaders.torch.loader import Loader
+
+        self._refuse_loops()
+        arrays = self._arrays(
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            epoch=epoch,
+            data=data,
+            weights=weights,
+            draws=draws,
+            preprocess=preprocess,
+            last=last,
+            drop_last=drop_last,
+            ranks=ranks,
+            targets=targets,
+            record=record,
+            replay=replay,
+        )
+        return Loader(arrays, augment=augment)
+
+    def arrays(self, batch_size: int, *, augment: "Augment | None" = None, **options: Any) -> ArrayLoader:
+        """The batches of one epoch as NumPy arrays, for a framework other than PyTorch or for none.
+
+        They are those of ``loader``, sample by sample, and so are their states. PyTorch is not asked for them, unless
+        something is augmented.
+
+        Args:
+            batch_size: as of ``loader``.
+            augment: as of ``loader``; it is given a ``Batch`` here too.
+            options: as of ``loader``; and ``encoded=True`` for the samples as they lie in the store, which nobody has
+                decoded: ``features`` are ``bytes``, an array of objects. It is for jobs without a model.
+
+        Raises:
+            OrderMismatch: as ``loader``.
+            SettingError: as ``loader``; or there are no encoded samples to give.
+            TypeError: There is no such option.
+        """
+        check_names(options)
+        self._refuse_loops()
+        if augment is not None:
+            from frostline.loaders.torch.loader import in_arrays
+
+            options["change"] = in_arrays(augment)
+        return self._arrays(batch_size, **options)
+
+    def epochs(self, batch_size: int, epochs: Sequence[int], **options: Any) -> "Epochs[Loader]":
+        """Several epochs, such as ``range(10)``: each a loader, asked for while the one before it ends.
+
+        What an epoch is asked for early waits in the window until all of the one before was handed out. Where features
+        are kept at the trainer the next epoch finds them, and is not asked for before.
+
+        Args:
+            batch_size: as of ``loader``.
+            epochs: their numbers, each once.
+            options: as of ``loader``, but ``epoch``.
+
+        Raises:
+            SettingError: as ``loader``; or there is no epoch, or one comes twice.
+        """
+        return Epochs(self.loader(batch_size, **options), epochs)
+
+    def train(
+        self,
+        recipe: Recipe,
+        train: Dataset | None = None,
+        held_out: Dataset | None = None,
+        *,
+        plain_preprocess: Preprocess | None = None,
+    ) -> "Trained":
+        """Train the head on the node, with cross-entropy over the data set's classes; its tensors come back into it.
+
+        The node must have been started with ``--allow-training``. What happens is told to the job's observer, as it
+        is when the head is trained here. On one machine the losses and the tensors are the same bits as here.
+
+        Args:
+            recipe: how.
+            train: the samples to train on; all of the job's data by default.
+            held_out: samples to score after each epoch.
+            plain_preprocess: of these, where the job's own is random.
+
+        Raises:
+            SettingError: The job has no node in a process of its own, no head, or other data.
+            ModelError: The head cannot travel; the sentence says what to do instead.
+            Refused: The node does not take it.
+            Unavailable: The node is busy with another training, or went away.
+            KeyboardInterrupt: Ctrl-C; what was learned by then has come back.
+        """
+        from frostline.jobs.in_store.assignment import Assignment
+        from frostline.jobs.in_store.client import train_beside
+        from frostline.models.cutting.portable import portable
+
+        data = self._maker.own(train)
+        held = None if held_out is None else self._maker.own(held_out)
+        shipment, transport = self._fetcher.shipment, self._fetcher.transport
+        if shipment is None or not isinstance(transport, TrainsBeside):
+            raise SettingError(
+                "training in the store needs a frozen part, and one node in a process of its own: give near=, and "
+                "start the node there with frostline serve --allow-training"
+            )
+        assignment = Assignment(
+            data=self._data.url,
+            reading=self._data.reading,
+            train=_all_of(data),
+            held_out=data.samples.take(np.zeros(0, np.int64)) if held is None else _all_of(held),
+            classes=len(self._data.classes),
+            prefix=shipment.digest,
+            engine=self._fetcher.engine.name,
+            cut=self.frost_line.number,
+            inputs=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
+            preprocess=self._fetcher.preprocess,
+            plain_preprocess=data.rest_of(plain_preprocess) if plain_preprocess else self._fetcher.preprocess,
+            head=portable(self.head),
+            recipe=recipe,
+            views=self._settings.views,
+            most_skipped=self._settings.most_skipped(len(self._data)),
+        )
+        self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
+        return train_beside(transport, assignment, self._observe)
+
+    def use(self, shares: Mapping[Route, float], *, follow: bool = False) -> None:
+        """Let the samples that are not asked for yet take these ways, whatever the plan says; for comparisons.
+
+        Args:
+            shares: of the samples, by way; they sum to 1.
+            follow: change them where what is measured says so.
+
+        Raises:
+            SettingError: They do not, or there is no such cut.
+        """
+        self._pilot.use(shares, follow=follow)
+
+    def explain(self) -> Explanation:
+        """What ran where and why, predicted and measured; ``print`` it."""
+        return Explanation(
+            plan=self.plan,
+            first_plan=self._pilot.first_plan,
+            situation=self.situation,
+            statistics=self.statistics(),
+            where=self.where,
+            engine=self.engine,
+            fallback=self.fallback,
+        )
+
+    def statistics(self) -> JobStatistics:
+        """What the job did so far."""
+        wire = self._fetcher.transport.statistics()
+        return replace(self._ledger.statistics(), wire_bytes=wire.bytes_received, requests=wire.requests)
+
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage so far, summed over threads; stages overlap, and a node's are those of all its jobs.
+
+        Raises:
+            Unavailable: The node does not answer.
+        """
+        done = self._fetcher.transport.node_statistics().get("totals", {})
+        decode_s, compute_s = self._fetcher.trainer_side.seconds
+        return {
+            "store: read": done.get("read_s", 0.0),
+            "store: decode": done.get("decode_s", 0.0),
+            "store: frozen layers": done.get("compute_s", 0.0),
+            "trainer: decode": decode_s,
+            "trainer: frozen layers": compute_s,
+        }
+
+    def close(self) -> None:
+        """Close the connections, and the embedded node where there is one. Calling it again does nothing.
+
+        From then on its loaders fetch nothing, and say so.
+        """
+        self._fetcher.closed.set()
+        self._close()
+
+    def _arrays(self, batch_size: int, **options: Any) -> ArrayLoader:
+        """A loader that knows how it was made, for workers."""
+        options = checked_options({"batch_size": batch_size, **options})
+        batch_size = options.pop("batch_size")
+        arrays = self._maker.arrays(batch_size, **options)
+        return arrays.made_by(Origin.of(self._blueprint, self._pilot.shares, batch_size, options))
+
+    def _refuse_loops(self) -> None:
+        if self._trains_in_store:
+            raise SettingError(
+                "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
+                "of your own"
+            )
+
+    def _observe(self, event: Event) -> None:
+        """Count an event, and look whether engine and plan still fit what is measured."""
+        self._ledger(event)
+        changed = self._pilot.observe(event)
+        for one in ([] if changed is None else [changed]) + self._measured(event):
+            self._ledger(one)
+
+    def _measured(self, event: Event) -> list[Event]:
+        """Follow what was measured beside the loop, and tell of it."""
+        if self._measuring is None:
+            return []
+        self._measuring.observe(event)
+        found = self._measuring.found()
+        if not isinstance(found, Findings):
+            return [] if found is None else [found]
+        return follow(found, self._fetcher, self._pilot)
+
+
+def _all_of(data: Dataset) -> Samples:
+    return data.samples.take(np.arange(len(data), dtype=np.int64))

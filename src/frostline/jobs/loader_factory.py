@@ -1,0 +1,204 @@
+"""Makes loaders for a job: puts data, order, ranks and the rows' source together, and refuses what does not fit."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from frostline.config import LoaderSettings
+from frostline.core import TensorSpec, View
+from frostline.datasets import Dataset
+from frostline.errors import SettingError
+from frostline.events import Event
+from frostline.jobs.cache_setup import Keeper
+from frostline.jobs.router import Pilot
+from frostline.jobs.statistics import Ledger
+from frostline.loaders.epoch.block_reads import blocks_of
+from frostline.loaders.epoch.decode_pool import UndecodedDealer, undecoded_bytes
+from frostline.loaders.epoch.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
+from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
+from frostline.loaders.epoch.fetch import Fetcher
+from frostline.loaders.epoch.mixture import Blend, GivenWeights, order_of, replayed
+from frostline.loaders.epoch.ranks import Ranks
+from frostline.loaders.epoch.row_source import Decode, Source
+from frostline.loaders.epoch.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
+from frostline.loaders.torch.pinned_memory import memory_for
+from frostline.ordering import BlockOrder, Blocks, RecordedOrder
+from frostline.prefetch import Dealer, Tuner
+from frostline.preprocess import Preprocess
+from frostline.tuning import rule_of
+
+__all__ = ("Maker", "tuner_of")
+
+# Of the window's bytes, those of batches that were decoded here and wait for the loop.
+_FINISHED_PART = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Maker:
+    """What a job's loaders share.
+
+    Attributes:
+        data: of the job.
+        fetcher: makes its requests.
+        keeper: of the features that are kept.
+        pilot: says which way the next request takes.
+        ledger: knows what is unreadable.
+        settings: how the job asks.
+        tuner: of its windows.
+        observe: told what happens.
+        tensors: that cross the frost line.
+    """
+
+    data: Dataset
+    fetcher: Fetcher
+    keeper: Keeper
+    pilot: Pilot
+    ledger: Ledger
+    settings: LoaderSettings
+    tuner: Tuner
+    observe: Callable[[Event], None]
+    tensors: tuple[TensorSpec, ...]
+
+    def arrays(
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool | Blocks = False,
+        seed: int = 0,
+        epoch: int = 0,
+        data: Dataset | Blend | None = None,
+        weights: GivenWeights | None = None,
+        draws: int | None = None,
+        preprocess: Preprocess | None = None,
+        last: str = "keep",
+        drop_last: bool = False,
+        ranks: Ranks | None = None,
+        change: Change | None = None,
+        targets: bool | None = None,
+        encoded: bool = False,
+        record: bool = False,
+        replay: RecordedOrder | None = None,
+    ) -> ArrayLoader:
+        """A loader of one epoch; see ``Job.loader`` for what the arguments mean, and what is refused."""
+        if drop_last and last not in ("keep", "drop"):
+            raise SettingError(f"drop_last=True and last={last!r} say different things: give one of them")
+        blend, data = (data, data.joined()) if isinstance(data, Blend) else (None, data)
+        data = self.own(data)
+        fetcher = self.fetcher
+        if preprocess is not None:
+            fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
+        has_targets = not encoded and with_targets(data, targets)
+        if encoded:
+            refuse_encoded(fetcher, targets=targets)
+        make = self._encoded if encoded else self._source
+        ranks = Ranks.current() if ranks is None else ranks
+        order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, draws=draws)
+        # With slack each rank would be somewhere else in a step, and a replay would be another order.
+        is_strict = ranks.are_several or replay is not None
+        settings = replace(self.settings, slack=0) if is_strict else self.settings
+        blocks = None
+        if isinstance(order, BlockOrder) and replay is None:
+            sharing = ranks.world_size * ranks.workers
+            blocks = blocks_of(fetcher.transport, data, order, settings, sharing)
+        if blocks is not None:
+            settings = replace(settings, window_bytes=max(1, settings.window_bytes // 2))
+        if not encoded and _decodes(fetcher, self.pilot):
+            if settings.is_followed:
+                window_bytes = max(1, settings.window_bytes - _finished_bytes(self.settings))
+            else:
+                window_bytes = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
+            settings = replace(settings, window_bytes=window_bytes)
+        return ArrayLoader(
+            lambda number: replace(
+                make(fetcher, seed, number, has_targets=has_targets), settings=settings, blocks=blocks
+            ),
+            data,
+            order=order if replay is None else replayed(data, order, replay),
+            batch_size=batch_size,
+            last="drop" if drop_last else last,
+            ranks=ranks,
+            change=change,
+            record=record,
+        )
+
+    def own(self, data: Dataset | None) -> Dataset:
+        """A part of the job's data; all of it where none is named.
+
+        Raises:
+            SettingError: it is from another place, or of another listing.
+        """
+        mine = self.data
+        data = mine if data is None else data
+        if data.url == mine.url and data.listing != mine.listing and mine.changed == "rebuild":
+            return data.among(mine)
+        if (data.url, data.listing) != (mine.url, mine.listing):
+            raise SettingError(
+                f"this job reads {mine.url} as it was listed when the job was made, not {data.url} as it is "
+                "listed now; make another job for other data"
+            )
+        return data
+
+    def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
+        """Where the rows of an epoch come from."""
+        view = self.keeper.view(fetcher.preprocess, seed, epoch)
+        decodes = _decodes(fetcher, self.pilot)
+        dealer: Dealer = UndecodedDealer(self.pilot) if decodes else self.pilot
+        return Source(
+            fetch=fetch_of(fetcher, view, has_targets=has_targets, decodes=not decodes),
+            dealer=MaskedDealer(dealer, mask_bytes(fetcher.preprocess)) if has_targets else dealer,
+            cache=self.keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
+            unreadable=self.ledger.unreadable,
+            settings=self.settings,
+            observe=self.observe,
+            catch_up=self.ledger.tell,
+            has_targets=has_targets,
+            tuner=self.tuner,
+            memory=memory_for(self.settings.pin_memory, fetcher.trainer_side.device),
+            tensors=self.tensors,
+            begins_short=fetcher.shipment is None,
+            decode=_decode(fetcher, view) if decodes else None,
+            most_finished_bytes=_finished_bytes(self.settings) if decodes else None,
+        )
+
+    def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
+        """The same, of samples that nobody decodes; they are of any length, so none is kept."""
+        source = self._source(fetcher, seed, epoch, has_targets=has_targets)
+        fetch, dealer = fetch_encoded(fetcher), EncodedDealer(self.pilot)
+        return replace(
+            source,
+            fetch=fetch,
+            dealer=dealer,
+            cache=None,
+            memory=None,
+            tensors=(ENCODED,),
+            decode=None,
+            most_finished_bytes=None,
+        )
+
+
+def tuner_of(settings: LoaderSettings, fetcher: Fetcher, pilot: Pilot, data: Dataset) -> Tuner:
+    """The tuner of a job's windows.
+
+    Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the
+    decoder is seen to wait for them.
+    """
+    if not (settings.is_followed and _decodes(fetcher, pilot)):
+        return Tuner(rule_of(settings), time.monotonic())
+    most = settings.window_bytes - _finished_bytes(settings)
+    first = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
+    return Tuner(rule_of(replace(settings, window_bytes=most), window_bytes=first), time.monotonic())
+
+
+def _finished_bytes(settings: LoaderSettings) -> int:
+    """Of the window's bytes, those of batches that were decoded here and wait for the loop."""
+    return settings.window_bytes // _FINISHED_PART
+
+
+def _decodes(fetcher: Fetcher, pilot: Pilot) -> bool:
+    """Samples come encoded, and nothing is left to do with them but to decode them."""
+    return fetcher.shipment is None and any(route.cut == 0 for route in pilot.shares)
+
+
+def _decode(fetcher: Fetcher, view: View | None) -> Decode:
+    side, preprocess = fetcher.trainer_side, fetcher.preprocess
+    return lambda batch, samples: side.finish(batch, 0, samples, preprocess, view)

@@ -1,0 +1,306 @@
+"""Make a job: reach the node, find the frost line, ship the prefix, and begin with what is known of both sides."""
+
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING
+
+from frostline.cache import FeatureStore, Scope
+from frostline.checks import check_type
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.core import EXACT, FLOAT32, FeatureBatch, Route, read_as
+from frostline.core.collector import collector_rests
+from frostline.datasets import Dataset
+from frostline.errors import EngineNotReady, SettingError
+from frostline.events import Event, NodeLeftOut, NotAsAsked, Observer, PhaseStarted
+from frostline.jobs.beginning import Beginning, begin
+from frostline.jobs.cache_setup import Keeper
+from frostline.jobs.connect import reach
+from frostline.jobs.context import Scene, tried
+from frostline.jobs.job import Job
+from frostline.jobs.router import Clocks, Pilot
+from frostline.jobs.statistics import Ledger
+from frostline.jobs.worker_setup import Blueprint
+from frostline.loaders.epoch.fetch import Fetcher
+from frostline.loaders.epoch.local_stage import TrainerSide
+from frostline.loaders.epoch.node_engine import NodeEngine
+from frostline.loaders.epoch.retry import Asking
+from frostline.loaders.epoch.skip_log import SkipLog
+from frostline.loaders.torch.forked import serve_forked
+from frostline.models.graph.cuts import pixel_cuts
+from frostline.planning import ALL_IN_STORE, POLICIES
+from frostline.preprocess import Preprocess, imagenet
+from frostline.processors import usable_cores
+from frostline.wire.codecs.names import offered_precisions
+
+if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
+    from torch import nn
+
+    from frostline.jobs.partition import Network
+
+__all__ = ("offload",)
+
+# Half of the distance between neighbouring 16-bit floats, relative.
+_FP16_ERROR = 2.0**-11
+# From a warning to the call of ``offload`` that it is about.
+_CALLER = 3
+
+
+def offload(
+    model: "nn.Module | None",
+    data: Dataset,
+    *,
+    preprocess: Preprocess | None = None,
+    near: str | Sequence[str] | None = None,
+    cut: int | None = None,
+    codec: str | None = None,
+    policy: str = "best",
+    accuracy: str | float = FLOAT32,
+    epochs: int = 1,
+    frozen_in_eval: bool = False,
+    settings: LoaderSettings | None = None,
+    node: NodeSettings | None = None,
+    observe: Observer | None = None,
+) -> Job:
+    """Run the frozen part of ``model`` beside ``data``, and get its features here.
+
+    Args:
+        model: whose parameters require gradients where they are trained (see ``freeze``); None loads
+            preprocessed pixels.
+        data: the samples; where they say ``changed="rebuild"`` they are listed again now, and stay so.
+        preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready form it
+            declares the whole way too; what was applied is not done again.
+        near: URL of a node beside the data; or of several that serve the same data, over which the work is spread,
+            and where one dies the others take over. ``unix:///…/io.sock`` is the I/O service of this machine, which
+            asks its node. None takes the nodes that listed the data, where some did, or that of ``settings.io`` where
+            it is set, and else runs a node in this process.
+        cut: number of the cut to use; None lets the plan choose. Without a model None is 0, which brings encoded
+            samples and decodes them as batches need them; 1 where a node in this process reads a ready form, whose
+            samples are pixels.
+        codec: name of the codec to use with that cut.
+        policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
+            or a published one to compare with (``planning.POLICIES``), which chooses once. With ``all_in_store``
+            the head is trained on the node too: call ``train`` of the job.
+        accuracy: what the node's engine and codecs may lose: ``"float32"`` what sums in another order do, at most
+            1e-4 of a sample; ``"exact"`` nothing, so that features are those of eager torch to the bit; ``"fp16"``,
+            ``"bf16"`` or ``"int8"`` what computing and sending in those loses; a number the largest relative
+            root-mean-square error of a sample, both together. Anything but ``"exact"`` lets the node try engines on
+            some of the data, where that saves the job more time than it takes.
+        epochs: that the plan reckons with.
+        frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
+        settings: how to ask.
+        node: of the node in this process.
+        observe: told what happens; without it Python warns where the job is not made as it was asked for.
+
+    Returns:
+        A job, to be used as a context manager or closed.
+
+    Raises:
+        ModelError: The network cannot be cut; the message says why.
+        DataError: The data cannot be listed.
+        SettingError: There is no such cut, codec or policy, a figure makes no sense, or the data is a ready form that
+            was made with other steps.
+        NodeUnreachable: There is no node at ``near``; where several are given, at none of them.
+        Refused: The node will not serve the data or run the network.
+    """
+    check_type("data", data, Dataset)
+    check_type("preprocess", preprocess, Preprocess, NoneType)
+    check_type("settings", settings, LoaderSettings, NoneType)
+    check_type("node", node, NodeSettings, NoneType)
+    observe = observe or _warn
+    settings, node = settings or LoaderSettings(), node or NodeSettings()
+    offered_precisions(accuracy)  # refuses what makes no sense before anything is done
+    _check_policy(policy, cut, codec)
+    data = data.refreshed()
+    preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
+    with collector_rests(), ExitStack() as stack:
+        near = near or data.near or settings.io
+        nodes = [near] if isinstance(near, str) else list(near or ())
+        lacking: set[int] = set()
+
+        def left_out(number: int, engine: str, why: EngineNotReady) -> None:
+            lacking.add(number)
+            observe(NodeLeftOut(url=nodes[number], engine=engine, reason=str(why)))
+
+        transport = reach(nodes, data, settings, node, left_out, stack)
+        network = None
+        if model is not None:
+            observe(PhaseStarted(name="tracing the network"))
+            # PyTorch takes a second to import and 220 MB, of which a plain loader has no use.
+            from frostline.jobs.partition import Network
+
+            network = Network.of(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
+            if network.parts.fallback is not None:
+                observe(NotAsAsked(reason=network.parts.fallback))
+        asking = Asking(retry_for_s=settings.retry_for_s, observe=observe)
+        shipment = None if network is None else network.ship(transport, asking, observe)
+        cuts = pixel_cuts(preprocess.shape) if network is None else network.parts.cuts
+        scene = Scene(
+            data=data,
+            preprocess=preprocess,
+            transport=transport,
+            asking=asking,
+            cuts=cuts,
+            prefix=None if network is None else network.parts.prefix,
+            shipment=shipment,
+            device="cpu" if network is None else network.device,
+            settings=settings,
+            accuracy=accuracy,
+            epochs=epochs,
+            cut=cut,
+        )
+        skipped = SkipLog()
+        ledger = Ledger(
+            observe,
+            most_skipped=settings.most_skipped(len(data)),
+            refuses_changes=data.changed == "refuse",
+            shared=skipped,
+        )
+        stack.callback(ledger.close)
+        begun = begin(scene, network, nodes, lacking, policy=policy, codec=codec)
+        if begun.measuring is not None:
+            stack.callback(begun.measuring.close)
+        line = 0 if begun.refused else cuts[-1].number
+        cut = _plain_cut(nodes, preprocess) if network is None else line
+        pilot = _pilot(scene, begun, follows=settings.follow and policy == "best" and scene.cut is None, cut=cut)
+        fetcher, scope = _fetcher(scene, network, pilot, ledger, begun.engine), _scope(scene, network)
+        return Job(
+            data=data,
+            fetcher=fetcher,
+            keeper=_keeper(scene, scope, stack),
+            blueprint=Blueprint(
+                data=data,
+                nodes=nodes,
+                node=node,
+                settings=settings,
+                cuts=tuple(cuts),
+                scope=scope,
+                preprocess=preprocess,
+                shipment=shipment,
+                device=scene.device,
+                engine=fetcher.engine,
+                tried=tried(scene),
+                skipped=skipped,
+                forked=serve_forked(nodes, transport, data, settings, node, stack),
+            ),
+            pilot=pilot,
+            ledger=ledger,
+            measuring=begun.measuring,
+            cuts=cuts,
+            head=None if network is None else network.parts.head,
+            fallback=_fallback(network, begun),
+            settings=settings,
+            near=", ".join(nodes) or None,
+            trains_in_store=policy == ALL_IN_STORE,
+            close=stack.pop_all().close,
+        )
+
+
+def _warn(event: Event) -> None:
+    if isinstance(event, NotAsAsked):
+        warnings.warn(event.reason, stacklevel=_CALLER)
+
+
+def _fallback(network: "Network | None", begun: Beginning) -> str | None:
+    if begun.refused is not None:
+        return f"the node does not run it, and all of it runs here: {begun.refused}"
+    return None if network is None else network.parts.fallback
+
+
+def _plain_cut(nodes: Sequence[str], preprocess: Preprocess) -> int:
+    """Where nothing is planned: samples wait encoded, and are decoded when there is room for their pixels.
+
+    A ready form has pixels, which a node in this process hands on from where its files are mapped.
+    """
+    return 0 if nodes or preprocess.stored is None else 1
+
+
+def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:
+    if policy not in POLICIES:
+        raise SettingError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
+    if cut is not None and policy != "best":
+        raise SettingError(f"policy {policy} chooses the cut itself: give a cut or a policy, not both")
+    if codec is not None and cut is None:
+        raise SettingError(f"codec {codec} needs the cut that it is for: give both, or let the plan choose")
+
+
+def _left_to_do(declared: Preprocess, data: Dataset, accuracy: str | float) -> Preprocess:
+    """What the data set leaves to do of a declared preprocessing: all, but where it is a ready form."""
+    rest = data.rest_of(declared)
+    if rest.stored is not None and rest.stored.dtype == "fp16":
+        allowed = accuracy not in (EXACT, FLOAT32) if isinstance(accuracy, str) else accuracy >= _FP16_ERROR
+        if not allowed:
+            raise SettingError(
+                f"{data.url} keeps what the network takes in 16-bit floats, which are rounded: allow that with "
+                "accuracy='fp16', or make a ready form of uint8"
+            )
+    return rest
+
+
+def _keeper(scene: Scene, scope: Scope, stack: ExitStack) -> Keeper:
+    """What is kept of the job's features; ``stack`` closes the cache on disk."""
+    settings, store = scene.settings, None
+    if settings.cache_folder is not None:
+        store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
+    return Keeper(scope, scene.data.samples, settings, store)
+
+
+def _scope(scene: Scene, network: "Network | None") -> Scope:
+    """What the job's features depend on beside preprocessing and view."""
+    frost_line = scene.cuts[-1]
+    computed_by = "" if network is None else f"{network.computed_by}, "
+    return Scope(
+        data=read_as(scene.data.url, scene.data.reading),
+        prefix="" if scene.shipment is None else scene.shipment.digest,
+        cut=frost_line.number,
+        preprocess="",
+        # Whatever engines and ways the accuracy allows may have had a part in what is kept: what is kept is what came,
+        # and the loop gets it again. ``exact`` has the reference alone.
+        engine=f"{computed_by}accuracy {scene.accuracy}",
+        batch_rows=scene.settings.device_batch,
+        shapes=frost_line.shapes,
+        dtypes=frost_line.dtypes,
+    )
+
+
+def _pilot(scene: Scene, begun: Beginning, *, follows: bool, cut: int) -> Pilot:
+    cut = cut if scene.cut is None else scene.cut
+    if not 0 <= cut < len(scene.cuts):
+        raise SettingError(f"there is no cut {cut}: this job has cuts 0 to {len(scene.cuts) - 1}")
+    return Pilot(
+        cuts=scene.cuts,
+        shares={Route(cut): 1.0},
+        plan=begun.plan,
+        situation=begun.situation,
+        follows=follows,
+        samples_per_request=scene.settings.samples_per_request,
+        transport=scene.transport,
+        cores=len(usable_cores()),
+        clocks=Clocks(wall=time.monotonic, busy=time.process_time),
+    )
+
+
+def _fetcher(scene: Scene, network: "Network | None", pilot: Pilot, ledger: Ledger, engine: NodeEngine) -> Fetcher:
+    def arrived(route: Route, batch: FeatureBatch) -> None:
+        pilot.arrived(route, batch)
+        ledger.arrived(route, batch)
+
+    return Fetcher(
+        transport=scene.transport,
+        url=scene.data.url,
+        reading=scene.data.reading,
+        preprocess=scene.preprocess,
+        shipment=scene.shipment,
+        trainer_side=TrainerSide(
+            cuts=scene.cuts,
+            rest=None if network is None else network.rest,
+            device=scene.device,
+            device_batch=scene.settings.device_batch,
+        ),
+        engine=engine,
+        arrived=arrived,
+        tried=tried(scene),
+    )

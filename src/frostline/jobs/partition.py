@@ -1,0 +1,154 @@
+"""What a network adds to a job: it is cut and shipped, both sides are measured with it, and its rest runs here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from frostline.core import Cut
+from frostline.errors import OverBudget
+from frostline.events import NotAsAsked, Observer, PhaseStarted
+from frostline.jobs.context import Scene, request_of, some_of, tried
+from frostline.jobs.findings import Findings
+from frostline.jobs.situation import agreed, situate
+from frostline.loaders.epoch.fetch import Shipment
+from frostline.loaders.epoch.local_prefix import TorchRest
+from frostline.loaders.epoch.local_stage import Rest
+from frostline.loaders.epoch.node_engine import EngineChoice
+from frostline.loaders.epoch.retry import Asking
+from frostline.models.cutting.cut import CutNetwork, cut_network
+from frostline.models.files.artifact import Prefix, digest_of, read_prefix, write_prefix
+from frostline.models.graph.split import after
+from frostline.planning import Situation
+from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import Transport
+from frostline.wire.messages import ProfileRequest
+
+__all__ = ("Network", "rest_of")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Network:
+    """A job's network.
+
+    Attributes:
+        parts: what it was cut into.
+        device: where the trainer runs its own, in torch's words.
+    """
+
+    parts: CutNetwork
+    device: str
+
+    @classmethod
+    def of(cls, model: nn.Module, shape: tuple[int, ...], *, frozen_in_eval: bool) -> "Network":
+        """Find the frost line of a network.
+
+        Args:
+            model: see ``offload``.
+            shape: of a sample that it takes.
+            frozen_in_eval: see ``offload``.
+
+        Raises:
+            ModelError: see ``models.cut_network``.
+        """
+        parameter = next(model.parameters(), None)
+        device = "cpu" if parameter is None else str(parameter.device)
+        return cls(parts=cut_network(model, shape, frozen_in_eval=frozen_in_eval), device=device)
+
+    @property
+    def computed_by(self) -> str:
+        """What decides the last bits of what the trainer computes."""
+        return f"{torch.device(self.device).type}, torch {torch.__version__}"
+
+    @property
+    def rest(self) -> Callable[[Cut], Rest | None] | None:
+        """See ``rest_of``; None where nothing was shipped."""
+        return None if self.parts.prefix is None else rest_of(self.parts.prefix, self.device)
+
+    def ship(self, transport: Transport, asking: Asking, observe: Observer) -> Shipment | None:
+        """Bring the frozen part to the node; None where there is none to ship.
+
+        A node that has no room for it is no reason to end the job: the frozen layers then run here.
+        """
+        if self.parts.prefix is None:
+            return None
+        observe(PhaseStarted(name="shipping the frozen layers"))
+        artifact = write_prefix(self.parts.prefix)
+        shipment = Shipment(digest=digest_of(artifact), artifact=artifact)
+        try:
+            asking(lambda: transport.put_prefix(shipment.digest, shipment.artifact))
+        except OverBudget as error:
+            observe(NotAsAsked(reason=f"the frozen layers run here: {error}"))
+            return replace(shipment, refused=str(error))
+        return shipment
+
+    def situate(self, scene: Scene, nodes: Sequence[str], lacking: set[int]) -> Situation:
+        """Measure both sides and the link.
+
+        Args:
+            scene: of the job.
+            nodes: URLs of its nodes; none for one in this process.
+            lacking: told of by the transport meanwhile: those that cannot run the engine that was chosen.
+        """
+        situation = situate(scene)
+        if len(nodes) > 1 or (scene.cut or 0) > 1:
+            line = scene.cuts[-1].number
+            store = agreed(scene, situation.store, min(scene.cut or line, line))
+            return replace(situation, store=store, nodes=max(1, len(nodes) - len(lacking)))
+        return situation
+
+    def refusal(self, scene: Scene) -> str | None:
+        """Why the nodes do not run the network up to the frost line, in their words; None where they do.
+
+        Nothing is measured: a node says so by its weights and by what a run would take.
+        """
+        assert scene.shipment is not None, "there is a prefix"
+        if scene.shipment.refused is not None:
+            return scene.shipment.refused
+        one = request_of(scene, some_of(scene, 1), cut=scene.cuts[-1].number)
+        try:
+            scene.asking(lambda: scene.transport.profile(ProfileRequest(features=one, only_engine=True)))
+        except OverBudget as error:
+            return str(error)
+        return None
+
+    def engine(self, scene: Scene, cancellation: Cancellation, samples_left: int) -> Findings:
+        """Find the node's engine while the job runs, where both sides share their cores: no plan gains anything there.
+
+        Args:
+            scene: of the job.
+            cancellation: gives it up.
+            samples_left: that the job has still to compute, for which trials must pay.
+        """
+        trial_s = scene.settings.trial_s
+        wanted = ProfileRequest(
+            features=replace(tried(scene), cut=scene.cuts[-1].number),
+            accuracy=scene.accuracy,
+            only_here=True,
+            only_engine=True,
+            trial_s=trial_s,
+            samples_left=samples_left if trial_s is None else None,
+        )
+        return Findings(choice=EngineChoice.of(scene.transport.profile(wanted, cancellation)))
+
+    def findings(self, scene: Scene, nodes: Sequence[str], lacking: set[int]) -> Findings:
+        """Measure all that a plan needs; see ``situate``."""
+        situation = self.situate(scene, nodes, lacking)
+        return Findings(choice=EngineChoice.of(situation.store), situation=situation)
+
+
+def rest_of(prefix: Prefix | bytes, device: str) -> Callable[[Cut], Rest | None]:
+    """Makes what is left of a prefix behind a cut, ready to run; None where nothing is.
+
+    Args:
+        prefix: the frozen part, or its file.
+        device: where it runs, in torch's words.
+    """
+    return partial(_rest, read_prefix(prefix) if isinstance(prefix, bytes) else prefix, device)
+
+
+def _rest(prefix: Prefix, device: str, cut: Cut) -> Rest | None:
+    graph = after(prefix.graph, cut)
+    return TorchRest(graph, prefix.tensors, device) if graph.nodes else None

@@ -1,0 +1,175 @@
+"""Measures what a plan needs: the link, on the connection that carries the data, and the trainer's own speed."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from frostline.core import Cut, FeatureBatch, Samples, View
+from frostline.engines.backends.torch_eager import TorchEngine
+from frostline.engines.choice.codec_costs import codec_costs, worth_packing
+from frostline.engines.machine.hardware import hardware_name, host_digest
+from frostline.jobs.profile_cache import KeptProfiles, Measured, ProfileKey
+from frostline.loaders.epoch.fetch import joined
+from frostline.loaders.epoch.local_stage import decode
+from frostline.models.files.artifact import Prefix
+from frostline.planning import Link
+from frostline.prefetch.slabs import Slabs
+from frostline.preprocess import Preprocess
+from frostline.processors import usable_cores
+from frostline.profiles import CutCost, Profile
+from frostline.transport.protocol import Transport
+from frostline.wire.messages import FeatureRequest
+
+__all__ = ("LinkSample", "TrainerProfiler", "measure_link")
+
+_ROUND_TRIPS = 3
+_REPEATS = 3
+# Rows of the measured runs: eight take a tenth less time a sample than the sixteen and more of real runs.
+_MOST_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinkSample:
+    """A measured link, and the encoded samples that crossed it meanwhile."""
+
+    link: Link
+    encoded: FeatureBatch
+
+
+def measure_link(transport: Transport, request: FeatureRequest) -> LinkSample:
+    """Fetch a few encoded samples, which real work would fetch too, and time it.
+
+    The rate is that of the bodies under way; where they came too fast or were too small to tell it, that of the
+    whole exchange without a round trip.
+
+    Args:
+        transport: to the node.
+        request: for cut 0.
+    """
+    round_trips = []
+    for _ in range(_ROUND_TRIPS):
+        started = time.perf_counter()
+        transport.health()
+        round_trips.append(time.perf_counter() - started)
+    before = transport.statistics()
+    started = time.perf_counter()
+    batches = list(transport.features(request))
+    seconds = time.perf_counter() - started
+    after = transport.statistics()
+    # A round trip and the node's own reading are in the time; taking one round trip off keeps a short fetch
+    # over a long link from looking like a thin one.
+    busy_s = max(seconds - min(round_trips), seconds / 10)
+    bytes_per_s = (after.bytes_received - before.bytes_received) / busy_s
+    transfer_s = after.transfer_s - before.transfer_s
+    if transfer_s > 0:
+        bytes_per_s = (after.transfer_bytes - before.transfer_bytes) / transfer_s
+    link = Link(bytes_per_s=max(1.0, bytes_per_s), round_trip_s=min(round_trips))
+    return LinkSample(link=link, encoded=joined(batches or [FeatureBatch(ids=np.zeros(0, np.int64))]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainerProfiler:
+    """Measures decoding and every cut of a prefix at the trainer, on real samples.
+
+    Attributes:
+        prefix: the frozen part; None where there is no model.
+        digest: of the prefix.
+        device: where the trainer runs it, in torch's words.
+        codecs: to be measured.
+        encoded_bytes: of a sample, the mean: cuts that ship far more are not worth packing.
+        device_batch: rows of the runs that the memory is counted for.
+        kept: earlier measurements.
+    """
+
+    prefix: Prefix | None
+    digest: str
+    device: str
+    codecs: Sequence[str]
+    encoded_bytes: float
+    device_batch: int
+    kept: KeptProfiles
+
+    def profile(self, preprocess: Preprocess, sample: FeatureBatch, samples: Samples, view: View | None) -> Profile:
+        """The trainer's profile.
+
+        Args:
+            preprocess: how samples are decoded.
+            sample: a few encoded samples.
+            samples: the same, with their names.
+            view: which random view, where the preprocessing is random.
+        """
+        started = time.perf_counter()
+        pixels = decode(preprocess, sample, samples, view, Slabs()).tensors[0]
+        decode_s = (time.perf_counter() - started) / max(1, len(sample)) / len(usable_cores())
+        measured = self._network(_repeated(pixels, self._rows))
+        cuts = [replace(cut, seconds=decode_s + cut.seconds) for cut in measured.cuts]
+        free = CutCost(number=0, seconds=0.0, spread_s=0.0, fixed_bytes=0, bytes_per_sample=0)
+        first = replace(cuts[0], number=0, seconds=0.0) if cuts else free
+        return Profile(
+            hardware=hardware_name(self.device),
+            host=host_digest(),
+            cores=usable_cores(),
+            engine=TorchEngine.name,
+            device=torch.device(self.device).type,
+            device_batch=self._rows,
+            read_s=0.0,
+            cuts=(first, *(cuts or [replace(free, number=1, seconds=decode_s)])),
+            codecs=measured.codecs,
+        )
+
+    @property
+    def _rows(self) -> int:
+        return min(self.device_batch, _MOST_ROWS)
+
+    def _network(self, pixels: npt.NDArray[np.float32]) -> Measured:
+        if self.prefix is None:
+            return Measured(cuts=(), codecs=())
+        packed = worth_packing(self.prefix.cuts, self.encoded_bytes) if self.codecs else ()
+        key = ProfileKey(
+            prefix=self.digest,
+            hardware=hardware_name(self.device),
+            engine=f"{TorchEngine.name} {torch.__version__}",
+            device_batch=self.device_batch,
+            codecs=tuple(self.codecs),
+            packed_cuts=tuple(cut.number for cut in packed),
+        )
+        found = self.kept.get(key)
+        if found is None:
+            found = self._measure(self.prefix, pixels, packed)
+            self.kept.put(key, found)
+        return found
+
+    def _measure(self, prefix: Prefix, pixels: npt.NDArray[np.float32], packed: Sequence[Cut]) -> Measured:
+        cuts, device = prefix.cuts, self.device
+        engine = TorchEngine(prefix.graph, cuts, prefix.tensors, device=device, most_rows=self.device_batch)
+        seconds = engine.cut_seconds(pixels, repeats=_REPEATS, clock=time.perf_counter)
+        middle = np.median(seconds, axis=0)
+        spread = np.subtract(*np.percentile(seconds, (75, 25), axis=0))
+        measured = zip(cuts, middle.tolist(), spread.tolist(), strict=True)
+        cores = len(usable_cores())
+        return Measured(
+            cuts=tuple(_cost(cut, engine, to_here_s, spread_s) for cut, to_here_s, spread_s in measured),
+            codecs=codec_costs(engine.cut_values(packed, pixels), packed, self.codecs, cores=cores),
+        )
+
+
+def _cost(cut: Cut, engine: TorchEngine, seconds: float, spread_s: float) -> CutCost:
+    here, rest = engine.footprint(cut.number), engine.rest_footprint(cut.number)
+    return CutCost(
+        number=cut.number,
+        seconds=seconds,
+        spread_s=spread_s,
+        fixed_bytes=engine.weight_bytes + here.fixed_bytes,
+        bytes_per_sample=here.bytes_per_sample,
+        rest_fixed_bytes=engine.weight_bytes + rest.fixed_bytes,
+        rest_bytes_per_sample=rest.bytes_per_sample,
+    )
+
+
+def _repeated(pixels: npt.NDArray[np.generic], rows: int) -> npt.NDArray[np.float32]:
+    """So many rows, repeated where there are too few."""
+    return np.resize(pixels, (rows, *pixels.shape[1:])).astype(np.float32, copy=False)

@@ -1,0 +1,264 @@
+"""Deals requests by the plan, measures while the job runs, and changes the plan for what was not asked for yet."""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from frostline.core import Cut, FeatureBatch, Route
+from frostline.errors import SettingError
+from frostline.events import BatchTaken, EpochFinished, EpochStarted, Event, Replanned, Waiting
+from frostline.planning import Plan, Situation
+from frostline.planning.replanning import (
+    SILENCE_S,
+    Observed,
+    Rates,
+    as_measured,
+    better,
+    is_news,
+    learn,
+    mixture_in_words,
+    probe,
+)
+from frostline.prefetch import Deal, Mixer
+from frostline.transport.protocol import Transport, TransportStatistics
+
+__all__ = ("Clocks", "Pilot")
+
+# A look costs a linear programme of milliseconds, and a second holds enough to measure on.
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """What tells the time.
+
+    Attributes:
+        wall: monotonic seconds.
+        busy: seconds of this process on any core.
+    """
+
+    wall: Callable[[], float]
+    busy: Callable[[], float]
+
+
+class Pilot:
+    """A ``Dealer`` that follows what is measured. Safe for several threads.
+
+    Args:
+        cuts: of the job, by number.
+        shares: of the samples, by way, where there is no plan.
+        plan: to begin with; None where the ways are given and stay.
+        situation: that it was made from.
+        follows: plan again while the job runs.
+        samples_per_request: most samples in one request.
+        transport: whose connections are measured.
+        cores: that this process may use.
+        clocks: what tells the time.
+    """
+
+    def __init__(
+        self,
+        *,
+        cuts: Sequence[Cut],
+        shares: Mapping[Route, float] | None = None,
+        plan: Plan | None = None,
+        situation: Situation | None = None,
+        follows: bool = False,
+        samples_per_request: int,
+        transport: Transport,
+        cores: int,
+        clocks: Clocks,
+    ) -> None:
+        self._cuts = tuple(cuts)
+        self._shares = dict(shares or {}) if plan is None else _shares(plan)
+        self.first_plan = plan
+        self._plan = plan
+        self._profiled = situation
+        self._situation = situation
+        self._may_follow = follows
+        self._are_given = False
+        self._follows = follows and situation is not None
+        self._transport = transport
+        self._cores = cores
+        self._clocks = clocks
+        self._lock = threading.Lock()
+        self._mixer = Mixer(
+            self._shares, samples_per_request=samples_per_request, bytes_per_sample=self._bytes_per_sample
+        )
+        self._rates = Rates()
+        self._judged: Rates | None = None
+        self._next_probe = 0.0
+        self._born = clocks.wall()
+        self._link_seen = self._born
+        self._is_fetching = False
+        self._since = _Since(at=self._born)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the job was made."""
+        return self._clocks.wall() - self._born
+
+    @property
+    def plan(self) -> Plan | None:
+        """By which requests are dealt now."""
+        return self._plan
+
+    @property
+    def situation(self) -> Situation | None:
+        """What the plan is made from, with what was measured by now."""
+        return self._situation
+
+    @property
+    def shares(self) -> Mapping[Route, float]:
+        """Of the samples, by way."""
+        return dict(self._shares)
+
+    def deal(self, left: int) -> Deal:
+        """See ``Dealer``."""
+        with self._lock:
+            return self._mixer.deal(left)
+
+    def use(self, shares: Mapping[Route, float], *, follow: bool) -> None:
+        """Deal by these shares from now on, and follow what is measured or not.
+
+        Raises:
+            SettingError: The shares do not sum to one, or name a cut that is not there.
+        """
+        if not math.isclose(sum(shares.values()), 1, abs_tol=1e-6) or min(shares.values()) < 0:
+            raise SettingError(f"the shares of a mixture sum to 1, and these sum to {sum(shares.values()):.6g}")
+        for route in shares:
+            if not 0 <= route.cut < len(self._cuts):
+                raise SettingError(f"there is no cut {route.cut}: this job has cuts 0 to {len(self._cuts) - 1}")
+        with self._lock:
+            self._may_follow, self._are_given = follow, not follow
+            self._follows = follow and self._profiled is not None
+            self._judged = None
+            self._shares = dict(shares)
+            self._mixer.change(self._shares)
+
+    def measured(self, situation: Situation, plan: Plan) -> Replanned | None:
+        """Deal by a plan from now on that is made from the first measurement of a job that has begun without one.
+
+        Shares that somebody gave meanwhile, and that are to stay, do.
+        """
+        with self._lock:
+            self.first_plan = self._plan = plan
+            self._profiled = self._situation = situation
+            self._rates, self._judged = Rates(), None
+            self._follows = self._may_follow
+            self._begin()
+            shares = _shares(plan)
+            return None if self._are_given or shares == self._shares else self._changed(shares, plan.reason)
+
+    def arrived(self, route: Route, batch: FeatureBatch) -> None:
+        """A batch arrived, as it came."""
+        with self._lock:
+            self._since.rows[route] += len(batch)
+
+    def observe(self, event: Event) -> Replanned | None:
+        """Take an event, and now and then look whether another plan is better; the change is in force already."""
+        if not self._follows:
+            return None
+        with self._lock:
+            match event:
+                case EpochStarted():
+                    self._is_fetching = False
+                case EpochFinished():
+                    self._is_fetching = False
+                case BatchTaken():
+                    self._taken(event)
+                case Waiting():
+                    self._since.waits += 1
+                case _:
+                    pass
+            if self._is_fetching and self._clocks.wall() - self._since.at >= _LOOK_S:
+                return self._look()
+        return None
+
+    def _taken(self, event: BatchTaken) -> None:
+        """The first batch of an epoch fills the pipe and says nothing about its rate: counting begins after it."""
+        if not self._is_fetching:
+            self._begin()
+        self._is_fetching = not event.from_cache
+        self._since.stalled_s += event.stall_s
+        self._since.waits = 0  # they are in the stall
+
+    def _begin(self) -> None:
+        self._since = _Since(at=self._clocks.wall(), busy_s=self._clocks.busy(), transport=self._transport.statistics())
+
+    def _look(self) -> Replanned | None:
+        assert self._profiled is not None
+        seen = self._observed()
+        if seen.transfer_bytes:
+            self._link_seen = self._clocks.wall()
+        self._begin()
+        self._rates = learn(self._profiled, self._rates, seen)
+        self._situation = as_measured(self._profiled, self._rates)
+        change = None
+        if self._rates.is_settled and is_news(self._judged, self._rates):
+            self._judged = self._rates
+            change = better(self._situation, self._shares)
+        if change is None:
+            self._probe()
+            return None
+        self._rates = replace(self._rates, tally=Observed())
+        self._plan = change.plan
+        return self._changed(_shares(change.plan), change.reason)
+
+    def _changed(self, shares: dict[Route, float], reason: str) -> Replanned:
+        before, self._shares = self._shares, shares
+        self._mixer.change(shares)
+        return Replanned(
+            at_s=self.age_s,
+            samples=self._mixer.dealt,
+            before=mixture_in_words(before, self._cuts),
+            after=mixture_in_words(shares, self._cuts),
+            reason=reason,
+        )
+
+    def _probe(self) -> None:
+        assert self._situation is not None
+        now = self._clocks.wall()
+        if now < self._next_probe and self._rates.is_settled:
+            return
+        silent_s = now - self._link_seen
+        found = probe(self._situation, self._shares, silent_s=silent_s, is_settled=self._rates.is_settled)
+        self._next_probe = now + SILENCE_S
+        if found is not None:
+            self._link_seen = now
+            self._mixer.probe(found.route, found.rows)
+
+    def _observed(self) -> Observed:
+        since, now = self._since, self._transport.statistics()
+        seconds = self._clocks.wall() - since.at
+        return Observed(
+            seconds=seconds,
+            # A stall may have begun before the last look.
+            stalled_s=min(since.stalled_s + since.waits, seconds),
+            rows=dict(since.rows),
+            transfer_bytes=now.transfer_bytes - since.transport.transfer_bytes,
+            transfer_s=now.transfer_s - since.transport.transfer_s,
+            busy_s=(self._clocks.busy() - since.busy_s) / self._cores,
+        )
+
+    def _bytes_per_sample(self, route: Route) -> int:
+        """What one row takes at most, on its way and at its end."""
+        return max(self._cuts[route.cut].bytes_per_sample, self._cuts[-1].bytes_per_sample)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Since:
+    """What was counted since the last look."""
+
+    at: float
+    busy_s: float = 0.0
+    stalled_s: float = 0.0
+    waits: int = 0
+    rows: Counter[Route] = field(default_factory=Counter)
+    transport: TransportStatistics = field(default_factory=TransportStatistics)
+
+
+def _shares(plan: Plan) -> dict[Route, float]:
+    return {one.route: one.share for one in plan.mixture}

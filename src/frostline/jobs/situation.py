@@ -1,0 +1,124 @@
+"""Gathers what a plan is made from: both sides measured at the same time, and the link between them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+
+from frostline.config import cache_folder
+from frostline.core import REFERENCE
+from frostline.engines.machine.hardware import host_digest
+from frostline.errors import OverBudget
+from frostline.jobs.context import Scene, computed_in_all, is_alike, keeps_features, request_of, some_of, tried
+from frostline.jobs.profile_cache import KeptProfiles
+from frostline.jobs.profiling import TrainerProfiler, measure_link
+from frostline.planning import Situation
+from frostline.processors import usable_cores
+from frostline.profiles import Profile
+from frostline.wire.messages import ProfileRequest
+
+__all__ = ("agreed", "situate")
+
+# What crosses to measure the link and this side counts as traffic: enough for a rate, and no more.
+_CROSSING_BYTES = 512 << 10
+_FEWEST, _MOST = 8, 256
+# The trainer's own run needs no more than one small batch.
+_DECODED = 8
+
+
+def situate(scene: Scene) -> Situation:
+    """Measure both sides and the link on a few real samples.
+
+    Where both sides use the same cores and the same engine one profile serves both. Where they use other cores they
+    are measured at the same time, as they will work at the same time: neighbours on one machine slow each other.
+
+    Raises:
+        Refused: The node will not serve the data, or not run the network for another reason than its memory.
+        StoreError: The samples cannot be read.
+        Unavailable: The node does not answer.
+    """
+    data, transport = scene.data, scene.transport
+    health = scene.asking(transport.health)
+    mean_bytes = data.samples.encoded_bytes / len(data)
+    crossing = some_of(scene, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _FEWEST), _MOST)))
+    crossed = scene.asking(lambda: measure_link(transport, request_of(scene, crossing, cut=0)))
+    same_host = health.host == host_digest() and bool(set(health.cores).intersection(usable_cores()))
+    few = crossing.take(np.arange(min(_DECODED, len(crossing))))
+    encoded = replace(crossed.encoded, ids=crossed.encoded.ids[:_DECODED], encoded=crossed.encoded.encoded[:_DECODED])
+
+    def profile_trainer() -> Profile:
+        profiler = TrainerProfiler(
+            prefix=scene.prefix,
+            digest="" if scene.shipment is None else scene.shipment.digest,
+            device=scene.device,
+            codecs=scene.codecs,
+            encoded_bytes=mean_bytes,
+            device_batch=scene.settings.device_batch,
+            kept=KeptProfiles(cache_folder() / "profiles"),
+        )
+        return profiler.profile(scene.preprocess, encoded, few, scene.view)
+
+    with ThreadPoolExecutor(1, "frostline-profile") as apart:
+        alike = same_host and is_alike(health, scene.device)
+        ours = None if alike else apart.submit(profile_trainer)
+        theirs, refused = _profile_node(scene)
+        trainer = theirs if ours is None else ours.result()
+        # The trainer's own part is the reference's, whatever the node takes.
+        trainer = profile_trainer() if trainer is None or trainer.engine != REFERENCE else trainer
+    return Situation(
+        cuts=tuple(scene.cuts),
+        encoded_bytes=mean_bytes,
+        store=theirs or trainer,
+        trainer=trainer,
+        link=crossed.link,
+        same_host=same_host,
+        memory_bytes=health.memory_bytes,
+        refused=refused,
+        epochs=scene.epochs,
+        keeps_features=keeps_features(scene),
+        accuracy=scene.accuracy,
+    )
+
+
+def agreed(scene: Scene, store: Profile, cut: int) -> Profile:
+    """Have the engine that one node chose made ready at all, and know its error where it is furthest off.
+
+    Args:
+        scene: of the job.
+        store: that node's profile.
+        cut: up to which the engine is to run.
+
+    Raises:
+        EngineNotReady: None of them can run it so far on these samples, exactly enough.
+        Unavailable: None of them answers.
+    """
+    if store.engine == REFERENCE or cut < 2:
+        return store
+    request = replace(tried(scene), engine=store.engine, cut=cut)
+    wanted = ProfileRequest(features=request, accuracy=scene.accuracy)
+    found = scene.asking(lambda: scene.transport.profile(wanted))
+    worst = max((one.error for one in found.trials), default=0.0)
+    trials = (replace(one, error=max(one.error, worst)) if one.engine == store.engine else one for one in store.trials)
+    return replace(store, trials=tuple(trials))
+
+
+def _profile_node(scene: Scene) -> tuple[Profile | None, str | None]:
+    """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
+    if scene.shipment is not None and scene.shipment.refused is not None:
+        return None, scene.shipment.refused
+    request, only_here = tried(scene), 1 < (scene.cut or 0) <= scene.cuts[-1].number
+    if only_here and scene.cut is not None:  # engines are tried for some seconds at each cut that a plan may want
+        request = replace(request, cut=scene.cut)
+    trial_s = scene.settings.trial_s
+    wanted = ProfileRequest(
+        features=request,
+        codecs=scene.codecs,
+        accuracy=scene.accuracy,
+        only_here=only_here,
+        trial_s=trial_s,
+        samples_left=computed_in_all(scene) if trial_s is None else None,
+    )
+    try:
+        return scene.asking(lambda: scene.transport.profile(wanted)), None
+    except OverBudget as error:
+        return None, str(error)

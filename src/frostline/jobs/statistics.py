@@ -1,0 +1,207 @@
+"""Keeps count of what a job did, from its events and from the batches that arrive."""
+
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import FeatureBatch, Route, Skipped
+from frostline.datasets.manifest.changes import refusal_of
+from frostline.errors import TooManySkipped
+from frostline.events import (
+    BatchTaken,
+    EpochFinished,
+    Event,
+    Observer,
+    Replanned,
+    RequestHedged,
+    RequestRetried,
+    SampleSkipped,
+    Tuned,
+)
+from frostline.loaders.epoch.skip_log import SkipLog
+
+__all__ = ("JobStatistics", "Ledger")
+
+# A job of days has many, and each costs memory.
+_TUNINGS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatistics:
+    """What a job did so far.
+
+    Attributes:
+        wire_bytes: store side to trainer, bodies and headers, measuring included.
+        requests: exchanges with the node.
+        retries: requests made again, because they failed.
+        hedges: requests made a second time, because they were late.
+        samples: handed to the training loop.
+        from_cache: of these, without crossing the network.
+        routed: samples that arrived, by the way that they took.
+        payload_bytes: of the batches that arrived, as they were packed.
+        codec_error: the largest relative error that a lossy codec made in any sample, as the sender measured it; 0
+            where nothing was lost.
+        stall_s: seconds in which the loop waited for a batch.
+        loading_s: seconds of all passes over loaders, training included.
+        fetching_s: of these, seconds of the passes in which nothing came from the cache.
+        fetched: samples of the passes in which nothing came from the cache.
+        skipped: samples that could not be read, by this process or by its loaders' workers.
+        replans: changes of the plan while the job ran.
+        tunings: changes of the windows' bounds that were kept; the last hundred of them.
+    """
+
+    wire_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    hedges: int = 0
+    samples: int = 0
+    from_cache: int = 0
+    routed: tuple[tuple[Route, int], ...] = ()
+    payload_bytes: int = 0
+    codec_error: float = 0.0
+    stall_s: float = 0.0
+    loading_s: float = 0.0
+    fetching_s: float = 0.0
+    fetched: int = 0
+    skipped: tuple[Skipped, ...] = ()
+    replans: tuple[Replanned, ...] = ()
+    tunings: tuple[Tuned, ...] = ()
+
+    @property
+    def fetched_per_s(self) -> float | None:
+        """Samples a second in the passes in which nothing came from the cache; None before the first."""
+        return self.fetched / self.fetching_s if self.fetched and self.fetching_s else None
+
+
+class Ledger:
+    """Counts, and passes events on. Safe for several threads.
+
+    Args:
+        observe: told every event.
+        most_skipped: samples that may be unreadable.
+        refuses_changes: none may have changed since it was listed.
+        shared: with other processes of the job: what any of them cannot read counts here too. None for none.
+    """
+
+    def __init__(
+        self, observe: Observer, *, most_skipped: int, refuses_changes: bool = False, shared: SkipLog | None = None
+    ) -> None:
+        self._observe = observe
+        self._shared = shared
+        self._heard = 0
+        self._untold: list[Skipped] = []
+        self._refuses_changes = refuses_changes
+        self._most_skipped = most_skipped
+        self._lock = threading.Lock()
+        self._skipped: dict[int, Skipped] = {}
+        self._routed: Counter[Route] = Counter()
+        self._sums: Counter[str] = Counter()
+        self._codec_error = self._stall_s = self._loading_s = self._fetching_s = 0.0
+        self._replans: list[Replanned] = []
+        self._tunings: deque[Tuned] = deque(maxlen=_TUNINGS)
+
+    def __call__(self, event: Event) -> None:
+        """Count an event and pass it on, after what other processes could not read meanwhile.
+
+        Raises:
+            DataChanged: A sample has changed since it was listed, and none may.
+            TooManySkipped: More samples are unreadable than allowed.
+        """
+        with self._lock:
+            self._count(event)
+            self._hear()
+            too_many = len(self._skipped) > self._most_skipped
+        self.tell()
+        self._observe(event)
+        if self._refuses_changes and isinstance(event, SampleSkipped) and event.changed:
+            raise refusal_of(event.object)
+        if too_many and isinstance(event, SampleSkipped):
+            whose = "this process alone" if self._shared is None else "the job's process and its workers together"
+            raise TooManySkipped(
+                f"{len(self._skipped)} samples are unreadable and the job allows {self._most_skipped}, by the count of "
+                f"{whose}; the last is {event.object} ({event.reason}); mend the data or raise skip_allowance"
+            )
+
+    def tell(self) -> None:
+        """Pass on what other processes could not read since; for the loop's thread, in which observers are told."""
+        with self._lock:
+            self._hear()
+            untold, self._untold = self._untold, []
+        for one in untold:
+            self._observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
+
+    def close(self) -> None:
+        """Hear other processes no more; the counts stay."""
+        with self._lock:
+            self._hear()
+            if self._shared is not None:
+                self._shared.close()
+
+    def arrived(self, route: Route, batch: FeatureBatch) -> None:
+        """Count a batch as it came."""
+        with self._lock:
+            self._routed[route] += len(batch)
+            self._sums["payload_bytes"] += batch.nbytes
+            self._codec_error = max(self._codec_error, batch.error)
+
+    def unreadable(self) -> npt.NDArray[np.int64]:
+        """Ids of the samples that turned out to be unreadable."""
+        with self._lock:
+            self._hear()
+            return np.fromiter(self._skipped, np.int64, len(self._skipped))
+
+    def statistics(self) -> JobStatistics:
+        """The counts so far; ``wire_bytes`` and ``requests`` are the transport's to fill in."""
+        with self._lock:
+            self._hear()
+            return JobStatistics(
+                **self._sums,
+                codec_error=self._codec_error,
+                stall_s=self._stall_s,
+                loading_s=self._loading_s,
+                fetching_s=self._fetching_s,
+                routed=tuple(sorted(self._routed.items())),
+                skipped=tuple(self._skipped.values()),
+                replans=tuple(self._replans),
+                tunings=tuple(self._tunings),
+            )
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case SampleSkipped():
+                skipped = Skipped(id=event.id, object=event.object, reason=event.reason, changed=event.changed)
+                if self._shared is not None and event.id not in self._skipped:
+                    self._shared.append(skipped)
+                self._skipped[event.id] = skipped
+            case RequestRetried():
+                self._sums["retries"] += 1
+            case RequestHedged():
+                self._sums["hedges"] += 1
+            case BatchTaken():
+                self._sums["samples"] += event.samples
+                self._sums["from_cache"] += event.from_cache
+                self._stall_s += event.stall_s
+            case EpochFinished():
+                self._loading_s += event.seconds
+                if not event.from_cache:
+                    self._fetching_s += event.seconds
+                    self._sums["fetched"] += event.samples
+            case Replanned():
+                self._replans.append(event)
+            case Tuned() if event.is_kept:
+                self._tunings.append(event)
+            case _:
+                pass
+
+    def _hear(self) -> None:
+        """Count what other processes could not read since."""
+        if self._shared is None:
+            return
+        found, self._heard = self._shared.read(self._heard)
+        for one in found:
+            if one.id not in self._skipped:
+                self._skipped[one.id] = one
+                self._untold.append(one)

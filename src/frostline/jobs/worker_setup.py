@@ -1,0 +1,201 @@
+"""What a worker process needs to make a job's loaders anew: values alone, so that no connection or thread travels."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any, Self
+
+from frostline.cache import FeatureStore, Scope
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.core import Cut, FeatureBatch, Route, TensorSpec
+from frostline.datasets import Dataset
+from frostline.events import Event
+from frostline.jobs.cache_setup import Keeper
+from frostline.jobs.connect import reach
+from frostline.jobs.loader_factory import Maker, tuner_of
+from frostline.jobs.router import Clocks, Pilot
+from frostline.jobs.statistics import Ledger
+from frostline.loaders.epoch.epoch_loader import ArrayLoader
+from frostline.loaders.epoch.fetch import Fetcher, Shipment
+from frostline.loaders.epoch.local_stage import TrainerSide
+from frostline.loaders.epoch.node_engine import NodeEngine
+from frostline.loaders.epoch.ranks import Ranks
+from frostline.loaders.epoch.skip_log import SkipLog
+from frostline.loaders.torch.forked import ForkedWorkers
+from frostline.preprocess import Preprocess
+from frostline.processors import usable_cores
+from frostline.wire.messages import FeatureRequest
+
+__all__ = ("Blueprint", "Origin")
+
+_IN_PASSPORT = ("epoch", "ranks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blueprint:
+    """A job, as values that may be pickled to a process of one's own.
+
+    Attributes:
+        data: of the job.
+        nodes: URLs of its nodes; none where it runs in the process that asks.
+        node: of that one.
+        settings: how the job asks. A token that stands in the environment does not travel: it stands there too.
+        cuts: by number.
+        scope: of what is kept.
+        preprocess: that is left to do.
+        shipment: the prefix; None where there is no model.
+        device: where the trainer's part runs.
+        engine: of the node, as it is when the job goes to a process.
+        tried: what engines are tried on.
+        skipped: by all processes of the job; None where those cannot be told.
+        forked: serves processes that are forked; None where they read by themselves, as those do that are spawned.
+    """
+
+    data: Dataset
+    nodes: Sequence[str]
+    node: NodeSettings
+    settings: LoaderSettings
+    cuts: tuple[Cut, ...]
+    scope: Scope
+    preprocess: Preprocess
+    shipment: Shipment | None
+    device: str
+    engine: NodeEngine
+    tried: FeatureRequest
+    skipped: SkipLog | None
+    forked: ForkedWorkers | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        from_environment = self.settings.token is not None and LoaderSettings().token == self.settings.token
+        if from_environment:
+            values["settings"] = replace(self.settings, token=None)
+        return _unpacked, ({**values, "forked": None}, from_environment)
+
+    def open(self, shares: Mapping[Route, float], workers: int) -> Maker:
+        """Make what loaders are made with, in this process and for as long as it lives.
+
+        Args:
+            shares: of the samples, by way; they stay.
+            workers: that share what the job may use.
+        """
+        stack = ExitStack()
+        Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
+        settings, ledger = _share(self.settings, workers), self._ledger()
+        nodes = self.nodes or (() if self.forked is None else self.forked.nodes)
+        transport = reach(nodes, self.data, settings, self.node, partial(_left_out), stack)
+        pilot = Pilot(
+            cuts=self.cuts,
+            shares=shares,
+            samples_per_request=settings.samples_per_request,
+            transport=transport,
+            cores=len(usable_cores()),
+            clocks=Clocks(wall=time.monotonic, busy=time.process_time),
+        )
+
+        def arrived(route: Route, batch: FeatureBatch) -> None:
+            pilot.arrived(route, batch)
+            ledger.arrived(route, batch)
+
+        fetcher = Fetcher(
+            transport=transport,
+            url=self.data.url,
+            reading=self.data.reading,
+            preprocess=self.preprocess,
+            shipment=self.shipment,
+            trainer_side=self._trainer_side(),
+            engine=self.engine,
+            arrived=arrived,
+            tried=self.tried,
+        )
+        store = None
+        if settings.cache_folder is not None:
+            store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
+        return Maker(
+            data=self.data,
+            fetcher=fetcher,
+            keeper=Keeper(self.scope, self.data.samples, settings, store),
+            pilot=pilot,
+            ledger=ledger,
+            settings=settings,
+            tuner=tuner_of(settings, fetcher, pilot, self.data),
+            observe=ledger,
+            tensors=tuple(map(TensorSpec, self.cuts[-1].shapes, self.cuts[-1].dtypes)),
+        )
+
+    def _ledger(self) -> Ledger:
+        most, refuses = self.settings.most_skipped(len(self.data)), self.data.changed == "refuse"
+        return Ledger(_ignore, most_skipped=most, refuses_changes=refuses, shared=self.skipped)
+
+    def _trainer_side(self) -> TrainerSide:
+        rest = None
+        if self.shipment is not None:
+            from frostline.jobs.partition import rest_of
+
+            rest = rest_of(self.shipment.artifact, self.device)
+        return TrainerSide(cuts=self.cuts, rest=rest, device=self.device, device_batch=self.settings.device_batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Origin:
+    """How a loader was made, so that another process can make it too.
+
+    Attributes:
+        blueprint: of its job.
+        shares: of the samples, by way, when it was made.
+        batch_size: of the loader.
+        options: as ``Maker.arrays`` took them, but what the passport says.
+    """
+
+    blueprint: Blueprint
+    shares: Mapping[Route, float]
+    batch_size: int
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, blueprint: Blueprint, shares: Mapping[Route, float], batch_size: int, options: Mapping[str, Any]
+    ) -> Self:
+        """That of a loader which was made with these options."""
+        # How ranks speak to each other goes to no other process: what the passport says of them takes its place.
+        rest = {name: value for name, value in options.items() if name not in _IN_PASSPORT}
+        return cls(blueprint=blueprint, shares=shares, batch_size=batch_size, options=rest)
+
+    def make(self, epoch: int, ranks: Ranks, workers: int) -> ArrayLoader:
+        """The loader of an epoch, in this process: one of several workers, which keep the order."""
+        maker = self.blueprint.open(self.shares, workers)
+        return maker.arrays(self.batch_size, epoch=epoch, ranks=ranks, **self.options)
+
+
+def _share(settings: LoaderSettings, workers: int) -> LoaderSettings:
+    """What one of several workers may use. In memory nothing is kept: its next epoch has other samples."""
+    requests = settings.requests_in_flight
+    return replace(
+        settings,
+        requests_in_flight=None if requests is None else max(1, requests // workers),
+        most_requests=max(1, settings.most_requests // workers),
+        window_bytes=max(1, settings.window_bytes // workers),
+        cache_bytes=0,
+        slack=0,
+        follow=False,
+        pin_memory=False,
+    )
+
+
+def _ignore(_: Event) -> None:
+    pass
+
+
+def _left_out(_: int, __: str, ___: Exception) -> None:
+    pass
+
+
+def _unpacked(values: dict[str, Any], from_environment: bool) -> Blueprint:
+    blueprint = Blueprint(**values)
+    if not from_environment:
+        return blueprint
+    return replace(blueprint, settings=replace(blueprint.settings, token=LoaderSettings().token))

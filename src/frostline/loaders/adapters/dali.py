@@ -1,0 +1,101 @@
+"""Batches for pipelines of NVIDIA DALI: encoded samples, which it decodes, or features."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from nvidia.dali import Pipeline, fn
+
+from frostline.errors import SettingError
+from frostline.loaders.adapters.base import Fed, Feed, Parts
+
+__all__ = ("DaliSource",)
+
+
+class DaliSource:
+    """What an external source of a pipeline reads: an epoch a pass, ``Pipeline.reset`` between them.
+
+    Frostline prefetches in threads of this process, so DALI must call the source here (``parallel=False``, its
+    default). Batches may be smaller than the pipeline's ``batch_size``, and not larger.
+
+    Args:
+        loader: of an epoch, so that each pass is that epoch; or several epochs, one a pass.
+        columns: what a batch gives, of ``features``, ``labels``, ``ids`` and ``targets``: an output each, and where
+            several tensors cross the frost line one for each of them.
+        ahead: batches that the pipeline holds before it hands them out: its ``prefetch_queue_depth``.
+
+    Raises:
+        SettingError: there is no such column, ``ahead`` is negative, or the loader's batches are no arrays.
+    """
+
+    def __init__(
+        self,
+        loader: Fed,
+        *,
+        columns: Sequence[str] = ("features", "labels"),
+        ahead: int = 2,
+    ) -> None:
+        self._columns = tuple(columns)
+        self._feed = Feed(loader, columns, ahead)
+        self._tensors = len(self._feed.one.tensors)
+
+    def __call__(self) -> Iterator[tuple[Any, ...]]:
+        """A pass, for ``fn.external_source(source=this, num_outputs=..., cycle="raise")``."""
+        with closing(self._feed.batches()) as batches:
+            for parts in batches:
+                yield tuple(_outputs(parts))
+
+    def read(self, **options: Any) -> list[Any]:
+        """The outputs of an external source of this, for use in the definition of a pipeline.
+
+        Args:
+            options: of ``fn.external_source``, such as ``device="gpu"``.
+        """
+        outputs = sum(self._tensors if name == "features" else 1 for name in self._columns)
+        return list(fn.external_source(source=self, num_outputs=outputs, cycle="raise", **options))
+
+    def run(self, pipeline: Pipeline) -> Iterator[Any]:
+        """What a pipeline gives in an epoch, run after run, counted as the loop has it; then it is reset.
+
+        Raises:
+            SettingError: batches are larger than the pipeline's.
+        """
+        rows = self._feed.one.batch_size
+        if rows > pipeline.max_batch_size:
+            raise SettingError(
+                f"batches of {rows} rows do not fit a pipeline with batch_size={pipeline.max_batch_size}: give it "
+                f"batch_size={rows}, or make the loader with fewer"
+            )
+        own = None
+        try:
+            while True:
+                try:
+                    found = pipeline.run()
+                except StopIteration:
+                    break
+                own = own or self._feed.under_way
+                self._feed.took(own=own)
+                yield found
+            pipeline.reset()
+        finally:
+            self._feed.leave(own)
+
+    def took(self, batches: int = 1) -> None:
+        """The loop has so many more batches, where it runs the pipeline itself."""
+        self._feed.took(batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the loop is, by what it took; see ``ArrayLoader.state_dict``."""
+        return self._feed.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on from there, before a pipeline has begun it; see ``ArrayLoader.load_state_dict``."""
+        self._feed.load_state_dict(state)
+
+
+def _outputs(parts: Parts) -> Iterator[Any]:
+    """One after the other; encoded samples as a list of arrays of bytes, as DALI takes what differs in length."""
+    for part in parts:
+        for one in part if isinstance(part, tuple) else (part,):
+            yield [np.frombuffer(row, np.uint8) for row in one] if one.dtype.hasobject else one

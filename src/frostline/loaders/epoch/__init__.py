@@ -1,0 +1,1 @@
+"""The stream of an epoch's samples, for every framework."""

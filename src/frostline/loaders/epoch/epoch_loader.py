@@ -1,0 +1,398 @@
+"""The batches of one epoch as NumPy arrays: order, ranks, states and records, for every framework alike."""
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import SampleTable, TensorSpec, View
+from frostline.errors import OrderMismatch, SettingError
+from frostline.events import BatchTaken, EpochFinished, EpochStarted
+from frostline.loaders.epoch.batch_filler import Arrivals, Filled, Filling
+from frostline.loaders.epoch.epochs import Epochs
+from frostline.loaders.epoch.numpy_batch import Arrays
+from frostline.loaders.epoch.ranks import ALONE, Ranks
+from frostline.loaders.epoch.row_source import Source
+from frostline.loaders.epoch.rows import EpochRows, Following
+from frostline.loaders.epoch.worker_state import Begin, Maker, Passport, begin_of, open_passport, worker_state
+from frostline.ordering import BlockOrder, EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
+from frostline.prefetch.assemble import BatchAssembler, Columns
+
+__all__ = ("ArrayLoader", "Change", "Listed")
+
+Change = Callable[[Arrays, View], Arrays]
+"""Changes a batch: a function of the batch and of seed and epoch alone."""
+
+
+class Listed(Protocol):
+    """What a loader needs of a data set."""
+
+    @property
+    def samples(self) -> SampleTable:
+        """Its samples, in the manifest's order."""
+
+    @property
+    def digest(self) -> str:
+        """Names exactly these samples."""
+
+
+class _Handed:
+    """What a pass handed out so far: batches since it began, and how far that is, and its positions where recorded."""
+
+    def __init__(self, began: Begin, progress: Progress) -> None:
+        self.began = began
+        self.progress = progress
+        self.batches = 0
+        self.positions: list[npt.NDArray[np.int64]] = []
+
+
+class ArrayLoader:
+    """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
+
+    Leaving a pass early cancels what it had asked for. It is for one thread at a time. Where several passes are under
+    way, states and records are those of the one that was begun last.
+
+    One rank alone fills every batch but the last: where a sample cannot be read, the next one takes its place. Of
+    several ranks each takes the same positions whatever can be read, so that all keep step; a batch is then shorter, or
+    with ``drop`` and ``pad`` some of its rows come again.
+
+    Args:
+        sources: says where the rows of an epoch come from.
+        data: the samples.
+        order: of the epoch.
+        batch_size: rows of every batch but perhaps the last.
+        last: what becomes of samples that fill no batch; see ``ordering.Shard``.
+        ranks: that share the epoch.
+        change: made to each batch, by seed and epoch; None leaves it as it is.
+        record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded``.
+
+    Raises:
+        SettingError: a figure that makes no sense; or several ranks are to be recorded.
+    """
+
+    def __init__(
+        self,
+        sources: Callable[[int], Source],
+        data: Listed,
+        *,
+        order: EpochOrder,
+        batch_size: int,
+        last: str = "keep",
+        ranks: Ranks = ALONE,
+        change: Change | None = None,
+        record: bool = False,
+    ) -> None:
+        if record and ranks.world_size > 1:
+            raise SettingError(
+                f"{ranks.world_size} ranks keep the epoch's order, and none of them sees the whole of it: leave out "
+                "record=True, since seed and epoch say the order"
+            )
+        self._sources = sources
+        self._source = sources(order.epoch)
+        self._data = data
+        self._order = order
+        self._batch_size = batch_size
+        self._last = last
+        self._ranks = ranks
+        self._change = change
+        self._record = record
+        self._begin = Begin()
+        self._handed = _Handed(self._begin, Progress())
+        self._made_by: Maker | None = None
+        self._followed: Following | None = None
+        self._shard(self._resumed(), Begin())
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return self._order.epoch
+
+    @property
+    def view(self) -> View:
+        """What seeds the changes made to its batches."""
+        return View(seed=self._order.seed, epoch=self._order.epoch)
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """What a row's features are, before they are changed."""
+        return self._source.tensors
+
+    @property
+    def batch_size(self) -> int:
+        """The most rows of a batch."""
+        return self._batch_size
+
+    @property
+    def whole_rows(self) -> int | None:
+        """Rows of every batch; None where one may have fewer, as the last one."""
+        return self._batch_size if self._last == "drop" else None
+
+    def __len__(self) -> int:
+        """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
+        if self._ranks.are_several or not isinstance(self._order, Order | BlockOrder):
+            return self._shard(self._resumed(Begin()), Begin()).steps
+        lost, samples = self._source.unreadable(), self._data.samples
+        readable = len(samples) - (int(np.isin(samples.ids, lost).sum()) if len(lost) else 0)
+        return readable // self._batch_size if self._last == "drop" else -(-readable // self._batch_size)
+
+    def __iter__(self) -> Generator[Arrays]:
+        """A pass over the epoch, from where ``load_state_dict`` put it; the next pass is whole again.
+
+        A pass of which no batch is taken is none: trainers make one to see whether a loader can be iterated.
+
+        Raises:
+            OrderMismatch: the ranks would not read the same epoch.
+            Unavailable: a rank did not say what it is about to read.
+        """
+        handed = self._handed = _Handed(self._begin, self._reached(self._begin))
+        self.agree()
+        return self._pass(self._resumed(), handed)
+
+    def agree(self) -> None:
+        """Make sure that all ranks are about to read the same epoch, as a pass does; each must call it as often.
+
+        It is for whoever has workers make the passes: those cannot ask other ranks.
+
+        Raises:
+            OrderMismatch: they are not; the sentence says what differs, and at which ranks.
+            Unavailable: a rank did not say what it is about to read.
+        """
+        self._ranks.agree(self._resumed().state)
+
+    def catch_up(self) -> None:
+        """Let the job count, and tell its observer, what workers that make passes of this loader could not read."""
+        self._source.catch_up()
+
+    def in_epoch(self, epoch: int) -> "ArrayLoader":
+        """The same kind of loader of another epoch."""
+        found = ArrayLoader(
+            self._sources,
+            self._data,
+            order=self._order.in_epoch(epoch),
+            batch_size=self._batch_size,
+            last=self._last,
+            ranks=self._ranks,
+            change=self._change,
+            record=self._record,
+        )
+        return found if self._made_by is None else found.made_by(self._made_by)
+
+    def made_by(self, maker: Maker) -> Self:
+        """Say how it was made, so that other processes can make it too."""
+        self._made_by = maker
+        return self
+
+    def passport(self) -> Passport:
+        """What takes it into another process; its ranks are not compared there.
+
+        Raises:
+            SettingError: nobody said how it was made.
+        """
+        if self._made_by is None:
+            raise SettingError("only a loader that a job made can go to another process")
+        ranks = replace(self._ranks, gather=None)
+        return Passport(maker=self._made_by, epoch=self.epoch, ranks=ranks, begin=self._begin)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_passport, (self.passport(),)
+
+    @property
+    def begin(self) -> Begin:
+        """Where the next pass begins."""
+        return self._begin
+
+    def begin_at(self, begin: Begin) -> None:
+        """Let the next pass begin there."""
+        self._begin = begin
+        self._handed = _Handed(begin, self._reached(begin))
+
+    def begin_whole(self) -> None:
+        """Let the next pass be the whole epoch; its state is what it was till then."""
+        self._begin = Begin()
+
+    def set_apart(self) -> "ArrayLoader":
+        """A loader of its own for what would be the next pass over this one; the pass after it is whole again."""
+        found = self.in_epoch(self._order.epoch)
+        found.begin_at(self._begin)
+        self.begin_whole()
+        return found
+
+    def epochs(self, numbers: Sequence[int]) -> "Epochs[ArrayLoader]":
+        """Several epochs like this one, such as ``range(10)``: each asked for while the one before it ends.
+
+        Raises:
+            SettingError: there is no epoch, or one comes twice.
+        """
+        return Epochs(self, numbers)
+
+    def rows(self) -> EpochRows:
+        """The rows of the next pass."""
+        return self._rows(self._resumed(), self._begin)
+
+    def _rows(self, order: Resumed, begin: Begin) -> EpochRows:
+        return EpochRows(self._source, self._data.samples, order, self._shard(order, begin))
+
+    def _begun(self, order: Resumed, begin: Begin) -> tuple[EpochRows, AbstractContextManager[Arrivals]]:
+        """The rows of a pass from there, which has begun now."""
+        followed, self._followed = self._followed, None
+        if followed is None:
+            rows = self._rows(order, begin)
+            found: tuple[EpochRows, AbstractContextManager[Arrivals]] = rows, rows.arrivals()
+        else:
+            found = followed()  # which may ask for ``rows``
+        if self._begin is begin:
+            self.begin_whole()
+        return found
+
+    def follow(self, rows: Following) -> None:
+        """Let somebody else ask for the rows of the next pass."""
+        self._followed = rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far this loader is, by what it handed out, the same at all ranks that are equally far: plain JSON.
+
+        Where slack let samples come ahead of others it names them, so that none comes again.
+        """
+        state, handed, workers = self._state_now(), self._handed, self._ranks.workers
+        return state.to_json() if workers == 1 else worker_state(state, handed.began, handed.batches, workers)
+
+    def state_after(self, batches: int, begin: Begin | None = None) -> dict[str, Any]:
+        """How far it is when workers have handed out so many batches, which they cannot say here.
+
+        Args:
+            batches: since the pass began.
+            begin: where it did; by default where the next one will.
+        """
+        begin = self._begin if begin is None else begin
+        progress = self._reached(begin, batches)
+        return replace(self._state(progress.position), ahead=progress.ahead).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on from there, whatever the number of ranks and the batch size were.
+
+        Raises:
+            OrderMismatch: the state is of other samples, another seed, order or epoch, or of a newer Frostline.
+        """
+        found = OrderState.from_json(state)
+        found.require(self._state(0))
+        if found.epoch != self._order.epoch:
+            raise OrderMismatch(
+                f"this state stands in epoch {found.epoch}, and this loader is of epoch {self._order.epoch}: make it "
+                f"with epoch={found.epoch}"
+            )
+        self.begin_at(begin_of(state, self._ranks.workers, self._at_once))
+
+    def recorded(self) -> RecordedOrder:
+        """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
+
+        Raises:
+            SettingError: it was not recorded, or several ranks shared the epoch, which keep its order.
+        """
+        if not self._record or self._ranks.are_several:
+            raise SettingError("only what one rank hands out is recorded, where its loader is made with record=True")
+        positions = np.concatenate([np.zeros(0, np.int64), *self._handed.positions])
+        return RecordedOrder(state=self._state_now(), positions=positions)
+
+    def _resumed(self, begin: Begin | None = None) -> Resumed:
+        """The order with what was handed out before the next pass, or before another one, at its beginning."""
+        state = (self._begin if begin is None else begin).state
+        start = self._state(0) if state is None else replace(self._state(state.position), ahead=state.ahead)
+        return Resumed(order=self._order, state=start)
+
+    def _reached(self, begin: Begin, steps: int = 0) -> Progress:
+        """How far the epoch is after so many of the rank's steps from there; a worker's own turns before count too."""
+        order = self._resumed(begin)
+        shard = self._shard(order, replace(begin, given=0))
+        if begin.given:
+            steps += shard.step_of(begin.given - 1) + 1
+        progress = Progress(order.state.position, order.state.ahead)
+        if steps:
+            progress.give(np.zeros(0, np.int64), int(order.original(np.array([shard.after(steps)]))[0]))
+        return progress
+
+    def _shard(self, order: Resumed, begin: Begin) -> Shard:
+        """This rank's part from there on. One rank alone drops what it could not fill, which it learns last."""
+        shard = Shard(
+            size=len(self._order),
+            batch_size=self._batch_size,
+            start=order.start,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            last="keep" if self._last == "drop" and not self._ranks.are_several else self._last,
+            worker=self._ranks.worker,
+            workers=self._ranks.workers,
+        )
+        if not begin.given:
+            return shard
+        return replace(shard, start=shard.after(shard.step_of(begin.given)), worker=0)
+
+    def _state_now(self) -> OrderState:
+        progress = self._handed.progress
+        return replace(self._state(progress.position), ahead=progress.ahead)
+
+    @property
+    def _at_once(self) -> int:
+        """Samples of a step of all ranks."""
+        return self._batch_size * self._ranks.world_size
+
+    def _state(self, position: int) -> OrderState:
+        return OrderState(
+            manifest=self._data.digest,
+            order=self._order.name,
+            seed=self._order.seed,
+            epoch=self._order.epoch,
+            position=position,
+            samples=len(self._order),
+            batch_size=self._at_once,
+            last=self._last,
+        )
+
+    def _pass(self, order: Resumed, handed: _Handed) -> Generator[Arrays]:
+        epoch, asking = self._begun(order, handed.began)
+        observe, number = self._source.observe, self._order.epoch
+        observe(EpochStarted(epoch=number, samples=len(epoch)))
+        started = waiting = time.perf_counter()
+        taken, from_cache, stall_s = 0, 0, 0.0
+        try:
+            for found in self._filled(epoch, asking):
+                waited = time.perf_counter() - waiting
+                rows, cached = len(found.columns[0]), found.kept
+                taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
+                observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
+                batch = _arrays(found.columns, has_targets=self._source.has_targets)
+                given = order.original(order.start + found.places)
+                handed.batches += 1
+                handed.progress.give(given, int(order.original(np.array([found.position]))[0]))
+                if self._record:
+                    handed.positions.append(given)
+                yield batch if self._change is None else self._change(batch, self.view)
+                waiting = time.perf_counter()
+            if self._ranks.workers == 1:  # else others may not be as far
+                handed.progress = Progress(len(self._order))
+        finally:
+            seconds = time.perf_counter() - started
+            observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
+
+    def _filled(self, epoch: EpochRows, asking: AbstractContextManager[Arrivals]) -> Generator[Filled]:
+        drop_last = self._last == "drop" and not self._ranks.are_several
+        memory = self._source.memory
+        assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
+        with asking as arrived, epoch.decoding(arrived) as arrivals:
+            steps, most = epoch.batches(assembler, arrivals), self._source.most_finished_bytes
+            with Filling(steps, arrivals, self._source.observe, epoch.interrupt, most) as filling:
+                yield from filling
+
+
+def _arrays(columns: Columns, *, has_targets: bool) -> Arrays:
+    ids, labels, *tensors = columns
+    targets = tensors.pop().astype(np.int64) if has_targets else None
+    return Arrays(
+        features=tensors[0] if len(tensors) == 1 else tuple(tensors),
+        labels=labels.astype(np.int64, copy=False),
+        ids=ids.astype(np.int64, copy=False),
+        targets=targets,
+    )

@@ -1,0 +1,1 @@
+"""The loader for PyTorch, and its worker processes."""

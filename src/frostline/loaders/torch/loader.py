@@ -1,0 +1,198 @@
+"""Batches for a PyTorch training loop: an iterable as it stands, and a data set for its ``DataLoader``."""
+
+import os
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from typing import Any, Self
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from frostline.core import View
+from frostline.errors import SettingError
+from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
+from frostline.loaders.epoch.numpy_batch import Arrays
+from frostline.loaders.epoch.rows import EpochRows, Following
+from frostline.loaders.epoch.worker_state import Passport
+from frostline.loaders.torch.augment import Augment
+from frostline.loaders.torch.batch import Batch, arrays_of, batch_of
+from frostline.loaders.torch.parent_watch import end_with_trainer
+from frostline.loaders.torch.pass_owner import Elsewhere
+from frostline.loaders.torch.skip_batches import Skippable
+from frostline.ordering import RecordedOrder
+
+__all__ = ("Loader", "Pass", "in_arrays")
+
+
+class Loader(Skippable, IterableDataset[Batch]):
+    """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
+
+    Leaving a pass early cancels what it had asked for. It is for one thread at a time.
+
+    Args:
+        arrays: the same batches as NumPy arrays, which become tensors without a copy.
+        augment: changes each batch, by seed and epoch; None leaves it as it is.
+
+    In a worker of ``DataLoader`` (``batch_size=None``) it makes connections of its own, and the workers take its steps
+    in turn, so that together they give its batches in its order. The loader in the process that made them learns
+    nothing of that, and refuses to give a state then: ``state_after`` says how far so many batches are.
+    """
+
+    def __init__(self, arrays: ArrayLoader, *, augment: Augment | None = None) -> None:
+        self._arrays: ArrayLoader | None = arrays
+        self._passport: Passport | None = None
+        self._process = os.getpid()
+        self._augment = augment
+        self._elsewhere = Elsewhere()
+
+    def _become(self, passport: Passport, augment: Augment | None) -> None:
+        self._arrays, self._passport, self._process, self._augment = None, passport, os.getpid(), augment
+        self._elsewhere = Elsewhere()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._elsewhere.travels()
+        return _travelled, (self.arrays.passport(), self._augment)
+
+    @property
+    def arrays(self) -> ArrayLoader:
+        """The same batches as arrays; in another process than the one that made it, those of this worker."""
+        if self._arrays is None or self._process != os.getpid():
+            passport = self._passport if self._arrays is None else self._arrays.passport()
+            assert passport is not None
+            info = get_worker_info()
+            self._arrays = passport.open() if info is None else passport.open(info.id, info.num_workers)
+            self._process = os.getpid()
+            if info is not None:
+                end_with_trainer()
+        return self._arrays
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return self.arrays.epoch
+
+    def __len__(self) -> int:
+        """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
+        return len(self.arrays)
+
+    def __iter__(self) -> "Pass":
+        """A pass over the epoch; see ``ArrayLoader.__iter__``."""
+        self._elsewhere.begin()
+        return Pass(self._batches(iter(self.arrays), self.arrays.view), self.arrays)
+
+    def in_epoch(self, epoch: int) -> "Loader":
+        """The same kind of loader of another epoch."""
+        return Loader(self.arrays.in_epoch(epoch), augment=self._augment)
+
+    def rows(self) -> EpochRows:
+        """See ``ArrayLoader``."""
+        return self.arrays.rows()
+
+    def follow(self, rows: Following) -> None:
+        """See ``ArrayLoader``."""
+        self.arrays.follow(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``ArrayLoader.state_dict``.
+
+        Raises:
+            SettingError: workers make the latest pass, and this process does not see how far they are.
+        """
+        self._require_here("state")
+        return self.arrays.state_dict()
+
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """See ``ArrayLoader.state_after``."""
+        return self.arrays.state_after(batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Become the loader of another epoch, for trainers that pass over one loader again and again."""
+        if epoch != self.epoch:
+            self._arrays = self.arrays.in_epoch(epoch)
+            self._elsewhere.begin()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See ``ArrayLoader.load_state_dict``."""
+        self.arrays.load_state_dict(state)
+        self._elsewhere.begin()
+
+    def recorded(self) -> RecordedOrder:
+        """See ``ArrayLoader.recorded``.
+
+        Raises:
+            SettingError: as there; or workers make the latest pass.
+        """
+        self._require_here("recorded order")
+        return self.arrays.recorded()
+
+    def _require_here(self, what: str) -> None:
+        if self._elsewhere:
+            raise SettingError(
+                f"this loader has no {what}: workers make its latest pass, and it does not see how far they are; for a "
+                "state use torchdata's StatefulDataLoader or frostline.loaders.WorkerLoader in place of DataLoader, or "
+                "count batches and ask for state_after"
+            )
+
+    def _batches(self, arrays: Generator[Arrays], view: View) -> Generator[Batch]:
+        with closing(arrays):
+            for one in arrays:
+                batch = batch_of(one)
+                yield batch if self._augment is None else self._augment(batch, view)
+
+
+class Pass(Iterator[Batch]):
+    """One pass over a loader: an iterator of batches, which whoever leaves it early may close.
+
+    Its state is for torchdata's ``StatefulDataLoader`` alone, which saves it beside the loader's and begins a whole
+    pass after one that was over. With workers it asks the loader of the training process for that, which was put
+    nowhere. Without any it asks the loader that was just put to the end, and says so only here.
+
+    Args:
+        batches: of the pass.
+        arrays: whose pass it is.
+    """
+
+    def __init__(self, batches: Generator[Batch], arrays: ArrayLoader) -> None:
+        self._batches = batches
+        self._arrays = arrays
+        self._is_over = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch."""
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._is_over = True
+            raise
+
+    def close(self) -> None:
+        """Cancel what it had asked for. Closing it again does nothing."""
+        self._batches.close()
+
+    def state_dict(self) -> dict[str, bool]:
+        """Whether the loop was told that the pass is over, which is one step after the last batch."""
+        return {"is_over": self._is_over}
+
+    def load_state_dict(self, state: Mapping[str, bool]) -> None:
+        """Let the pass after this one be whole, where this one is over before it begins."""
+        self._is_over = state["is_over"]
+        if self._is_over:
+            self._arrays.begin_whole()
+
+
+def in_arrays(augment: Augment) -> Change:
+    """The same change, of arrays."""
+
+    def change(arrays: Arrays, view: View) -> Arrays:
+        return arrays_of(augment(batch_of(arrays), view))
+
+    return change
+
+
+def _travelled(passport: Passport, augment: Augment | None) -> Loader:
+    """A loader that came to another process, where nothing is opened before it is asked for."""
+    loader = Loader.__new__(Loader)
+    loader._become(passport, augment)  # noqa: SLF001
+    return loader

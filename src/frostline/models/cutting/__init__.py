@@ -1,0 +1,1 @@
+"""Cutting a network: its frozen part to ship, its head to train."""

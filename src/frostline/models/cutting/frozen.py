@@ -1,0 +1,206 @@
+"""How far the frozen part of a traced network reaches, where it may be cut, and which tensors it holds."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from frostline.core import Cut, Graph, TensorSpec
+from frostline.engines.base.operators import ALLOWED
+from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen
+from frostline.models.files.artifact import Prefix
+from frostline.models.freezing import asked_line, before_the_line, frozen_modules, used_parameters
+from frostline.models.graph.cuts import enumerate_cuts
+from frostline.models.graph.flow import Flow, frozen_reach, prune, reads, sources_of_change
+from frostline.models.graph.layout import straightened, transposed
+from frostline.models.graph.split import before, guard_inputs
+from frostline.models.tracing.traced import Trace
+
+__all__ = ("FrozenPart", "find_frozen", "named_tensors", "refuse_train_mode", "training_flags")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FrozenPart:
+    """What never changes of a traced network.
+
+    Attributes:
+        traced: the whole trace, pruned and with its channels-last values ready to cross.
+        frost_line: the last cut, as it stands in ``traced``.
+        turned: names of the values that were straightened for it (see ``models.graph.layout``).
+        cuts: all legal cuts, from 0 to the frost line, as they stand in the prefix.
+        prefix: the part up to the frost line.
+        stopped_by: an operator that nodes do not run, before which the part ends; empty where none ends it.
+        moved: why the frost line lies before the layer that ``freeze`` was given, in a sentence; empty where it does
+            not.
+    """
+
+    traced: Trace
+    frost_line: Cut
+    turned: frozenset[str]
+    cuts: tuple[Cut, ...]
+    prefix: Prefix
+    stopped_by: str
+    moved: str
+
+
+def training_flags(model: nn.Module, inputs: Sequence[TensorSpec], *, frozen_in_eval: bool = False) -> dict[str, bool]:
+    """The modes in which the head will be trained: everything in train mode but what is frozen.
+
+    That is what is frozen whole, and what has no parameters, runs before the frost line alone and is in eval mode.
+
+    Args:
+        model: its parameters that are trained require gradients.
+        inputs: what it takes.
+        frozen_in_eval: what runs before the frost line alone goes into eval mode even where it is in train mode now.
+    """
+    frozen = {id(inner) for _, module in frozen_modules(model) for inner in module.modules()}
+    idle = [
+        module for module in model.modules() if (frozen_in_eval or not module.training) and _may_mind_its_mode(module)
+    ]
+    if frozen and any(id(module) not in frozen for module in idle):
+        frozen.update({id(module) for module in idle} & _before_the_line(model, inputs))
+    return {path: id(module) not in frozen for path, module in model.named_modules()}
+
+
+def _before_the_line(model: nn.Module, inputs: Sequence[TensorSpec]) -> set[int]:
+    try:
+        used = used_parameters(model, inputs)
+    except ModelError:  # whoever traces it says what is wrong
+        return set()
+    return {id(module) for _, module in before_the_line(model, used)}
+
+
+def _may_mind_its_mode(module: nn.Module) -> bool:
+    """Whether the mode of a module without parameters may matter: torch's own are known, others are not."""
+    if next(module.parameters(), None) is not None:
+        return False
+    return _minds_its_mode(module) or not type(module).__module__.startswith("torch.nn.")
+
+
+def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -> FrozenPart | str:
+    """The frozen part of a trace; or, where no cut lies in it though nothing is trained there, why.
+
+    Args:
+        model: owner of the tensors that the trace names.
+        traced: made with ``training_flags``.
+        inputs: what the network takes.
+
+    Raises:
+        NothingFrozen: Nothing can be computed before the first trainable layer.
+    """
+    graph = prune(traced.graph)
+    trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    trainable = {name for name, path in graph.leaves if path in trained}
+    changing = sources_of_change(graph, trainable)
+    strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED}
+    turned = transposed(graph, inputs, reach=frozen_reach(graph, changing))
+    graph = straightened(graph, turned)
+    if not _computes(graph, frozen_reach(graph, changing)):
+        raise NothingFrozen(_why_nothing(graph, trainable, frozen_reach(graph, changing)))
+    reach = frozen_reach(graph, {*changing, *strange})
+    stopped_by = strange.get(graph.nodes[reach + 1].name, "") if reach + 1 < len(graph.nodes) else ""
+    cuts = enumerate_cuts(graph, inputs, reach=reach)
+    if len(cuts) <= 2:
+        return _why_no_cut(stopped_by)
+    frozen = guard_inputs(before(graph, cuts[-1]))
+    renumbered = _renumbered(cuts, graph, frozen)
+    return FrozenPart(
+        traced=replace(traced, graph=graph),
+        frost_line=cuts[-1],
+        turned=turned,
+        cuts=renumbered,
+        prefix=Prefix(graph=frozen, cuts=renumbered[1:], tensors=named_tensors(model, traced, frozen)),
+        stopped_by=stopped_by,
+        moved=_why_moved(model, graph, cuts[-1], changing),
+    )
+
+
+def refuse_train_mode(model: nn.Module, frozen: Graph) -> None:
+    """Do nothing if every module that the frozen part runs behaves as in eval mode.
+
+    Raises:
+        FrozenInTrainMode: One does not.
+    """
+    paths = {node.module for node in frozen.nodes}
+    for path, module in model.named_modules():
+        if path in paths and module.training and _minds_its_mode(module):
+            raise FrozenInTrainMode(
+                f"{type(module).__name__} {path!r} is frozen but in train mode, where its output depends on the batch; "
+                "put it into eval mode, or pass frozen_in_eval=True to have the frozen layers run in eval mode"
+            )
+
+
+def named_tensors(model: nn.Module, traced: Trace, graph: Graph) -> dict[str, torch.Tensor]:
+    """The tensors of a part of a trace, by the names in its leaves."""
+    tensors = {
+        **dict(model.named_buffers(remove_duplicate=False)),
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **traced.constants,
+    }
+    return {path: tensors[path].detach() for _, path in graph.leaves}
+
+
+def _computes(graph: Graph, reach: int) -> bool:
+    """Whether anything is done with the values of the input before the first layer that changes."""
+    data = Flow(graph).data
+    return any(node.name in data for node in graph.nodes[: reach + 1])
+
+
+def _renumbered(cuts: Sequence[Cut], graph: Graph, frozen: Graph) -> tuple[Cut, ...]:
+    """The same cuts with ``after`` counted in the frozen part's own nodes."""
+    places = {node.name: place for place, node in enumerate(frozen.nodes)}
+    return tuple(cut if cut.after < 0 else replace(cut, after=places[graph.nodes[cut.after].name]) for cut in cuts)
+
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def _minds_its_mode(module: nn.Module) -> bool:
+    if isinstance(module, _DROPOUTS):
+        return module.p > 0
+    return isinstance(module, (*_NORMS, *_INSTANCE_NORMS)) and bool(module.track_running_stats)
+
+
+def _why_nothing(graph: Graph, trainable: set[str], reach: int) -> str:
+    first = graph.nodes[reach + 1] if reach + 1 < len(graph.nodes) else None
+    paths = dict(graph.leaves)
+    names = [] if first is None else [paths[name] for name in reads(first) if name in trainable]
+    where = "the network" if first is None or not first.module else first.module
+    cause = f"parameter {names[0]!r} is trained" if names else f"{where} changes from run to run"
+    return (
+        f"nothing is frozen before the first layer that changes: {cause}; freeze layers with "
+        "frostline.freeze(model, until=...), or load data without a model: offload(None, data, ...)"
+    )
+
+
+def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[str]) -> str:
+    """Why the frost line lies before the last node of the layer that was asked for; empty where it does not."""
+    asked = asked_line(model)
+    inside = [place for place, node in enumerate(graph.nodes) if asked is not None and _is_in(node.module, asked)]
+    if not inside or inside[-1] <= line.after:
+        return ""
+    first = next((node for node in graph.nodes[: inside[-1] + 1] if node.name in changing), None)
+    trained = {path for path, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    paths = dict(graph.leaves)
+    names = [] if first is None else [paths[name] for name in reads(first) if paths.get(name) in trained]
+    if first is None:
+        why = "there is no later place that only one or two tensors cross, sample by sample"
+    elif names:
+        why = f"parameter {names[0]!r} is trained"
+    else:
+        why = f"{first.module or 'the network'} changes from run to run, as in train mode"
+    return f"the frost line is at {line.name}, not behind {asked} as asked: {why}"
+
+
+def _is_in(path: str, module: str) -> bool:
+    # A module's second run is traced as its path with "@1".
+    return f"{path.partition('@')[0]}.".startswith(f"{module}.")
+
+
+def _why_no_cut(stopped_by: str) -> str:
+    if stopped_by:
+        return f"the frozen part begins with {stopped_by}, which a node does not run"
+    return "there is no place in the frozen part that only one or two tensors cross, sample by sample"

@@ -1,0 +1,1 @@
+"""Prefixes as files of data alone."""

@@ -1,0 +1,228 @@
+"""The prefix as a file that is data alone: a safetensors archive whose metadata holds the graph as JSON.
+
+It is named by the SHA-256 of its bytes. Reading it runs nothing: operators are looked up on an allow-list,
+sizes are bounded, and the graph is checked by a dry run on shapes before any tensor is made
+(``engines.measure.footprint``). A ``.pt2`` archive or a pickle would run code when loaded and is not accepted.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import IO, Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from frostline.core import Cut, Graph, TensorSpec
+from frostline.engines.base.operators import ALLOWED
+from frostline.errors import ModelError, UnsafeArtifact
+from frostline.models.files.graph_file import (
+    BROKEN,
+    flat,
+    flattened,
+    graph_from_json,
+    graph_to_json,
+    header_bytes,
+    integer,
+    metadata,
+    orders_of,
+    restored,
+    text,
+)
+from frostline.models.graph.flow import changes, is_random, reads, uses_batch_statistics
+from frostline.models.graph.frontiers import DTYPE_BYTES
+
+__all__ = ("Prefix", "digest_of", "header_of", "read_outline", "read_prefix", "save_prefix", "write_prefix")
+
+_FORMAT = 2
+# Bytes that tell the length of the header.
+_LENGTH = 8
+_KEY = "frostline.prefix"
+# How safetensors names dtypes (its format's description, "dtype").
+_SAFETENSORS = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prefix:
+    """The frozen part of a network, from its inputs to the frost line.
+
+    Attributes:
+        graph: its operations.
+        cuts: every place where it may stop, cut 1 (the inputs) first, the frost line last.
+        tensors: its weights by name, as in ``graph.leaves``, each in the memory order of the network's own.
+    """
+
+    graph: Graph
+    cuts: tuple[Cut, ...]
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Per-sample shape of the pixels, or of the first of several inputs."""
+        return self.cuts[0].shapes[0]
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Shape and dtype of every input, in order."""
+        return tuple(map(TensorSpec, self.cuts[0].shapes, self.cuts[0].dtypes))
+
+
+def digest_of(body: bytes | memoryview) -> str:
+    """The name of a prefix: SHA-256 of its file, in hexadecimal."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def write_prefix(prefix: Prefix) -> bytes:
+    """The file of a prefix; the same prefix gives the same bytes.
+
+    Raises:
+        ModelError: The frozen part uses an operator that nodes do not accept.
+    """
+    strange = sorted({node.op for node in prefix.graph.nodes} - ALLOWED)
+    if strange:
+        raise ModelError(f"the frozen part uses {', '.join(strange)}, which a node does not run; freeze less of it")
+    tensors, _ = flattened(prefix.tensors)
+    about = json.dumps(_to_json(prefix), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    # One key only: safetensors writes several in no fixed order, and the digest would change.
+    return save_tensors(tensors, metadata={_KEY: about})
+
+
+def save_prefix(prefix: Prefix, file: IO[bytes]) -> None:
+    """Write the same prefix, tensor by tensor, so that it takes no memory beside the largest one.
+
+    ``read_prefix`` reads it; its bytes, and so its digest, may differ from those of ``write_prefix``.
+    """
+    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(_to_json(prefix), allow_nan=False)}}
+    start = 0
+    for name, tensor in prefix.tensors.items():
+        kind = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(flat(tensor).shape)}
+        header[name] = {**kind, "data_offsets": [start, start + tensor.nbytes]}
+        start += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in prefix.tensors.values():
+        dense = flat(tensor).detach().cpu().contiguous().reshape(-1)
+        file.write(dense.view(torch.uint8).numpy().data)
+
+
+def read_prefix(body: bytes | memoryview) -> Prefix:
+    """Read the file of a prefix, from wherever it came.
+
+    Raises:
+        UnsafeArtifact: It is no such file, or names or declares what is not allowed.
+    """
+    try:
+        graph = json.loads(metadata(body)[_KEY])
+        tensors = load_tensors(bytes(body))
+        prefix = _prefix(graph, tensors)
+    except BROKEN as error:
+        raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
+    return prefix
+
+
+def header_of(body: bytes | memoryview) -> bytes:
+    """The header of a prefix's file: all but the numbers of its weights.
+
+    Raises:
+        UnsafeArtifact: It is no such file, or its header is too large.
+    """
+    return bytes(body[_LENGTH : _LENGTH + header_bytes(body)])
+
+
+def read_outline(header: bytes) -> Prefix:
+    """A prefix from the header of its file alone; its tensors have shapes and dtypes, and no data.
+
+    Raises:
+        UnsafeArtifact: It is no such header, or names or declares what is not allowed.
+    """
+    try:
+        declared = json.loads(header)
+        graph = json.loads(declared.pop("__metadata__")[_KEY])
+        return _prefix(graph, {text(name): _bare(one) for name, one in declared.items()})
+    except BROKEN as error:
+        raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def _bare(declared: dict[str, Any]) -> torch.Tensor:
+    dtypes = {name: dtype for dtype, name in _SAFETENSORS.items()}
+    shape = [integer(size) for size in declared["shape"]]
+    if min(shape, default=0) < 0:
+        raise UnsafeArtifact("a tensor of the file has a negative size")
+    return torch.empty(shape, dtype=dtypes[declared["dtype"]], device="meta")
+
+
+def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
+    if value["format"] != _FORMAT:
+        raise UnsafeArtifact(f"this prefix is of format {value['format']}; this node reads format {_FORMAT}")
+    graph = graph_from_json(value)
+    data = _data(graph)
+    changing = [node.op for node in graph.nodes if is_random(node) or uses_batch_statistics(node, data)]
+    if changing:
+        raise UnsafeArtifact(f"{changing[0]} depends on chance or on the batch, and a prefix may not")
+    cuts = tuple(_cut(cut, len(graph.nodes)) for cut in value["cuts"])
+    if [cut.number for cut in cuts] != list(range(1, len(cuts) + 1)):
+        raise UnsafeArtifact("a prefix has cuts numbered from 1")
+    if not cuts or cuts[0].after != -1 or cuts[0].tensors != graph.inputs:
+        raise UnsafeArtifact("the first cut of a prefix is its input")
+    if any(one.after >= other.after for one, other in pairwise(cuts)):
+        raise UnsafeArtifact("the cuts of a prefix stand in order, one behind a node at most")
+    return Prefix(graph=graph, cuts=cuts, tensors=restored(tensors, value["orders"]))
+
+
+def _data(graph: Graph) -> set[str]:
+    """Names of the values that depend on those of the input; in one pass, whatever the graph is."""
+    found = set(graph.inputs)
+    for node in graph.nodes:
+        if not found.isdisjoint(reads(node)):
+            found.update((node.name, changes(node)))
+    return found
+
+
+def _to_json(prefix: Prefix) -> dict[str, Any]:
+    cuts = [_cut_to_json(cut) for cut in prefix.cuts]
+    return {"format": _FORMAT, "orders": orders_of(prefix.tensors), **graph_to_json(prefix.graph), "cuts": cuts}
+
+
+def _cut_to_json(cut: Cut) -> dict[str, Any]:
+    return {
+        "number": cut.number,
+        "name": cut.name,
+        "after": cut.after,
+        "tensors": list(cut.tensors),
+        "shapes": [list(shape) for shape in cut.shapes],
+        "dtypes": list(cut.dtypes),
+        "bytes_per_sample": cut.bytes_per_sample,
+        "is_relu": cut.is_relu,
+    }
+
+
+def _cut(value: dict[str, Any], nodes: int) -> Cut:
+    cut = Cut(
+        number=integer(value["number"]),
+        name=text(value["name"]),
+        after=integer(value["after"]),
+        tensors=tuple(text(name) for name in value["tensors"]),
+        shapes=tuple(tuple(integer(size) for size in shape) for shape in value["shapes"]),
+        dtypes=tuple(text(dtype) for dtype in value["dtypes"]),
+        bytes_per_sample=integer(value["bytes_per_sample"]),
+        is_relu=bool(value["is_relu"]),
+    )
+    if any(size < 0 for shape in cut.shapes for size in shape) or not set(cut.dtypes) <= set(DTYPE_BYTES):
+        raise UnsafeArtifact(f"cut {cut.number} declares tensors that there are none of")
+    if not -1 <= cut.after < nodes or not len(cut.tensors) == len(cut.shapes) == len(cut.dtypes) >= 1:
+        raise UnsafeArtifact(f"cut {cut.number} does not make sense")
+    return cut

@@ -1,0 +1,78 @@
+"""Looks at a prefix from the header of its file alone: whether it holds together, and what it takes to run it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from frostline.core import Cut, Graph
+from frostline.engines.base.protocols import Footprint
+from frostline.engines.base.runner import leaf_values
+from frostline.engines.measure.footprint import CutMemory, dry_run
+from frostline.engines.measure.operations import GraphLimits, Operations, count_operations
+from frostline.models.files.artifact import read_outline
+
+__all__ = ("Inspection", "inspect_graph", "inspect_prefix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What dry runs of a prefix have found, by the number of the cut.
+
+    Attributes:
+        memory: What running to a cut, and from it, takes.
+        operations: What running eight samples to a cut computes.
+    """
+
+    memory: Mapping[int, CutMemory]
+    operations: Mapping[int, Operations]
+
+    def to_json(self) -> str:
+        """All numbers as JSON."""
+        return json.dumps({number: self._numbers(number) for number in self.memory})
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Inspection":
+        """The inverse of ``to_json``, once it is parsed."""
+        found: dict[int, list[int]] = {int(number): numbers for number, numbers in value.items()}
+        return cls(
+            memory={number: _memory(one) for number, one in found.items()},
+            operations={number: Operations(total=one[4], heaviest=one[5]) for number, one in found.items()},
+        )
+
+    def _numbers(self, number: int) -> list[int]:
+        memory, counted = self.memory[number], self.operations[number]
+        sides = [(one.fixed_bytes, one.bytes_per_sample) for one in (memory.to_here, memory.rest)]
+        return [*sides[0], *sides[1], counted.total, counted.heaviest]
+
+
+def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits) -> Inspection:
+    """Check a prefix and run it on shapes alone, without its weights.
+
+    Args:
+        header: The header of its file (``artifact.header_of``).
+        max_rows: The largest batch, a multiple of 8.
+        limits: What it may have and do.
+
+    Raises:
+        UnsafeArtifact: It names or declares what is not allowed, or does not hold together.
+        OverBudget: It computes more than it may.
+    """
+    prefix = read_outline(header)
+    leaves = leaf_values(prefix.graph, prefix.tensors)
+    return inspect_graph(prefix.graph, leaves, prefix.cuts, max_rows=max_rows, limits=limits)
+
+
+def inspect_graph(
+    graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], *, max_rows: int, limits: GraphLimits
+) -> Inspection:
+    """As ``inspect_prefix``, once the file is read."""
+    operations = count_operations(graph, leaves, cuts, limits)
+    return Inspection(memory=dry_run(graph, leaves, cuts, most_rows=max_rows), operations=operations)
+
+
+def _memory(numbers: list[Any]) -> CutMemory:
+    to_here, rest = (Footprint(fixed_bytes=fixed, bytes_per_sample=each) for fixed, each in (numbers[:2], numbers[2:4]))
+    return CutMemory(to_here=to_here, rest=rest)

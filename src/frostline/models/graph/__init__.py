@@ -1,0 +1,1 @@
+"""What follows from a traced graph: its dependencies, its frontiers and its cuts."""

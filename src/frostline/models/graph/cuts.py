@@ -1,0 +1,85 @@
+"""Where a graph may be cut: its frontiers, numbered and named. Pure: a graph in, cuts out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from frostline.core import Cut, Graph, Node, TensorSpec
+from frostline.models.graph.flow import MOVING, packet_of, reads
+from frostline.models.graph.frontiers import DTYPE_BYTES, Frontier, crosses_as_it_is, frontiers, per_sample
+from frostline.models.graph.layout import origin
+
+__all__ = ("enumerate_cuts", "input_cuts", "pixel_cuts")
+
+_CHOOSING = MOVING | {"max_pool2d"}
+
+
+def enumerate_cuts(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int) -> tuple[Cut, ...]:
+    """Every legal cut up to node index ``reach``, in order, from cut 0, the encoded sample, to the frost line."""
+    names: dict[str, int] = {}
+    nonnegative = _from_relu(graph)
+    kept = [one for one in frontiers(graph, inputs, crosses_as_it_is) if one.after <= reach]
+    encoded, first = input_cuts(inputs)
+    cuts = [_cut(number, frontier, graph, names, nonnegative) for number, frontier in enumerate(kept, start=2)]
+    return (encoded, replace(first, tensors=graph.inputs), *cuts)
+
+
+def pixel_cuts(input_shape: tuple[int, ...]) -> tuple[Cut, Cut]:
+    """The two cuts that every job on images has: 0, the encoded sample, and 1, the preprocessed pixels."""
+    return input_cuts([TensorSpec(input_shape)])
+
+
+def input_cuts(inputs: Sequence[TensorSpec]) -> tuple[Cut, Cut]:
+    """The two cuts that every job has: 0, the encoded sample, and 1, the network's inputs.
+
+    Cut 1 is named ``pixels`` where the one input is a float32 image, else ``inputs``.
+    """
+    encoded = Cut(number=0, name="encoded", after=-2, tensors=(), shapes=(), dtypes=(), bytes_per_sample=0)
+    is_image = [(len(spec.shape), spec.dtype) for spec in inputs] == [(3, "float32")]
+    names = ("pixels",) if is_image else tuple(f"input_{place}" for place in range(len(inputs)))
+    first = Cut(
+        number=1,
+        name="pixels" if is_image else "inputs",
+        after=-1,
+        tensors=names,
+        shapes=tuple(spec.shape for spec in inputs),
+        dtypes=tuple(spec.dtype for spec in inputs),
+        bytes_per_sample=sum(math.prod(spec.shape) * DTYPE_BYTES[spec.dtype] for spec in inputs),
+    )
+    return encoded, first
+
+
+def _cut(number: int, frontier: Frontier, graph: Graph, names: dict[str, int], nonnegative: frozenset[str]) -> Cut:
+    values = frontier.values
+    return Cut(
+        number=number,
+        name=_place(origin(graph, graph.nodes[frontier.after]), names),
+        after=frontier.after,
+        tensors=tuple(node.name for node in values),
+        shapes=tuple(per_sample(node) for node in values),
+        dtypes=tuple(node.dtype for node in values),
+        bytes_per_sample=frontier.nbytes,
+        is_relu=len(values) == 1 and values[0].name in nonnegative,
+    )
+
+
+def _from_relu(graph: Graph) -> frozenset[str]:
+    """Names of the values whose elements all come out of a ReLU, chosen or moved since at most."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        is_chosen = packet_of(node) in _CHOOSING and reads(node) and set(reads(node)) <= found
+        if is_chosen or _is_relu(node):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def _is_relu(node: Node) -> bool:
+    packet = packet_of(node)
+    return packet in ("relu", "relu6") or (packet == "hardtanh" and node.args[1:2] == (0.0,))
+
+
+def _place(node: Node, names: dict[str, int]) -> str:
+    """The module, and the operator where that says more; numbered where the same place comes again."""
+    name = f"{node.module}:{packet_of(node)}" if node.module else packet_of(node)
+    names[name] = names.get(name, 0) + 1
+    return name if names[name] == 1 else f"{name}#{names[name]}"

@@ -1,0 +1,197 @@
+"""Finds the places in a graph that one or two tensors cross, and which tensors those are. Pure."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from frostline.core import Dim, Graph, Node, TensorSpec
+from frostline.models.graph.flow import MOVING, Flow, packet_of, reads
+
+__all__ = (
+    "DTYPE_BYTES",
+    "Frontier",
+    "crosses_as_it_is",
+    "crosses_permuted",
+    "frontiers",
+    "per_sample",
+)
+
+DTYPE_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "int32": 4, "float32": 4, "int64": 8, "float64": 8}
+"""What may cross a cut: the dtypes that NumPy and Arrow have too."""
+
+# Operators on single elements that cost next to nothing.
+_POINTWISE = """
+add and bitwise_and bitwise_not bitwise_or clamp div eq full_like ge gt index le logical_and logical_not logical_or lt
+masked_fill mul ne neg new_ones new_zeros ones_like pad rsub sub to to_copy type_as where zeros_like
+"""
+_CHEAP = MOVING | frozenset(_POINTWISE.split())
+_MOST_TENSORS = 2
+_BATCH = Dim(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """A place in a graph.
+
+    Attributes:
+        after: index of the last node before it; -1 for the network's inputs.
+        values: what crosses it, the largest first.
+    """
+
+    after: int
+    values: tuple[Node, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """Of the values."""
+        return {node.name for node in self.values}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that cross, of a batch of one sample."""
+        return sum(map(_nbytes, self.values))
+
+
+def frontiers(graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[Node], bool]) -> list[Frontier]:
+    """Every place in the graph worth a cut, in order, without the inputs themselves.
+
+    One stands after each data node at which at most two values are still needed later. Two are worth it only where
+    they ship less than the nearest place before or behind that one tensor crosses; where there is no such place on a
+    side, that side does not object. Of two, one that is made cheaply from a value that is no larger (an attention mask
+    for every row, from one for the whole text) does not cross: that value does, and the other is made again.
+
+    Args:
+        graph: the whole network.
+        inputs: what it takes.
+        may_cross: whether a value may cross at all; ``crosses_as_it_is`` or ``crosses_permuted``.
+    """
+    first = _input_frontier(graph, inputs)
+    found = list(_legal(graph, first, may_cross))
+    singles = [one for one in (first, *found) if len(one.values) == 1]
+    return [one for one in found if len(one.values) == 1 or _is_worth_two(one, singles)]
+
+
+def crosses_as_it_is(node: Node) -> bool:
+    """Whether a value may be sent: its dimensions lie in memory in their own order, the batch first."""
+    # What crosses arrives contiguous. A slice that becomes dense is read alike, but an operator that is given a
+    # transposed tensor in another order may choose another kernel and round otherwise.
+    return _is_a_batch(node) and node.order is not None and list(node.order) == sorted(node.order)
+
+
+def crosses_permuted(node: Node) -> bool:
+    """Whether a value may be sent at least when its dimensions are put into the order of its memory.
+
+    A view may not: what it views can cross instead.
+    """
+    has_own_memory = not node.storage or packet_of(node) not in MOVING
+    return crosses_as_it_is(node) or (
+        _is_a_batch(node) and has_own_memory and node.order is not None and node.order[0] == 0
+    )
+
+
+def per_sample(node: Node) -> tuple[int, ...]:
+    """The shape of one sample of a value that may cross."""
+    return tuple(dim.fixed for dim in (node.shape or ())[1:])
+
+
+def _legal(graph: Graph, first: Frontier, may_cross: Callable[[Node], bool]) -> Iterator[Frontier]:
+    """Every place in the graph that few enough values cross, each of which may."""
+    flow = Flow(graph)
+    values = {node.name: node for node in (*first.values, *graph.nodes)}
+    shrink = _Shrink(flow, values, may_cross)
+    last = first
+    live = list(graph.inputs)
+    for index, node in enumerate(graph.nodes):
+        live = [name for name in live if flow.last_use.get(name, -1) > index]
+        if node.name not in flow.data:
+            continue
+        if flow.last_use.get(node.name, -1) > index:
+            live.append(node.name)
+        names = live if len(live) <= 1 else list(dict.fromkeys(map(shrink.source, live)))
+        here = Frontier(index, tuple(sorted((values[name] for name in names), key=_nbytes, reverse=True)))
+        if here.names != last.names and all(map(may_cross, here.values)) and _is_legal(here, flow):
+            yield here
+            last = here
+
+
+def _input_frontier(graph: Graph, inputs: Sequence[TensorSpec]) -> Frontier:
+    """The network's inputs, as the values that cross cut 1."""
+    named = zip(graph.inputs, inputs, strict=True)
+    return Frontier(-1, tuple(_input(name, spec) for name, spec in named))
+
+
+def _input(name: str, spec: TensorSpec) -> Node:
+    shape = (_BATCH, *(Dim(size) for size in spec.shape))
+    return Node(name=name, op="", shape=shape, order=tuple(range(len(shape))), dtype=spec.dtype)
+
+
+def _is_legal(frontier: Frontier, flow: Flow) -> bool:
+    return (
+        1 <= len(frontier.values) <= _MOST_TENSORS
+        # Two views of one memory would arrive as two copies.
+        and len({flow.roots[name] for name in frontier.names}) == len(frontier.values)
+        and not any(frontier.after in span for span in flow.entangled)
+    )
+
+
+def _is_worth_two(frontier: Frontier, singles: Sequence[Frontier]) -> bool:
+    before = [one for one in singles if one.after < frontier.after]
+    behind = [one for one in singles if one.after > frontier.after]
+    if not before or not behind:
+        return True
+    return frontier.nbytes < before[-1].nbytes or frontier.nbytes < behind[0].nbytes
+
+
+def _is_a_batch(node: Node) -> bool:
+    """Samples along the first dimension, all of one fixed shape and a dtype that can be sent."""
+    if not node.shape or node.dtype not in DTYPE_BYTES:
+        return False
+    return node.shape[0] == _BATCH and all(dim.per_sample == 0 for dim in node.shape[1:])
+
+
+class _Shrink:
+    """Finds the smallest value, and of equals the earliest, from which another can be made again cheaply."""
+
+    def __init__(self, flow: Flow, values: Mapping[str, Node], may_cross: Callable[[Node], bool]) -> None:
+        self._flow = flow
+        self._values = values
+        self._may_cross = may_cross
+        self._places = {name: place for place, name in enumerate(values)}
+        self._found: dict[str, str] = {}
+
+    def source(self, name: str) -> str:
+        """The name of that value; ``name`` itself where there is none."""
+        if name not in self._found:
+            self._found[name] = self._smallest(name)
+        return self._found[name]
+
+    def _smallest(self, name: str) -> str:
+        sizes = {one: _nbytes(self._values[one]) for one in self._ancestors(name)}
+        no_larger = [one for one in sizes if sizes[one] <= _nbytes(self._values[name])]
+        return min(no_larger, key=lambda one: (sizes[one], self._places[one]), default=name)
+
+    def _ancestors(self, name: str) -> Iterator[str]:
+        """The values through which all of it has passed, and after which it was changed cheaply, latest first."""
+        open_ends = {name}
+        while open_ends:
+            latest = max(open_ends, key=self._places.__getitem__)
+            if not self._is_cheap(latest):
+                return
+            open_ends.remove(latest)
+            open_ends.update(one for one in reads(self._values[latest]) if one in self._flow.data)
+            if len(open_ends) == 1 and self._may_cross(self._values[next(iter(open_ends))]):
+                yield from open_ends
+
+    def _is_cheap(self, name: str) -> bool:
+        """Whether the value can be made again from what it was made of, which nobody has written to since."""
+        node = self._values[name]
+        if not node.op or packet_of(node) not in _CHEAP:
+            return False
+        return not any(self._flow.is_written_later(one) for one in (name, *reads(node)))
+
+
+def _nbytes(node: Node) -> int:
+    """Of a batch of one sample; of a value whose shape or dtype is not known, more than any other has."""
+    if not node.shape or node.dtype not in DTYPE_BYTES:
+        return 1 << 62
+    return math.prod(dim.fixed + dim.per_sample for dim in node.shape) * DTYPE_BYTES[node.dtype]

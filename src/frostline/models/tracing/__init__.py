@@ -1,0 +1,1 @@
+"""Tracing a network into a graph, and keeping the trace."""

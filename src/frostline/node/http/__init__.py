@@ -1,0 +1,1 @@
+"""The node over HTTP."""

@@ -1,0 +1,191 @@
+"""The node over HTTP: routes, bounded bodies, and nothing that decides."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from frostline.errors import BadRequest, FrostlineError
+from frostline.node.http.disconnect import attended
+from frostline.node.http.listing_routes import ListingRoutes
+from frostline.node.http.metrics import metrics_text
+from frostline.node.http.protocol import recognise
+from frostline.node.http.replies import error_reply, json_reply
+from frostline.node.http.request_body import Bodies, body_length
+from frostline.node.http.streaming import AnswerReply
+from frostline.node.http.training_routes import TrainingRoutes
+from frostline.node.request.answer import Answer
+from frostline.node.scheduling.admission import Admission
+from frostline.node.scheduling.statistics import NodeStatistics
+from frostline.node.scheduling.tenants import Account
+from frostline.node.service.node import Node
+from frostline.node.weights.uploads import Upload
+from frostline.wire.messages import FeatureRequest, ProfileRequest
+
+__all__ = ("make_app",)
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+_LOOKERS = 2
+
+T = TypeVar("T")
+
+
+def make_app(node: Node) -> Starlette:
+    """The ASGI application of a node, which the caller closes."""
+    service = _Service(node)
+    return Starlette(
+        routes=[
+            Route("/v1/prefixes/{digest}", service.prefix, methods=["HEAD", "PUT"]),
+            Route("/v1/features", service.features, methods=["POST"]),
+            Route("/v1/profiles", service.profile, methods=["POST"]),
+            Route("/v1/listings", service.listings.begin, methods=["POST"]),
+            Route("/v1/trainings", service.trainings.begin, methods=["POST"]),
+            Route("/v1/trainings/{id}", service.trainings.one, methods=["GET", "DELETE"]),
+            Route("/v1/health", service.health, methods=["GET"]),
+            Route("/v1/statistics", service.statistics, methods=["GET"]),
+            Route("/v1/metrics", service.metrics, methods=["GET"]),
+            Route("/v1/openapi.json", service.openapi, methods=["GET"]),
+        ],
+        exception_handlers={FrostlineError: _refuse, HTTPException: _refuse_http},
+    )
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, FrostlineError)
+    return error_reply(error)
+
+
+async def _refuse_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = {"error": "Refused", "message": error.detail}
+    return json_reply(body, status=error.status_code, headers=error.headers)
+
+
+class _Service:
+    """The endpoints. What blocks runs in threads, as many as there may be requests, so that none waits for one."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        # One waits for a request's next batch, another may close it.
+        self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
+        # Nobody admits who asks for statistics, so that they take no thread from those who were.
+        self._lookers = CapacityLimiter(_LOOKERS)
+        self._bodies = Bodies(node.settings.least_bytes_per_s)
+        self.trainings = TrainingRoutes(
+            node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._bodies.chunks
+        )
+        self.listings = ListingRoutes(node, self._threads, ask=self._asker, bodies=self._bodies)
+        self._openapi = files("frostline.node").joinpath("openapi.json").read_bytes()
+
+    async def health(self, request: Request) -> Response:
+        return json_reply(self._node.health(self._asker(request)).to_json())
+
+    async def statistics(self, request: Request) -> Response:
+        statistics = await self._looked_up(self._asker(request))
+        return json_reply(statistics.to_json())
+
+    async def metrics(self, request: Request) -> Response:
+        statistics = await self._looked_up(self._asker(request))
+        return Response(metrics_text(statistics), media_type=_METRICS_TYPE)
+
+    async def openapi(self, _: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    async def prefix(self, request: Request) -> Response:
+        account = self._asker(request)
+        digest = _digest(request)
+        is_held = self._node.holds_prefix(digest)
+        if request.method == "HEAD":
+            return Response(status_code=200 if is_held else 404)
+        if is_held:
+            return json_reply({"digest": digest})
+        with self._node.upload(digest, body_length(request), account) as upload:
+            await self._receive(request, upload)
+            await self._run(upload.finish)
+        return json_reply({"digest": digest}, status=201)
+
+    async def features(self, request: Request) -> ASGIApp:
+        account, deadline_s = self._asker(request), _deadline_s(request)
+        admission = self._node.admit(body_length(request), account)
+        try:
+            answer = await self._run(self._answered, await self._bodies.whole(request), admission)
+        except BaseException:
+            admission.close()
+            raise
+        return AnswerReply(answer, self._threads, deadline_s)
+
+    async def profile(self, request: Request) -> Response:
+        account, deadline_s = self._asker(request), _deadline_s(request)
+        with self._node.admit(body_length(request), account) as admission:
+            wanted = await self._run(_parsed, await self._bodies.whole(request), ProfileRequest.from_json)
+            admission.read()
+            leash = self._node.leash()
+            measure = partial(self._node.profile, wanted, admission, leash)
+            profile = await attended(request.receive, measure, leash.cut, self._threads, deadline_s)
+        return json_reply(profile.to_json())
+
+    async def _looked_up(self, account: Account) -> NodeStatistics:
+        """Where the node stands, which is asked of its cache's file too: a slow disk must not hold up the loop."""
+        return await to_thread.run_sync(self._node.statistics, account, limiter=self._lookers)
+
+    def _asker(self, request: Request) -> Account:
+        """Who asks, before anything else is looked at."""
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        account = self._node.identify(token.strip() if kind.lower() == "bearer" else None)
+        recognise(request.scope.get("state", {}))
+        return account
+
+    def _answered(self, body: bytearray, admission: Admission) -> Answer:
+        """The answer to a message, which is parsed within the memory of its admission."""
+        answer = self._node.features(_parsed(body, FeatureRequest.from_json), admission)
+        admission.read()
+        return answer
+
+    async def _receive(self, request: Request, upload: Upload) -> None:
+        await self._run(upload.begin)
+        async for chunk in self._bodies.chunks(request):
+            upload.write(chunk)
+
+    async def _run(self, call: Callable[..., T], *args: Any) -> T:
+        return await to_thread.run_sync(call, *args, limiter=self._threads)
+
+
+def _digest(request: Request) -> str:
+    digest: str = request.path_params["digest"]
+    if not _DIGEST.fullmatch(digest):
+        raise BadRequest("a prefix is named by its SHA-256 in 64 small hexadecimal digits")
+    return digest
+
+
+def _deadline_s(request: Request) -> float:
+    """How long its sender waits for the next part of the answer."""
+    said = request.headers.get("frostline-deadline", "")
+    if not said:
+        return math.inf
+    try:
+        deadline_s = float(said)
+    except ValueError:
+        deadline_s = math.nan
+    if not 0 < deadline_s < math.inf:
+        raise BadRequest("Frostline-Deadline must be a number of seconds above 0")
+    return deadline_s
+
+
+def _parsed(body: bytearray, read: Callable[[object], T]) -> T:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    return read(value)

@@ -1,0 +1,71 @@
+"""Runs a call while its client waits for it, and gives it up when the client goes away."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import TypeVar
+
+import anyio
+from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
+from starlette.types import Receive
+
+from frostline.errors import FrostlineError, Unavailable
+from frostline.node.scheduling.memory_pool import Abandoned
+
+__all__ = ("attended",)
+
+T = TypeVar("T")
+
+
+async def attended(
+    receive: Receive,
+    call: Callable[[], T],
+    give_up: Callable[[], None],
+    threads: CapacityLimiter,
+    deadline_s: float = math.inf,
+) -> T:
+    """What a call gives.
+
+    Args:
+        receive: tells when the client has gone; the body was read.
+        call: runs in a thread.
+        give_up: has the call end soon; safe from any thread.
+        threads: in which it runs.
+        deadline_s: after which nobody waits for it.
+
+    Raises:
+        FrostlineError: What the call raised.
+        Unavailable: It was given up.
+    """
+    async with create_task_group() as group:
+        group.start_soon(_watch, receive, give_up, threads)
+        if deadline_s < math.inf:
+            group.start_soon(_expire, deadline_s, give_up, threads)
+        made = await to_thread.run_sync(_outcome, call, limiter=threads)
+        group.cancel_scope.cancel()
+    if isinstance(made, FrostlineError):
+        raise made
+    return made
+
+
+async def _watch(receive: Receive, give_up: Callable[[], None], threads: CapacityLimiter) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    with CancelScope(shield=True):
+        await to_thread.run_sync(give_up, limiter=threads)
+
+
+async def _expire(deadline_s: float, give_up: Callable[[], None], threads: CapacityLimiter) -> None:
+    await anyio.sleep(deadline_s)
+    with CancelScope(shield=True):
+        await to_thread.run_sync(give_up, limiter=threads)
+
+
+def _outcome(call: Callable[[], T]) -> T | FrostlineError:
+    """An error is a value here, since a task group would wrap it."""
+    try:
+        return call()
+    except FrostlineError as error:
+        return error
+    except (Abandoned, CancelledError):
+        return Unavailable("this was given up: its deadline has passed, its client has gone, or the node is stopping")

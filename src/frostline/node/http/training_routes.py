@@ -1,0 +1,187 @@
+"""Trainings over HTTP: a head comes in, its events stream out, and what was trained is fetched afterwards."""
+
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import IO, Any, TypeVar
+
+import anyio
+from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from frostline.errors import BadRequest, FrostlineError, Refused
+from frostline.node.http.replies import json_reply
+from frostline.node.scheduling.tenants import Account
+from frostline.node.service.trainings import Training, Trainings
+from frostline.wire.event_lines import line_of
+from frostline.wire.refusals import error_from_line, error_to_json
+
+__all__ = ("TrainingRoutes",)
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MEDIA_TYPE = b"application/x-ndjson"
+_BINARY = "application/octet-stream"
+_PIECE = 256 << 10
+# A reader that takes no byte for so long has gone.
+_SILENCE_S = 30.0
+# An empty line tells a client, and whatever stands between, that the node is there while an epoch begins.
+_BEAT_S = 10.0
+
+T = TypeVar("T")
+
+
+class TrainingRoutes:
+    """The endpoints of trainings.
+
+    Args:
+        trainings: of the node.
+        threads: in which what blocks runs.
+        ask: who asks, or refuses.
+        length: the announced length of a request's body.
+        chunks: the pieces of a request's body.
+    """
+
+    def __init__(
+        self,
+        trainings: Trainings,
+        threads: CapacityLimiter,
+        *,
+        ask: Callable[[Request], Account],
+        length: Callable[[Request], int],
+        chunks: Callable[[Request], AsyncIterator[bytes]],
+    ) -> None:
+        self._trainings = trainings
+        self._threads = threads
+        self._ask = ask
+        self._length = length
+        self._chunks = chunks
+
+    async def begin(self, request: Request) -> ASGIApp:
+        """Take a head in and start its training."""
+        account = self._ask(request)
+        training = self._trainings.begin(_prefix(request), self._length(request), account)
+        try:
+            await self._start(training, request)
+        except BaseException:
+            with CancelScope(shield=True):
+                await self._run(self._trainings.end, training)
+            raise
+        return TrainingReply(training, self._trainings, self._threads)
+
+    async def _start(self, training: Training, request: Request) -> None:
+        async for chunk in self._chunks(request):
+            await self._run(training.write, chunk)
+        first = await self._run(training.start, _own_url(request), _token(request))
+        failure = error_from_line(first)
+        if failure is not None:
+            raise failure
+
+    async def one(self, request: Request) -> Response:
+        """Fetch what was trained, or end a training."""
+        self._ask(request)
+        self._trainings.check()
+        name = request.path_params["id"]
+        if request.method == "DELETE":
+            is_running = await self._run(self._trainings.stop, name)
+            return json_reply({"id": name}, status=202 if is_running else 200)
+        file = await self._run(self._trainings.result, name)
+        length = os.fstat(file.fileno()).st_size
+        return StreamingResponse(_pieces(file), media_type=_BINARY, headers={"Content-Length": str(length)})
+
+    async def _run(self, call: Callable[..., T], *args: Any) -> T:
+        return await to_thread.run_sync(call, *args, limiter=self._threads)
+
+
+class TrainingReply:
+    """An ASGI application that tells what a training does, and ends it when nobody listens any more.
+
+    Args:
+        training: that was started.
+        trainings: whose it is.
+        threads: in which its lines are waited for.
+    """
+
+    def __init__(self, training: Training, trainings: Trainings, threads: CapacityLimiter) -> None:
+        self._training = training
+        self._trainings = trainings
+        self._threads = threads
+        self._has_ended = False
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send it all, or stop where the client goes away."""
+        try:
+            async with create_task_group() as group:
+                group.start_soon(self._watch, receive, group.cancel_scope)
+                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", _MEDIA_TYPE)]})
+                group.start_soon(self._beat, send)
+                with suppress(TimeoutError):
+                    await self._send_all(send)
+                group.cancel_scope.cancel()
+        finally:
+            await self._end()
+
+    async def _watch(self, receive: Receive, scope: CancelScope) -> None:
+        """End the process, which frees the thread that waits for its next line, as soon as the client has gone."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+        await self._end()
+
+    async def _beat(self, send: Send) -> None:
+        while True:
+            await anyio.sleep(_BEAT_S)
+            if not self._has_ended:
+                await _send(send, b"\n")
+
+    async def _send_all(self, send: Send) -> None:
+        await _send(send, line_of({"event": "started", "id": self._training.id}))
+        try:
+            while line := await to_thread.run_sync(self._training.line, limiter=self._threads):
+                await _send(send, line)
+        except FrostlineError as error:
+            await _send(send, line_of({"event": "failed", **error_to_json(error)}))
+        self._has_ended = True
+        # Whoever reads the end may fetch the result at once.
+        await self._end()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _end(self) -> None:
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self._trainings.end, self._training, limiter=self._threads)
+
+
+async def _send(send: Send, body: bytes) -> None:
+    with anyio.fail_after(_SILENCE_S):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _prefix(request: Request) -> str:
+    digest = request.query_params.get("prefix", "")
+    if not _DIGEST.fullmatch(digest):
+        raise BadRequest("prefix must name the frozen part by its SHA-256 in 64 small hexadecimal digits")
+    return digest
+
+
+def _own_url(request: Request) -> str:
+    """This node as the client reached it, which a process beside it can reach too."""
+    server = request.scope.get("server")
+    if not server or server[1] is None:
+        raise Refused("this node does not know its own address")
+    host, port = server
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _token(request: Request) -> str | None:
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" and token.strip() else None
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        place = 0  # of its own: whoever else reads the file has another
+        while piece := os.pread(file.fileno(), _PIECE, place):
+            place += len(piece)
+            yield piece

@@ -1,0 +1,138 @@
+"""The way to a node in the same process: the twin of HTTP, with nothing in between."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from typing import Any, Self
+
+from frostline.core import FeatureBatch
+from frostline.errors import FrostlineError, Unavailable
+from frostline.node import Node
+from frostline.node.request.answer import Answer
+from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.profiles import Profile
+from frostline.stores.reads.block_reads import BlockReads
+from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import TransportStatistics
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
+
+__all__ = ("LocalAnswer", "LocalTransport")
+
+
+class LocalTransport:
+    """A ``Transport`` to a node in this process, which the caller closes.
+
+    What it has received is what the node has read from the store: that is what crosses a network here.
+
+    Args:
+        node: does the work.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._requests = 0
+        self._failures = 0
+        self._receive_s = 0.0
+
+    def health(self) -> Health:
+        """See ``Transport``."""
+        self.count(requests=1)
+        return self._node.health()
+
+    def put_prefix(self, digest: str, artifact: bytes) -> None:
+        """See ``Transport``."""
+        with self._exchange():
+            self._node.put_prefix(digest, artifact)
+
+    def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
+        """See ``Transport``."""
+        leash, cancellation = self._node.leash(), cancellation or Cancellation()
+        with self._exchange(), cancellation.ends(leash.cut):
+            try:
+                return self._node.profile(wanted, leash=leash)
+            except (Abandoned, CancelledError) as error:
+                raise Unavailable("the profile was given up, or the node is stopping") from error
+
+    def features(self, request: FeatureRequest) -> "LocalAnswer":
+        """See ``Transport``."""
+        self.count(requests=1)
+        return LocalAnswer(lambda: self._node.features(request), self)
+
+    def blocks(self, data: str, reading: str, most_bytes: int) -> BlockReads | None:
+        """See ``ReadsBlocks``."""
+        return self._node.blocks(data, reading, most_bytes)
+
+    def node_statistics(self) -> dict[str, Any]:
+        """See ``Transport``."""
+        self.count(requests=1)
+        return self._node.statistics().to_json()
+
+    def statistics(self) -> TransportStatistics:
+        """See ``Transport``."""
+        read = self._node.statistics().totals.bytes_read
+        with self._lock:
+            return TransportStatistics(
+                bytes_received=read, requests=self._requests, failures=self._failures, receive_s=self._receive_s
+            )
+
+    def close(self) -> None:
+        """Nothing to close: the node is the caller's."""
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        self.count(requests=1)
+        try:
+            yield
+        except FrostlineError:
+            self.count(failures=1)
+            raise
+
+    def count(self, *, requests: int = 0, failures: int = 0, receive_s: float = 0.0) -> None:
+        """Add to the statistics."""
+        with self._lock:
+            self._requests += requests
+            self._failures += failures
+            self._receive_s += receive_s
+
+
+class LocalAnswer:
+    """The batches of one answer. ``close`` may be called from any thread and frees one that waits in ``next``."""
+
+    def __init__(self, begin: Callable[[], Answer], transport: LocalTransport) -> None:
+        self._begin = begin
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._answer: Answer | None = None
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        started = time.perf_counter()
+        try:
+            return next(self._opened())
+        except FrostlineError:
+            self._transport.count(failures=1)
+            raise
+        finally:
+            self._transport.count(receive_s=time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Abandon the rest."""
+        with self._lock:
+            self._is_closed = True
+            answer = self._answer
+        if answer is not None:
+            answer.close()
+
+    def _opened(self) -> Answer:
+        with self._lock:
+            if self._is_closed:
+                raise StopIteration
+            if self._answer is None:
+                self._answer = self._begin()
+            return self._answer

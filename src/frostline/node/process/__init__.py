@@ -1,0 +1,1 @@
+"""The processes that a node starts and those that start nodes."""

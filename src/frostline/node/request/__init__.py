@@ -1,0 +1,1 @@
+"""One request at the node: validated, read, decoded, computed and packed."""

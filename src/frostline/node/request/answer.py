@@ -1,0 +1,97 @@
+"""One answer as an iterator that any thread may close."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from typing import Literal, Self
+
+from frostline.core import FeatureBatch
+from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.memory_pool import Abandoned
+
+__all__ = ("Answer", "Ending")
+
+Ending = Literal["abandoned", "expired", "failed", "finished"]
+
+
+class Answer:
+    """The batches of one request, in its order. A batch's memory counts as used until the next one is asked for.
+
+    Args:
+        batches: makes them.
+        leash: of the request.
+        on_end: called once, with the answer and how it ended, when nothing of it is under way any more.
+    """
+
+    def __init__(
+        self, batches: Iterator[FeatureBatch], leash: Leash, on_end: "Callable[[Answer, Ending], None]"
+    ) -> None:
+        self._batches = batches
+        self._leash = leash
+        self._on_end = on_end
+        self._turn = threading.Lock()
+        self._has_ended = False
+        self._is_complete = False
+        self._is_expired = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        with self._turn:
+            if self._has_ended:
+                raise StopIteration
+            ending: Ending | None = "failed"
+            try:
+                batch = next(self._batches)
+                ending = None
+                return batch
+            except StopIteration:
+                ending = "finished"
+                raise
+            except (Abandoned, CancelledError):
+                ending = self._given_up
+                raise StopIteration from None
+            finally:
+                if ending is not None:
+                    self._end(ending)
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing of it is under way any more, and closing it does nothing."""
+        return self._has_ended
+
+    @property
+    def is_complete(self) -> bool:
+        """Every sample of the request was answered."""
+        return self._is_complete
+
+    @property
+    def is_expired(self) -> bool:
+        """It was given up at its deadline."""
+        return self._is_expired
+
+    def expire(self) -> None:
+        """Abandon the rest as ``close`` does, since its deadline has passed. Nothing where it has ended already."""
+        self._is_expired = not self._has_ended
+        self.close()
+
+    def close(self) -> None:
+        """Abandon the rest and return when all of it has ended; a thread that waits in ``next`` is freed."""
+        self._leash.cut()
+        with self._turn:
+            if not self._has_ended:
+                close = getattr(self._batches, "close", None)
+                if close is not None:
+                    close()
+                self._end(self._given_up)
+
+    @property
+    def _given_up(self) -> Ending:
+        return "expired" if self._is_expired else "abandoned"
+
+    def _end(self, ending: Ending) -> None:
+        self._has_ended = True
+        self._is_complete = ending == "finished"
+        self._batches = iter(())
+        self._on_end(self, ending)

@@ -1,0 +1,242 @@
+"""Reads and decodes single samples within the memory that decoding has."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.batching import readable_bytes
+from frostline.core import Samples, Skipped, View
+from frostline.errors import ObjectNotFound, SampleError
+from frostline.node.request.local_tier import SamplesHere
+from frostline.node.request.pipeline import Slab
+from frostline.node.scheduling.memory_pool import Pool
+from frostline.node.scheduling.statistics import Counters
+from frostline.preprocess import Preprocess
+from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
+from frostline.stores.base.protocols import Buffer, Place, Versioned
+from frostline.stores.base.versions import is_other_version
+from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.reads.readahead import Ahead
+
+__all__ = ("Decoding", "SampleReader")
+
+Row = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+"""A sample's place: ``float32[C, H, W]`` for what the network takes, ``uint8[H, W, C]`` for the pixels before that."""
+
+# The encoded bytes as read, Pillow's copy of them, and the metadata that it keeps of them.
+_COPIES = 3
+# Enough for most photographs of data sets; larger ones are read again with what they need.
+_FIRST_GUESS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """What all requests share for decoding.
+
+    Attributes:
+        memory: for encoded samples and what decoding them needs.
+        turns: as many as images may be decoded at once; reading more at once hides the store's latency.
+        counters: told what was done.
+    """
+
+    memory: Pool
+    turns: threading.Semaphore
+    counters: Counters
+
+
+class SampleReader:
+    """Reads the samples of one request. Safe for threads.
+
+    Args:
+        store: where their objects are.
+        samples: of the request.
+        preprocess: from encoded bytes to pixels.
+        view: which random view.
+        decoding: shared with other requests.
+        is_abandoned: nobody wants them any more.
+        here: those that are on the node's own disk; None where none are kept.
+    """
+
+    def __init__(
+        self,
+        store: Versioned,
+        samples: Samples,
+        preprocess: Preprocess,
+        view: View | None,
+        decoding: Decoding,
+        is_abandoned: Callable[[], bool],
+        here: SamplesHere | None = None,
+    ) -> None:
+        self._store = store
+        self._samples = samples
+        self._preprocess = preprocess
+        self._view = view
+        self._decoding = decoding
+        self._is_abandoned = is_abandoned
+        self._here = here
+        within = max(1, _pixels_within(decoding.memory.total_bytes))
+        # Of a ready form the size is known before anything is read.
+        self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
+        self._guess = self._first_guess
+        self._unknown: set[int] = set()
+
+    def expect(self, rows: Iterable[int]) -> None:
+        """These will be read soon: begin with what only waits for the store."""
+        if isinstance(self._store, Ahead):
+            here = self._here
+            self._store.expect([self._place(row) for row in rows if here is None or not here.has(row)])
+
+    def encoded(self, row: int) -> Buffer | Skipped:
+        """The sample as it is stored; the caller has reserved its declared length."""
+        try:
+            return self._read(row)
+        except (ObjectNotFound, SampleError) as error:
+            return self._lost(row, error)
+
+    def pixels_into(self, row: int, out: Row) -> Skipped | None:
+        """Read and decode a sample into ``out``, or say why it cannot be; ``out`` is zeros then.
+
+        Args:
+            row: of the request.
+            out: its place.
+
+        Raises:
+            Abandoned: Nobody wants it any more.
+            StoreError: The store failed, and not for this sample alone.
+        """
+        try:
+            self._decode(row, out)
+        except (ObjectNotFound, SampleError) as error:
+            out.fill(0)
+            return self._lost(row, error)
+        return None
+
+    def all_pixels_into(self, rows: Sequence[int], out: Slab) -> list[Skipped | None]:
+        """As ``pixels_into`` for some samples, one after another, each into its row of ``out``.
+
+        A mapped record takes hundredths of a millisecond, about as long as asking for its memory and counting it: that
+        is done for all of them at once, where their memory is there at once.
+        """
+        nbytes = _COPIES * sum(self._samples.lengths[list(rows)].tolist()) + scratch_bytes(self._first_guess)
+        if not self.is_mapped or nbytes > self._decoding.memory.total_bytes:
+            return [self.pixels_into(*one) for one in zip(rows, out, strict=True)]
+        with self._decoding.memory.reserve(nbytes, self._is_abandoned):
+            found = self._read_all(rows)
+            with self._decoding.turns:
+                started = time.perf_counter()
+                made = [self._made(*one) for one in zip(rows, found, out, strict=True)]
+                self._decoding.counters.add(decode_s=time.perf_counter() - started)
+        return made
+
+    @property
+    def is_mapped(self) -> bool:
+        """Reading waits for nothing but, at times, a page of a local file."""
+        return isinstance(self._store, MappedFolder)
+
+    def is_as_listed(self, row: int) -> bool:
+        """Whether the object is known to have been read in the version that the request names."""
+        return bool(self._samples.versions) and row not in self._unknown
+
+    def skipped(self, row: int, reason: str) -> Skipped:
+        """A sample that is left out, and why."""
+        return Skipped(id=int(self._samples.ids[row]), object=self._samples.objects[row], reason=reason)
+
+    def _lost(self, row: int, error: ObjectNotFound | SampleError) -> Skipped:
+        # What was listed and is not there any more has changed too.
+        return replace(self.skipped(row, str(error)), changed=isinstance(error, ObjectNotFound))
+
+    def _decode(self, row: int, out: Row) -> None:
+        """Guess the image's size, and where it is larger read it again with memory for it.
+
+        Asking for more while holding some could have two threads wait for each other.
+        """
+        pixels = self._guess
+        while True:
+            nbytes = _COPIES * int(self._samples.lengths[row]) + scratch_bytes(pixels)
+            self._check(nbytes)
+            with self._decoding.memory.reserve(nbytes, self._is_abandoned):
+                encoded = self._read(row)
+                needed = pixels_needed(self._preprocess, encoded)
+                if needed <= pixels or needed > MOST_PIXELS:
+                    self._decode_now(row, encoded, out)
+                    self._guess = max(self._first_guess, min(needed, pixels))  # the next one is often alike
+                    return
+            self._decoding.counters.add(decoded_again=1)
+            pixels = needed
+
+    def _check(self, nbytes: int) -> None:
+        total = self._decoding.memory.total_bytes
+        if nbytes > total:
+            raise SampleError(
+                f"too large for the node: decoding it takes {readable_bytes(nbytes)} and the node has "
+                f"{readable_bytes(total)} for that; start it with more --memory"
+            )
+
+    def _read(self, row: int) -> Buffer:
+        started = time.perf_counter()
+        kept = None if self._here is None else self._here.get(row)
+        if kept is not None:
+            self._decoding.counters.add(read_s=time.perf_counter() - started, tier_hits=1)
+            return kept
+        data, version = self._store.read_version(*self._place(row))
+        self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
+        self._check_version(row, version)
+        if self._here is not None:
+            self._here.put(row, data, version)
+        return data
+
+    def _read_all(self, rows: Sequence[int]) -> list[Buffer | Skipped]:
+        started, found = time.perf_counter(), list[Buffer | Skipped]()
+        for row in rows:
+            try:
+                data, version = self._store.read_version(*self._place(row))
+                self._check_version(row, version)
+                found.append(data)
+            except (ObjectNotFound, SampleError) as error:
+                found.append(self._lost(row, error))
+        nbytes = sum(len(one) for one in found if not isinstance(one, Skipped))
+        self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=nbytes)
+        return found
+
+    def _check_version(self, row: int, version: str) -> None:
+        samples = self._samples
+        listed = samples.versions[row] if samples.versions else ""
+        if is_other_version(listed, version):
+            raise ObjectNotFound(f"{samples.objects[row]} has changed since it was listed: make the data set anew")
+        if not version:
+            self._unknown.add(row)
+
+    def _place(self, row: int) -> Place:
+        samples = self._samples
+        return Place(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+
+    def _decode_now(self, row: int, encoded: Buffer, out: Row) -> None:
+        with self._decoding.turns:
+            started = time.perf_counter()
+            self._write(row, encoded, out)
+            self._decoding.counters.add(decode_s=time.perf_counter() - started)
+
+    def _made(self, row: int, found: Buffer | Skipped, out: Row) -> Skipped | None:
+        """A sample of which is known how large it is."""
+        if isinstance(found, Skipped):
+            out.fill(0)
+            return found
+        try:
+            self._write(row, found, out)
+        except SampleError as error:
+            out.fill(0)
+            return self._lost(row, error)
+        return None
+
+    def _write(self, row: int, encoded: Buffer, out: Row) -> None:
+        into: Callable[..., None] = pixels_into if out.dtype == np.uint8 else decode_into
+        into(self._preprocess, encoded, out, id=int(self._samples.ids[row]), view=self._view)
+
+
+def _pixels_within(nbytes: int) -> int:
+    """Pixels for which a quarter of the memory is enough to decode them."""
+    return (nbytes // 4 - scratch_bytes(0)) // (scratch_bytes(1) - scratch_bytes(0))

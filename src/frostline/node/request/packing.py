@@ -1,0 +1,41 @@
+"""Packs the answers of one request, in the thread that waits for them, and says what memory that takes."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frostline.core import EXACT, FeatureBatch
+from frostline.node.scheduling.statistics import Counters
+from frostline.wire.codecs import PackingMemory, pack, packing_memory
+
+__all__ = ("Packing",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How the answers of a request are packed.
+
+    Attributes:
+        codec: its name; ``exact`` leaves them as they are.
+        tolerance: the largest relative error allowed; None takes any.
+        counters: told what was done.
+    """
+
+    codec: str
+    tolerance: float | None
+    counters: Counters
+
+    def memory(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> PackingMemory:
+        """What it takes for tensors of those shapes and dtypes."""
+        return packing_memory(shapes, [np.dtype(dtype) for dtype in dtypes], self.codec)
+
+    def __call__(self, batch: FeatureBatch) -> FeatureBatch:
+        """The batch as it crosses the wire."""
+        if self.codec == EXACT:
+            return batch
+        started = time.perf_counter()
+        packed = pack(batch, self.codec, self.tolerance)
+        self.counters.add(encode_s=time.perf_counter() - started)
+        return packed

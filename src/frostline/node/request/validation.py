@@ -1,0 +1,219 @@
+"""Checks a request against what the node serves, and opens what it needs."""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from frostline.core import CELLS, OBJECTS, URLS, Samples
+from frostline.datasets.formats.url_reader import UrlReader
+from frostline.datasets.open import check_object, open_samples
+from frostline.datasets.parquet.cells import CELLS_BYTES, CellCache
+from frostline.engines.base.identity import levels_of
+from frostline.errors import BadRequest, SettingError
+from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.memory_pool import Pool, Reservation
+from frostline.preprocess import Preprocess
+from frostline.stores.base.limits import LinkBounds, StoreLimits
+from frostline.stores.base.protocols import Place, Versioned
+from frostline.stores.base.urls import parse_url
+from frostline.stores.cql.store import CqlStore
+from frostline.stores.objects.local import FolderStore
+from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.open import is_within, normalise_url
+from frostline.stores.reads.readahead import Ahead, Line, SecondReads
+from frostline.stores.reads.shared_reads import Together
+from frostline.wire.messages import FeatureRequest
+
+__all__ = ("Stores", "checked_preprocess", "read_ahead")
+
+# Stores stay open for the next request; each may hold connections.
+_MOST_OPEN = 16
+
+
+class Stores:
+    """The stores under the node's roots. Safe for threads.
+
+    Args:
+        roots: URLs under which data is served.
+        cells_bytes: of decoded columns that are kept at once.
+        follows_links: Symbolic links in folders may lead out of the roots.
+        deadline_s: See ``StoreLimits``.
+
+    Raises:
+        SettingError: One of them is no URL that Frostline reads.
+    """
+
+    def __init__(
+        self,
+        roots: tuple[str, ...],
+        cells_bytes: int = CELLS_BYTES,
+        *,
+        follows_links: bool = True,
+        deadline_s: float = math.inf,
+    ) -> None:
+        self._roots = tuple(normalise_url(root) for root in roots)
+        self._lock = threading.Lock()
+        self._cells = CellCache(cells_bytes)
+        self._follows_links = follows_links
+        self._deadline_s = deadline_s
+        self._open: OrderedDict[tuple[str, str, bool, tuple[str, ...], tuple[str, ...]], Versioned] = OrderedDict()
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The canonical URLs of the roots."""
+        return self._roots
+
+    def allowed(self, roots: tuple[str, ...] | None) -> tuple[str, ...]:
+        """The canonical URLs of what somebody may read who is allowed those; None is all."""
+        return self._roots if roots is None else tuple(normalise_url(root) for root in roots)
+
+    def store(
+        self,
+        data: str,
+        allowed: tuple[str, ...] | None = None,
+        *,
+        reading: str = OBJECTS,
+        objects: Sequence[str] = (),
+        mapped: bool = False,
+    ) -> Versioned:
+        """What gives the samples of a data set.
+
+        Args:
+            data: URL of its root.
+            allowed: roots under which its asker may read; None is all.
+            reading: how the bytes at their addresses are found.
+            objects: that will be read; where they are URLs, each must lie within such a root too.
+            mapped: read its objects from memory maps, where it is a local folder and they are sealed.
+
+        Raises:
+            BadRequest: It, or one of its objects, does not lie under a root of this node that its asker may read.
+        """
+        url, may_read = self._served(data, allowed)
+        within = may_read if reading == URLS else ()
+        folders = _folders(may_read)
+        mapped = mapped and url.startswith("file:")
+        key = (url, reading, mapped, within, folders)
+        with self._lock:
+            if key not in self._open:
+                links = None if self._follows_links else LinkBounds(folders)
+                limits = StoreLimits(links=links, deadline_s=self._deadline_s)
+                self._open[key] = open_samples(
+                    url, reading, mapped=mapped, cells=self._cells, roots=within, limits=limits
+                )
+            self._open.move_to_end(key)
+            if len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)
+            store = self._open[key]
+        if isinstance(store, UrlReader):
+            for one in objects:
+                store.check(one)
+        return store
+
+    def listed(self, data: str, allowed: tuple[str, ...] | None = None) -> tuple[str, tuple[str, ...] | None]:
+        """The canonical URL of a data set's root, and the folders within which links may lead; None is anywhere.
+
+        Args:
+            data: URL of its root.
+            allowed: roots under which its asker may read; None is all.
+
+        Raises:
+            BadRequest: It does not lie under a root of this node that its asker may read.
+        """
+        url, may_read = self._served(data, allowed)
+        return url, None if self._follows_links else _folders(may_read)
+
+    def _served(self, data: str, allowed: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
+        """The canonical URL of a data set's root, and all roots that its asker may read."""
+        try:
+            url = normalise_url(data)
+        except SettingError as error:
+            raise BadRequest(f"data: {error}") from error
+        roots = self.allowed(allowed)
+        if "://" not in data or not self._is_open(url, roots):
+            raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
+        return url, tuple(dict.fromkeys(one for one in (*roots, *self._roots) if self._is_open(one, roots)))
+
+    def _is_open(self, url: str, roots: tuple[str, ...]) -> bool:
+        """Whether a URL lies within what is served, and within what an asker may read: the two need not be alike."""
+        return any(is_within(url, root) for root in self._roots) and any(is_within(url, root) for root in roots)
+
+
+def _folders(roots: Sequence[str]) -> tuple[str, ...]:
+    return tuple(one.path for one in map(parse_url, roots) if one.scheme == "file")
+
+
+def checked_preprocess(request: FeatureRequest) -> Preprocess:
+    """The preprocessing of a request whose samples make sense.
+
+    Raises:
+        BadRequest: They do not; the message names the field.
+    """
+    _check_samples(request.samples, request.reading)
+    preprocess = Preprocess.from_json(request.preprocess)
+    if request.cut > 0 and preprocess.is_random and request.view is None:
+        raise BadRequest("view: random preprocessing needs one, with seed and epoch")
+    if request.cut > 1 and request.prefix is None:
+        raise BadRequest(f"prefix: cut {request.cut} lies inside a network; name its prefix")
+    if request.cut > 1:
+        _check_levels(request.engine, preprocess)
+    return preprocess
+
+
+def read_ahead(
+    store: Versioned,
+    request: FeatureRequest,
+    places: Sequence[Place],
+    ahead: Pool,
+    line: Line,
+    second: SecondReads | None,
+    leash: Leash,
+    held: ExitStack,
+) -> Versioned:
+    """The store, or one that reads samples of the request before they are asked for.
+
+    Those that are neighbours in an object are read by one request, where there are any.
+
+    Args:
+        store: that holds its samples.
+        request: whose samples will be read.
+        places: of these samples.
+        ahead: memory for what was read with its neighbours and is not asked for yet.
+        line: in which its other reads wait.
+        second: how its reads are made a second time; None where none is.
+        leash: of the request; who waits for a read ahead is freed when it is cut.
+        held: closed when the request ends.
+    """
+    # A folder's next bytes are in the system's cache already, and cells are read by whole row groups.
+    if request.reading == CELLS or isinstance(store, FolderStore | MappedFolder):
+        return store
+
+    def room(nbytes: int) -> Reservation | None:
+        return ahead.take(nbytes) if nbytes <= ahead.total_bytes else None
+
+    # Objects of their own, and a table's, have no neighbours.
+    if request.reading == OBJECTS and not isinstance(store, CqlStore):
+        together = Together(store, places, room)
+        held.callback(together.close)
+        if together.joins:
+            return together
+    one_by_one = Ahead(store, line, second)
+    held.callback(one_by_one.close)
+    leash.on_cut(one_by_one.close)
+    return one_by_one
+
+
+def _check_levels(engine: str, preprocess: Preprocess) -> None:
+    named, levels = levels_of(engine), preprocess.levels
+    if named and (levels is None or levels.digest != named):
+        raise BadRequest(f"engine: {engine} takes pixels that mean something else than preprocess says")
+
+
+def _check_samples(samples: Samples, reading: str) -> None:
+    if len(np.unique(samples.ids)) != len(samples):
+        raise BadRequest("samples.ids: an id stands there twice")
+    for name in samples.objects:
+        check_object(name, reading)

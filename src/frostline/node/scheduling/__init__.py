@@ -1,0 +1,1 @@
+"""Who may use the node, how much and when."""

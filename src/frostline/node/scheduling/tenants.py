@@ -1,0 +1,244 @@
+"""Who asks, what is counted for them, and whether they may ask for more now."""
+
+import hashlib
+import math
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from frostline.batching import Allowance, Claim, readable_bytes
+from frostline.config import TenantSettings
+from frostline.errors import Overloaded, SettingError, Unidentified
+from frostline.node.scheduling.statistics import Counters
+
+__all__ = ("EVERYBODY", "Account", "Tenants", "read_tenants")
+
+EVERYBODY = "everybody"
+"""The one tenant of a node that knows none."""
+
+_RETRY_AFTER_S = 1.0
+# Where there are several tenants, none holds more than this part of the memory for work, so that one whose answers
+# nobody reads leaves room for the others.
+_MOST_WORK = 0.5
+# Nor more than this part of the memory for weights: what is in use leaves after a turn only, and one whose network
+# fills it would shut all others out until then.
+_MOST_WEIGHTS = 0.5
+# Nor are engines tried for one for more than this part of the time. What it did not use is saved for half an hour:
+# worth the ten minutes that trials of one prefix take at most, and half of those of another.
+_MOST_TRIALS = 0.5
+_TRIALS_SAVED_S = 1800.0
+
+
+class Account:
+    """What one tenant uses. Safe for threads.
+
+    Args:
+        settings: of the tenant; None for everybody.
+        counters: of the tenant.
+        is_alone: there are no others.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, settings: TenantSettings | None, counters: Counters, *, is_alone: bool, clock: Callable[[], float]
+    ) -> None:
+        self._settings = settings or TenantSettings(name=EVERYBODY, token_sha256="0" * 64, sees_all=True)
+        self._is_alone = is_alone
+        self._clock = clock
+        self._lock = threading.Lock()
+        rate = self._settings.device_s_per_s
+        self._allowance = None if rate is None else Allowance(rate)
+        self._trials = Allowance(_MOST_TRIALS, _TRIALS_SAVED_S)
+        self._inside = 0
+        self.counters = counters
+
+    @property
+    def name(self) -> str:
+        """Of the tenant."""
+        return self._settings.name
+
+    @property
+    def settings(self) -> TenantSettings:
+        """What it may use."""
+        return self._settings
+
+    @property
+    def inside(self) -> int:
+        """Its requests in work."""
+        return self._inside
+
+    def claim(self, device_s: float, room_bytes: int) -> Claim:
+        """What its work says when it asks for some of so much memory."""
+        most = self._settings.work_bytes
+        if most is None:
+            most = room_bytes if self._is_alone else int(_MOST_WORK * room_bytes)
+        return Claim(tenant=self.name, device_s=device_s, most_bytes=most)
+
+    def most_weight_bytes(self, room_bytes: int) -> float:
+        """What its prefixes and engines may take of so much memory for weights."""
+        if self._settings.weight_bytes is not None:
+            return self._settings.weight_bytes
+        return math.inf if self._is_alone else _MOST_WEIGHTS * room_bytes
+
+    def used(self, device_s: float) -> None:
+        """Its work took so much of the device."""
+        self.counters.add(compute_s=device_s)
+        if self._allowance is not None:
+            with self._lock:
+                self._allowance.spend(device_s, self._clock())
+
+    def tried(self, trial_s: float) -> None:
+        """Engines were tried for it for so long."""
+        self.counters.add(trial_s=trial_s)
+        with self._lock:
+            self._trials.spend(trial_s, self._clock())
+            if self._allowance is not None:
+                self._allowance.owe(trial_s)
+
+    def check_trials(self) -> None:
+        """Do nothing if engines may be tried for it.
+
+        Raises:
+            Overloaded: There are others, and it had more of the node for that than it may.
+        """
+        with self._lock:
+            wait_s = 0.0 if self._is_alone else self._trials.wait_s(self._clock())
+        if wait_s > 0:
+            self._refuse("had engines tried for as long as it may for now, and accuracy 'exact' tries none", wait_s)
+
+    def trained(self, train_s: float) -> None:
+        """A head was trained for it, which took as much of the node as so many seconds of the device."""
+        self.counters.add(train_s=train_s)
+        if self._allowance is not None:
+            with self._lock:
+                self._allowance.spend(train_s, self._clock())
+
+    def check(self, *, has_room: bool = True) -> None:
+        """Do nothing if another request may be let in.
+
+        Args:
+            has_room: none of its work waits for memory that it holds itself.
+
+        Raises:
+            Overloaded: One of its quotas is used up; the sentence names it.
+        """
+        wanted = self._settings
+        with self._lock:
+            wait_s = 0.0 if self._allowance is None else self._allowance.wait_s(self._clock())
+        if wait_s > 0:
+            self._refuse(f"has used its {wanted.device_s_per_s} device seconds a second", wait_s)
+        if wanted.requests is not None and self._inside >= wanted.requests:
+            self._refuse(f"has {self._inside} requests in work already", _RETRY_AFTER_S)
+        if wanted.work_bytes is not None and not has_room:
+            self._refuse(f"has used its {readable_bytes(wanted.work_bytes)} of memory for work", _RETRY_AFTER_S)
+
+    def enter(self) -> None:
+        """One of its requests is let in."""
+        with self._lock:
+            self._inside += 1
+
+    def leave(self) -> None:
+        """It has ended."""
+        with self._lock:
+            self._inside -= 1
+
+    def _refuse(self, why: str, wait_s: float) -> None:
+        self.counters.add(refused_quota=1)
+        raise Overloaded(f"tenant {self.name} {why}: ask again later", retry_after_s=wait_s)
+
+
+class Tenants:
+    """Everybody who may use a node. Safe for threads.
+
+    Args:
+        settings: of each; where there are none, everybody may, as one.
+        counters: of the node, to which those of tenants add up.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, settings: Sequence[TenantSettings], counters: Counters, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        is_alone = len(settings) < 2
+        self._by_token = {
+            one.token_sha256: Account(one, Counters(counters), is_alone=is_alone, clock=clock) for one in settings
+        }
+        self._everybody = Account(None, Counters(counters), is_alone=is_alone, clock=clock)
+
+    @property
+    def everybody(self) -> Account:
+        """Who asks from within the process, or of a node that knows no tenants."""
+        return self._everybody
+
+    @property
+    def accounts(self) -> list[Account]:
+        """Those that are counted apart."""
+        return list(self._by_token.values()) or [self._everybody]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """By name."""
+        return {one.name: one.settings.weight for one in self.accounts}
+
+    def identify(self, token: str | None) -> Account:
+        """Whose token it is.
+
+        Raises:
+            Unidentified: Nobody's. The sentence does not repeat it.
+        """
+        if not self._by_token:
+            return self._everybody
+        if token is None:
+            raise Unidentified("this node answers its tenants only: set FROSTLINE_TOKEN to the token you were given")
+        # A digest is looked up and not the token, so that the time it takes tells nothing of the tokens.
+        account = self._by_token.get(hashlib.sha256(token.encode()).hexdigest())
+        if account is None:
+            raise Unidentified("this node does not know that token: see FROSTLINE_TOKEN")
+        return account
+
+
+def read_tenants(path: Path) -> tuple[TenantSettings, ...]:
+    """Tenants from a TOML file with a table ``[[tenant]]`` for each, whose keys are the fields of ``TenantSettings``.
+
+    Raises:
+        SettingError: It cannot be read, or does not make sense; the sentence names the file and the field.
+    """
+    try:
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingError(f"cannot read the tenants in {path}: {error}") from error
+    tables = value.get("tenant")
+    if set(value) != {"tenant"} or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+        raise SettingError(f"{path} must hold a table [[tenant]] for each tenant, and nothing else")
+    return tuple(_tenant(path, one) for one in tables)
+
+
+def _tenant(path: Path, table: dict[str, object]) -> TenantSettings:
+    kinds: dict[str, tuple[type, ...]] = {
+        "name": (str,),
+        "token_sha256": (str,),
+        "weight": (int, float),
+        "requests": (int,),
+        "work_bytes": (int,),
+        "device_s_per_s": (int, float),
+        "weight_bytes": (int,),
+        "roots": (list,),
+        "sees_all": (bool,),
+    }
+    assert set(kinds) == {one.name for one in fields(TenantSettings)}, "every field can be set"
+    for name, value in table.items():
+        if name not in kinds:
+            raise SettingError(f"{path}: a tenant has no {name!r}; it has {', '.join(kinds)}")
+        if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
+            raise SettingError(f"{path}: {name} of a tenant must be {kinds[name][-1].__name__}, not {value!r}")
+    if not {"name", "token_sha256"} <= set(table):
+        raise SettingError(f"{path}: a tenant has a name and a token_sha256")
+    roots = table.get("roots")
+    if isinstance(roots, list):
+        if not all(isinstance(one, str) for one in roots):
+            raise SettingError(f"{path}: roots of a tenant must be a list of URLs")
+        table = {**table, "roots": tuple(roots)}
+    return TenantSettings(**table)  # type: ignore[arg-type]  # checked above

@@ -1,0 +1,1 @@
+"""The node itself: what it serves, profiles and does beside."""

@@ -1,0 +1,179 @@
+"""Listings for clients: one a tenant at a time, each a process of its own that ends when nobody wants it any more."""
+
+import math
+import os
+import tempfile
+import threading
+from contextlib import suppress
+from typing import IO
+
+from frostline.config import NodeSettings
+from frostline.core import URLS
+from frostline.datasets.formats.base import Widespread
+from frostline.datasets.formats.known import form_named
+from frostline.errors import BadRequest, NotAllowed, Overloaded, Refused, SettingError, Unavailable
+from frostline.node.process.bounded import BoundedProcess
+from frostline.node.request.validation import Stores
+from frostline.node.scheduling.tenants import Account
+from frostline.wire.listings import ListingRequest
+
+__all__ = ("Listing", "Listings")
+
+# Started by name: what it lists with stays out of the node's own process, and so does the memory that it takes.
+_MODULE = "frostline.datasets.manifest.listing_process"
+_RETRY_AFTER_S = 2.0
+_PIECE = 256 << 10
+# What the node serves goes first.
+_NICENESS = 5
+
+
+class Listing:
+    """A listing that runs. ``close`` may be called from any thread, and again; all else from one.
+
+    Args:
+        process: that lists.
+        file: what it writes the manifest to.
+    """
+
+    def __init__(self, process: BoundedProcess, file: IO[bytes]) -> None:
+        self._process = process
+        self._file = file
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._is_closed = False
+
+    def line(self) -> bytes:
+        """What it says next; nothing at its end.
+
+        Raises:
+            Refused: It ended without a last word.
+            Unavailable: It was closed.
+        """
+        with self._turn:
+            self._check()
+            try:
+                return self._process.line()
+            except Refused:
+                self._check()
+                raise
+
+    def piece(self, place: int) -> bytes:
+        """Some bytes from that place of the manifest, or of the splits behind it; nothing at their end.
+
+        Raises:
+            Unavailable: It was closed.
+        """
+        with self._turn:
+            self._check()
+            return os.pread(self._file.fileno(), _PIECE, place)
+
+    def close(self) -> None:
+        """End it at once, where it runs."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._process.kill()
+        with self._turn:  # who waits for a line has it, or its end, now
+            self._process.close()
+            self._file.close()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise Unavailable("the listing was given up: its client has gone, or the node is stopping")
+
+
+class Listings:
+    """The listings of a node. Safe for threads.
+
+    Args:
+        settings: what each may take.
+        stores: that the node serves.
+    """
+
+    def __init__(self, settings: NodeSettings, stores: Stores) -> None:
+        self._settings = settings
+        self._stores = stores
+        self._lock = threading.Lock()
+        self._running: dict[str, Listing] = {}
+        self._is_closed = False
+
+    def begin(self, request: ListingRequest, account: Account) -> Listing:
+        """Begin to list a data set.
+
+        Raises:
+            BadRequest: The node does not serve it to that account, or cannot list it.
+            NotAllowed: Its form names other hosts.
+            Overloaded: The account has a listing under way.
+            Unavailable: The node is stopping.
+        """
+        url, folders = self._stores.listed(request.data, account.settings.roots)
+        _check(url, request)
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("the node is stopping")
+            if account.name in self._running:
+                raise Overloaded(
+                    f"the node lists data for {account.name} already, one set after the other",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            self._running[account.name] = listing = self._started(url, folders, request)
+        return listing
+
+    def end(self, listing: Listing) -> None:
+        """Close a listing, and let its tenant begin another one. Doing it again does nothing."""
+        listing.close()
+        with self._lock:
+            self._running = {name: one for name, one in self._running.items() if one is not listing}
+
+    def close(self) -> None:
+        """End them all. Calling it again does nothing."""
+        with self._lock:
+            self._is_closed = True
+            running = list(self._running.values())
+        for listing in running:
+            listing.close()
+
+    def _started(self, url: str, folders: tuple[str, ...] | None, request: ListingRequest) -> Listing:
+        settings = self._settings
+        file = tempfile.TemporaryFile()  # noqa: SIM115 (the listing closes it); without a name: nothing is left behind
+        orders = {
+            "data": url,
+            "form": request.form,
+            "relist": request.relist,
+            "refuses_changes": request.changed == "refuse",
+            "folders": folders,
+            "deadline_s": None if settings.store_deadline_s == math.inf else settings.store_deadline_s,
+            "known": list(request.known),
+            "max_samples": settings.max_listed,
+            "max_bytes": settings.max_manifest_bytes,
+        }
+        try:
+            process = BoundedProcess(
+                _MODULE,
+                orders,
+                {"out": file},
+                memory_bytes=settings.listing_memory_bytes,
+                what="the listing",
+                option="--listing-memory",
+            )
+        except OSError as error:
+            file.close()
+            raise Unavailable(f"the node cannot start a listing: {error.strerror or error}") from error
+        with suppress(OSError):  # it may have ended
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+        return Listing(process, file)
+
+
+def _check(url: str, request: ListingRequest) -> None:
+    if url.startswith("memory:"):
+        raise BadRequest(f"{url} lies in the node's own process, which lists nothing for others")
+    try:
+        form = None if request.form is None else form_named(request.form)
+    except SettingError as error:
+        raise BadRequest(str(error)) from error
+    if form is not None and isinstance(form, Widespread):
+        raise NotAllowed(
+            f"a node does not list data of the form {URLS}, which may lead to other hosts: list it with credentials of "
+            "your own (--list-here; in Python Dataset without near=)"
+        )

@@ -1,0 +1,149 @@
+"""Opens what a request needs: the store of its samples, what reads and decodes them, and its prefix with an engine."""
+
+import threading
+from contextlib import ExitStack
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from frostline.config import NodeSettings
+from frostline.core import REFERENCE
+from frostline.errors import BadRequest
+from frostline.node.request.block_reads import BlockShelf
+from frostline.node.request.decode import Decoding, SampleReader
+from frostline.node.request.local_tier import TierOfNode
+from frostline.node.request.validation import Stores, read_ahead
+from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.memory_pool import Pool
+from frostline.node.scheduling.statistics import Counters
+from frostline.node.scheduling.tenants import Account
+from frostline.node.service.resources import Sharing
+from frostline.node.weights.prefix_registry import Prefixes, Resident
+from frostline.preprocess import Preprocess
+from frostline.stores.base.protocols import Place, Versioned
+from frostline.stores.objects.disk_tier import TierStatistics
+from frostline.stores.reads.block_reads import BlockReads
+from frostline.stores.reads.readahead import Line, SecondReads
+from frostline.stores.wrappers.hedging import LateReads
+from frostline.wire.messages import FeatureRequest
+
+__all__ = ("Opening",)
+
+
+class Opening:
+    """Opens what requests need. Safe for threads.
+
+    Args:
+        settings: of the node.
+        stores: under the node's roots.
+        prefixes: that it holds.
+        sharing: the node's memory and threads.
+
+    Attributes:
+        stores: under the node's roots.
+        prefixes: that it holds.
+    """
+
+    def __init__(self, settings: NodeSettings, stores: Stores, prefixes: Prefixes, sharing: Sharing) -> None:
+        self.stores = stores
+        self.prefixes = prefixes
+        self._waiters = sharing.waiters
+        self._ahead: Pool = sharing.pools["ahead"]
+        self._memory: Pool = sharing.pools["decode"]
+        self._decoders = threading.Semaphore(settings.decode_threads)
+        self._blocks = BlockShelf()
+        self._tier = TierOfNode(settings)
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._lines: dict[str, Line] = {}
+        self._late: WeakKeyDictionary[Versioned, LateReads] = WeakKeyDictionary()
+
+    def tier_statistics(self) -> TierStatistics | None:
+        """How the samples on the node's own disk stand."""
+        return self._tier.statistics()
+
+    def blocks(self, data: str, reading: str, account: Account, most_bytes: int) -> BlockReads | None:
+        """What reads a data set's samples in blocks before they are asked for; see ``BlockShelf.open``.
+
+        Raises:
+            BadRequest: It does not lie under a root of this node that the account may read.
+        """
+        store = self.stores.store(data, account.settings.roots, reading=reading)
+        lane = self._waiters.lane(account.name)
+        return self._blocks.open(store, reading, lane, most_bytes, partial(self._tier.has, data))
+
+    def reader(
+        self,
+        request: FeatureRequest,
+        preprocess: Preprocess,
+        account: Account,
+        counters: Counters,
+        leash: Leash,
+        held: ExitStack,
+        *,
+        is_measured: bool = False,
+    ) -> SampleReader:
+        """What reads and decodes the request's samples, some before they are asked for, until ``held`` is closed.
+
+        Raises:
+            BadRequest: They do not lie under a root of this node that the account may read.
+        """
+        store = self._store(request, preprocess, account)
+        decoding = Decoding(memory=self._memory, turns=self._decoders, counters=counters)
+        samples = request.samples
+        # What is here says nothing of what reading the rest takes.
+        here = None if is_measured else self._tier.of(request.data, request.reading, samples)
+        places = list(map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
+        if here is not None:
+            places = [place for row, place in enumerate(places) if not here.has(row)]
+        ahead = self._blocks.over(store, places)
+        if ahead is None:
+            line, second = self._line(account.name), self._second_reads(store, account, counters)
+            ahead = read_ahead(store, request, places, self._ahead, line, second, leash, held)
+        return SampleReader(ahead, request.samples, preprocess, request.view, decoding, leash.is_cut, here)
+
+    def resident(
+        self,
+        request: FeatureRequest,
+        preprocess: Preprocess,
+        account: Account,
+        held: ExitStack,
+        engine: str = REFERENCE,
+    ) -> Resident | None:
+        """The request's prefix with an engine, which stay until ``held`` is closed; None where it names none.
+
+        Raises:
+            BadRequest: The prefix takes other samples than the preprocessing gives.
+            Refused: See ``Prefixes.used``.
+        """
+        if request.prefix is None:
+            return None
+        used = self.prefixes.used(request.prefix, engine, request.cut, account, preprocess.levels)
+        resident = held.enter_context(used)
+        if preprocess.shape != tuple(resident.prefix.input_shape):
+            raise BadRequest(
+                f"preprocess gives samples of shape {list(preprocess.shape)}, "
+                f"and the prefix takes {list(resident.prefix.input_shape)}"
+            )
+        return resident
+
+    def _line(self, tenant: str) -> Line:
+        most = {"most": self._settings.read_threads, "most_bytes": self._ahead.total_bytes}
+        with self._lock:
+            return self._lines.setdefault(tenant, Line(self._ahead.take, self._waiters.lane(tenant), **most))
+
+    def _second_reads(self, store: Versioned, account: Account, counters: Counters) -> SecondReads | None:
+        if self._settings.hedge_quantile == 1:
+            return None
+        with self._lock:
+            late = self._late.setdefault(store, LateReads(self._settings.hedge_quantile))
+        threads = self._waiters.lane(account.name, is_urgent=True)
+        return SecondReads(late=late, threads=threads, made=partial(counters.add, read_again=1))
+
+    def _store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:
+        return self.stores.store(
+            request.data,
+            account.settings.roots,
+            reading=request.reading,
+            objects=request.samples.objects,
+            mapped=preprocess.stored is not None,
+        )

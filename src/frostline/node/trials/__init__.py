@@ -1,0 +1,1 @@
+"""Trials of engines at the node."""

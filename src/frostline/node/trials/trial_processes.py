@@ -1,0 +1,362 @@
+"""Runs trials of engines in child processes, one after another, bounded in time and memory."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import Levels
+from frostline.core.units import in_bytes, in_seconds
+from frostline.engines.backends.catalog import offered
+from frostline.engines.base.identity import Pixels, judging, offer_name
+from frostline.engines.base.protocols import Footprint
+from frostline.engines.choice.prospects import is_prompt
+from frostline.engines.choice.trials import Subject, compare_engine, try_briefly
+from frostline.engines.machine.allocator import ENVIRONMENT
+from frostline.errors import Unavailable
+from frostline.models.files.artifact import Prefix, save_prefix
+from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.trials.requesters import NOBODY, Patron
+from frostline.node.trials.trial_policy import Terms
+from frostline.profiles import Trial
+
+__all__ = ("Children", "Reference", "Workshop")
+
+T = TypeVar("T")
+
+# The longest that one engine may take, its conversion with calibration and some seconds of runs at eight cuts.
+_LONGEST_S = 240.0
+_LAST_WORDS = 2000
+_MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory")
+
+
+class Reference(Protocol):
+    """The user's own network, as the node runs it: what other engines are compared with."""
+
+    def seconds(self, cut: int) -> float:
+        """Seconds that a sample takes from the network's input up to a cut, as measured."""
+
+    def footprint(self, cut: int) -> Footprint:
+        """Memory of one of its runs up to a cut, by which the graph was checked."""
+
+    def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """What crosses a cut for some samples, as the network takes them."""
+
+    def alone(self, call: Callable[[], T]) -> T:
+        """What a call gives that has the node's device alone."""
+
+
+class Children:
+    """The trial that runs now, so that it can be ended from any thread.
+
+    Args:
+        niceness: by which it steps back behind what the node serves.
+    """
+
+    def __init__(self, niceness: int) -> None:
+        self._niceness = niceness
+        self._lock = threading.Lock()
+        self._is_abandoned: Callable[[], bool] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def run(
+        self,
+        argument: str,
+        environment: Mapping[str, str],
+        stderr: Path,
+        longest_s: float,
+        is_abandoned: Callable[[], bool],
+    ) -> int | None:
+        """Run one to its end, and give its status; None where it took too long.
+
+        Raises:
+            Abandoned: Nobody waits for it any more.
+            Unavailable: The node is stopping.
+        """
+        with stderr.open("wb") as words, self._started(argument, environment, words.fileno(), is_abandoned) as child:
+            try:
+                child.wait(longest_s)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                _end(child)
+        if self._is_closed:
+            raise Unavailable("the node is stopping")
+        if is_abandoned():
+            raise Abandoned
+        return child.returncode
+
+    def wake(self) -> None:
+        """End it if nobody waits for it any more."""
+        with self._lock:
+            if self._child is not None and self._is_abandoned is not None and self._is_abandoned():
+                _end(self._child)
+
+    def close(self) -> None:
+        """End it, and start no other."""
+        with self._lock:
+            self._is_closed = True
+            if self._child is not None:
+                _end(self._child)
+
+    def _started(
+        self, argument: str, environment: Mapping[str, str], words: int, is_abandoned: Callable[[], bool]
+    ) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("the node is stopping")
+            if is_abandoned():  # from here on ``wake`` sees it
+                raise Abandoned
+            self._is_abandoned = is_abandoned
+            # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal,
+            # and compilers that it starts end with it.
+            self._child = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+                [sys.executable, "-P", "-m", "frostline.node.trials.trial_main", argument],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                env={**environment, **os.environ},
+                start_new_session=True,
+            )
+            _step_back(self._child.pid, self._niceness)
+            return self._child
+
+
+class Workshop:
+    """Tries engines on one prefix. A context manager, whose files go with it.
+
+    Args:
+        prefix: to be run.
+        pixels: real samples.
+        levels: what they mean where they are as they are kept (``engines.choice.trials.Subject``).
+        terms: how.
+        reference: gives the features that others are compared with.
+        converted: the folder that keeps converted files of this prefix.
+        children: runs the processes.
+        longest_s: for all trials together, while they run.
+        patron: for whom.
+        clock: monotonic seconds.
+
+    Attributes:
+        patron: for whom.
+        has_begun: a trial was run.
+        spent_s: on trials so far.
+    """
+
+    def __init__(
+        self,
+        prefix: Prefix,
+        pixels: Pixels,
+        levels: Levels | None,
+        terms: Terms,
+        reference: Reference,
+        *,
+        converted: Path,
+        children: Children,
+        longest_s: float,
+        patron: Patron = NOBODY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._prefix = prefix
+        self._pixels = pixels
+        self._levels = levels
+        self._terms = terms
+        self._reference = reference
+        self._converted = converted
+        self._children = children
+        self._left_s = longest_s
+        self.patron = patron
+        self._clock = clock
+        self.has_begun = False
+        self.spent_s = 0.0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._referenced: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    @property
+    def is_late(self) -> bool:
+        """The time for all trials is up."""
+        return self.has_begun and self._left_s <= 0
+
+    def tried(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Try one engine at some cuts.
+
+        Args:
+            trials: what is to be filled in, of the one engine.
+        """
+        return self._found(trials, only_error=False)
+
+    def compared(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The error of one engine, whose speed and memory are known, at some cuts; the trials say nothing else.
+
+        Args:
+            trials: of the one engine.
+        """
+        return self._found(trials, only_error=True)
+
+    def _found(self, trials: Sequence[Trial], *, only_error: bool) -> list[Trial]:
+        engine, cuts = trials[0].engine, [one.cut for one in trials]
+        found, why_not = self._run(engine, cuts, only_error=only_error)
+        return [found.get(one.cut) or _refused(one, why_not or "gave no answer") for one in trials]
+
+    def _run(self, engine: str, cuts: Sequence[int], *, only_error: bool) -> tuple[dict[int, Trial], str | None]:
+        """The trials that came about, by cut, and why others did not."""
+        self.has_begun = True
+        left_s = min(_LONGEST_S, self._left_s)
+        if left_s <= 0:
+            return {}, "was not tried: the time for trials was up"
+        began_s = self._clock()
+        try:
+            if self._terms.here and is_prompt(offer_name(engine)):
+                with self._survived(engine) as was_survived:
+                    if was_survived:
+                        return {cut: self._here(engine, cut, only_error=only_error) for cut in cuts}, None
+            return self._apart(engine, cuts, left_s, only_error=only_error)
+        finally:
+            took_s = self._clock() - began_s
+            self._left_s -= took_s
+            self.spent_s += took_s
+            self.patron.spent(took_s)
+
+    @contextlib.contextmanager
+    def _survived(self, engine: str) -> Iterator[bool]:
+        """Whether no process has ended while it tried this engine here; it is remembered where this one does."""
+        marked = self._converted / f"{engine}.tried-here"
+        try:
+            marked.touch(exist_ok=False)
+        except FileExistsError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            marked.unlink(missing_ok=True)
+
+    def _here(self, engine: str, cut: int, *, only_error: bool) -> Trial:
+        """A trial in this process."""
+        terms, reference = self._terms, self._reference
+        subject = Subject(
+            graph=self._prefix.graph,
+            cuts=self._prefix.cuts,
+            tensors=self._prefix.tensors,
+            pixels=self._pixels,
+            levels=self._levels,
+            device=terms.device,
+            rows=terms.rows,
+            threads=terms.threads,
+            folder=self._converted,
+            footprints={cut: reference.footprint(cut)},
+        )
+        expected = reference.features(self._judging(), cut)
+        if only_error:
+            return reference.alone(partial(compare_engine, subject, engine, cut, expected))
+        return try_briefly(subject, engine, cut, expected, reference.alone)
+
+    def _apart(
+        self, engine: str, cuts: Sequence[int], longest_s: float, *, only_error: bool
+    ) -> tuple[dict[int, Trial], str | None]:
+        """Trials in a process of their own."""
+        folder = self._opened()
+        self._refer(cuts)
+        words, out = folder / "stderr.txt", folder / "trials.jsonl"
+        out.unlink(missing_ok=True)
+        argument = json.dumps({**self._wanted(engine, cuts, folder), "only_error": only_error})
+        # As the node's own process was started; what it was told itself is passed on in any case.
+        environment = ENVIRONMENT if self._terms.keeps_freed else {}
+        status = self._children.run(argument, environment, words, longest_s, self.patron.is_abandoned)
+        lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+        found = {one.cut: one for one in (Trial(**json.loads(line)) for line in lines)}
+        if status is None:
+            return found, f"took longer than {in_seconds(longest_s)}"
+        return found, None if status == 0 else self._failure(status, words)
+
+    def _refer(self, cuts: Sequence[int]) -> None:
+        """Keep what the reference gives at some cuts for the samples that judge."""
+        samples = self._judging()
+        for cut in cuts:
+            if cut not in self._referenced:
+                for place, tensor in enumerate(self._reference.features(samples, cut)):
+                    np.save(self._opened() / f"reference-{cut}-{place}.npy", tensor)
+                self._referenced.add(cut)
+
+    def _judging(self) -> npt.NDArray[np.float32]:
+        """The samples that judge, as the network takes them."""
+        samples = judging(self._pixels)
+        if self._levels is not None:
+            samples = self._levels.applied(samples.astype(np.uint8, copy=False))
+        return samples.astype(np.float32, copy=False)
+
+    def _wanted(self, engine: str, cuts: Sequence[int], folder: Path) -> dict[str, object]:
+        terms = self._terms
+        return {
+            "folder": str(folder),
+            "levels": None if self._levels is None else asdict(self._levels),
+            "engine": engine,
+            "cuts": list(cuts),
+            "device": terms.device,
+            "rows": terms.rows,
+            "threads": terms.threads if offered(engine).takes_threads else terms.threads[:1],
+            "converted": str(self._converted),
+            "footprints": [(cut, *astuple(self._reference.footprint(cut))) for cut in cuts],
+            "most_bytes": terms.most_bytes,
+        }
+
+    def _opened(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="frostline-trial-")
+            folder = Path(self._folder.name)
+            with (folder / "prefix.safetensors").open("wb") as file:
+                save_prefix(self._prefix, file)
+            np.save(folder / "pixels.npy", self._pixels)
+        return Path(self._folder.name)
+
+    def _failure(self, status: int, words: Path) -> str:
+        last = words.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
+        if any(word in last for word in _MEMORY):
+            return f"takes more than {in_bytes(self._terms.most_bytes)} to be made ready"
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"failed: {last.splitlines()[-1][:300]}" if last else f"failed with status {status}"
+
+
+def _refused(one: Trial, why_not: str) -> Trial:
+    return Trial(engine=one.engine, precision=one.precision, cut=one.cut, why_not=why_not)
+
+
+def _step_back(pid: int, niceness: int) -> None:
+    """Let what the node serves go first."""
+    with contextlib.suppress(OSError):  # it has ended, or the system knows no such thing
+        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+        # Where sessions are scheduled as groups, only the group's own number counts between them.
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End it and all that it started, unless it has ended: then its number may be another's."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

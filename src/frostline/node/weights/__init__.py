@@ -1,0 +1,1 @@
+"""The weights that a node holds."""

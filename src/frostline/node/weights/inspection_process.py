@@ -1,0 +1,106 @@
+"""The process that looks at prefixes for a node: it forks a child for each, which is bounded in memory and time.
+
+A graph that ends its child, or that takes too long, costs the request that brought it, and nobody else. Torch is
+imported once, before the first fork, so that a child is there in milliseconds.
+"""
+
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from frostline.core import Cut, Graph, Node, Ref
+from frostline.core.collector import collector_rests
+from frostline.engines.machine.process_memory import limit_memory
+from frostline.engines.measure.operations import GraphLimits
+from frostline.errors import FrostlineError
+from frostline.models.files.inspection import inspect_graph, inspect_prefix
+from frostline.wire.refusals import error_to_json
+
+__all__ = ("MAX_CHECK_BYTES", "request_of", "serve_inspections")
+
+MAX_CHECK_BYTES = 1 << 30
+"""What one check may take: a graph of the largest size takes a quarter of it."""
+
+# Somebody waits for a usual network, which is done by then; what takes longer lets go first what the node serves.
+_USUAL_S = 2.0
+_NICE = 5
+_MAX_FILES = 64
+
+
+def request_of(header: bytes, *, max_rows: int, max_check_s: float, limits: GraphLimits) -> bytes:
+    """What a child is told: a line of JSON, then the header of the prefix's file."""
+    terms = {"max_rows": max_rows, "max_check_s": max_check_s, "limits": asdict(limits)}
+    return json.dumps(terms).encode() + b"\n" + header
+
+
+def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
+    """Take connections that come over a socket, a child for each, until it is closed. Never returns.
+
+    Args:
+        control: A Unix socket; each message is a byte with one connected socket.
+        warm_up: Import first what PyTorch needs to run on shapes; else each child does, for most of a second.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how children end
+    if warm_up:
+        with collector_rests():
+            _warm_up()
+    gc.freeze()  # what is there already is looked through in no child
+    while True:
+        said, files, _, _ = socket.recv_fds(control, 1, 1)
+        if not said:
+            os._exit(0)
+        for file in files:
+            if os.fork() == 0:
+                control.close()
+                _answer(socket.socket(fileno=file))
+                os._exit(0)
+            os.close(file)
+
+
+def _answer(peer: socket.socket) -> None:
+    with peer, peer.makefile("rb") as request:
+        terms: dict[str, Any] = json.loads(request.readline())
+        header = request.read()
+        _bound_this_process(terms["max_check_s"])
+        try:
+            limits = GraphLimits(**terms["limits"])
+            answer = inspect_prefix(header, max_rows=terms["max_rows"], limits=limits).to_json()
+        except FrostlineError as error:
+            answer = json.dumps(error_to_json(error))
+        peer.sendall(answer.encode())
+
+
+def _bound_this_process(max_check_s: float) -> None:
+    """Set the operating system's limits: memory, processor seconds, open files, and nothing written to disk."""
+    signal.signal(signal.SIGPROF, lambda *_: os.nice(_NICE))
+    signal.setitimer(signal.ITIMER_PROF, _USUAL_S)
+    limit_memory(MAX_CHECK_BYTES)
+    seconds = max(1, round(max_check_s))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_FILES, _MAX_FILES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _warm_up() -> None:
+    """Look at a small graph, so that what torch imports at its first run is imported once."""
+    cut = Cut(
+        number=1, name="", after=-1, tensors=("x",), shapes=((1, 2, 2),), dtypes=("float32",), bytes_per_sample=16
+    )
+    nodes = (
+        Node(name="relu", op="aten.relu.default", args=(Ref("x"),)),
+        Node(name="sum", op="aten.add.Tensor", args=(Ref("relu"), Ref("x"))),
+    )
+    graph = Graph(inputs=("x",), leaves=(), nodes=nodes, outputs=(Ref("sum"),))
+    limits = GraphLimits(max_nodes=2, max_values=2, max_run_s=1, max_operation_s=1, operations_per_s=1e9)
+    inspect_graph(graph, (), (cut,), max_rows=8, limits=limits)
+
+
+if __name__ == "__main__":
+    serve_inspections(socket.socket(fileno=int(sys.argv[1])), warm_up=True)

@@ -1,0 +1,160 @@
+"""The door to all that a node needs of torch, opened when the first network comes: reading and decoding need none."""
+
+import threading
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from frostline.batching import ROWS
+from frostline.config import NodeSettings, cache_folder
+from frostline.node.trials.trial_policy import Room, terms_of
+
+if TYPE_CHECKING:
+    from frostline.engines.backends.torch_eager import TorchEngine
+    from frostline.engines.measure.operations import GraphLimits
+    from frostline.models.files.artifact import Prefix
+    from frostline.models.files.inspection import Inspection
+    from frostline.node.trials.selection import Trials
+    from frostline.node.weights.inspection import Inspector
+
+__all__ = ("TorchDoor",)
+
+_NEEDED = (
+    "frostline.engines.backends.torch_eager",
+    "frostline.models.files.artifact",
+    "frostline.node.trials.selection",
+)
+# For estimates: VGG-11 has 9e10 operations a second of one core here, and an accelerator a hundred times that.
+_CORE_PER_S = 5e10
+_ACCELERATOR_PER_S = 1e13
+
+
+class TorchDoor:
+    """Reads prefixes, makes their reference, and knows the trials of other engines. Safe for threads.
+
+    Args:
+        settings: of the node.
+        room: that engines must fit.
+        inspector: Looks at prefixes apart; None where they are this process's own.
+    """
+
+    def __init__(self, settings: NodeSettings, room: Room, inspector: "Inspector | None" = None) -> None:
+        self._settings = settings
+        self._room = room
+        self._inspector = inspector
+        self._lock = threading.Lock()
+        self._trials: Trials | None = None
+        self._is_closed = False
+
+    @property
+    def trials(self) -> "Trials":
+        """What is known of engines on this hardware."""
+        from frostline.node.trials.selection import Trials
+
+        with self._lock:
+            if self._trials is None:
+                self._trials = Trials(
+                    cache_folder() / "engines",
+                    terms_of(self._settings),
+                    self._room,
+                    longest_s=self._settings.trial_s,
+                    engines=self._settings.engines,
+                )
+                self._trials.tidy()
+                if self._is_closed:
+                    self._trials.close()
+            return self._trials
+
+    def warm(self) -> None:
+        """Import all that the first network and the usual engine need: seconds that nobody then waits for."""
+        for module in _NEEDED:
+            import_module(module)
+        if self._settings.device == "cpu" and find_spec("openvino"):
+            import_module("frostline.engines.backends.openvino_engine").warm()
+
+    def digest_of(self, body: bytes) -> str:
+        """See ``models.files.artifact``."""
+        from frostline.models.files.artifact import digest_of
+
+        return digest_of(body)
+
+    def read(self, body: bytes) -> "Prefix":
+        """See ``models.files.artifact.read_prefix``."""
+        from frostline.models.files.artifact import read_prefix
+
+        return read_prefix(body)
+
+    def inspect(self, body: bytes, tenant: str) -> "Inspection | None":
+        """What is found out about a stranger's prefix before anything of it is run here; None where it is our own.
+
+        See ``Inspector.inspect`` for what may be raised.
+        """
+        from frostline.models.files.artifact import header_of
+
+        if self._inspector is None:
+            return None
+        settings = self._settings
+        return self._inspector.inspect(
+            header_of(body),
+            max_rows=settings.device_batch,
+            max_check_s=settings.max_check_s,
+            limits=_limits(settings),
+            tenant=tenant,
+        )
+
+    def reference(self, prefix: "Prefix", inspection: "Inspection | None" = None) -> "TorchEngine":
+        """The engine that runs a prefix as the user's own network does; see ``TorchEngine`` for what may be raised.
+
+        Args:
+            prefix: The prefix.
+            inspection: What was found out about it; None has it run on shapes here.
+        """
+        from frostline.engines.backends.torch_eager import TorchEngine
+
+        return TorchEngine(
+            prefix.graph,
+            prefix.cuts,
+            prefix.tensors,
+            device=self._settings.device,
+            most_rows=self._settings.device_batch,
+            memory=None if inspection is None else inspection.memory,
+        )
+
+    def rows(self, inspection: "Inspection | None") -> int:
+        """The rows of a run: fewer than the node's where one operation of so many would take too long."""
+        if inspection is None:
+            return self._settings.device_batch
+        heaviest = max(one.heaviest for one in inspection.operations.values())
+        runs = self._settings.max_operation_s * _operations_per_s(self._settings) / max(1, heaviest)
+        return ROWS * max(1, min(int(runs), self._settings.device_batch // ROWS))
+
+    def wake(self) -> None:
+        """See ``Trials.wake``."""
+        with self._lock:
+            trials = self._trials
+        if trials is not None:
+            trials.wake()
+
+    def close(self) -> None:
+        """End what is being tried, and try no other."""
+        with self._lock:
+            self._is_closed = True
+            trials = self._trials
+        if trials is not None:
+            trials.close()
+
+
+def _limits(settings: NodeSettings) -> "GraphLimits":
+    from frostline.engines.measure.operations import GraphLimits
+
+    return GraphLimits(
+        max_nodes=settings.max_graph_nodes,
+        max_values=settings.max_graph_values,
+        max_run_s=settings.max_run_s,
+        max_operation_s=settings.max_operation_s,
+        operations_per_s=_operations_per_s(settings),
+    )
+
+
+def _operations_per_s(settings: NodeSettings) -> float:
+    return settings.compute_threads * _CORE_PER_S if settings.device == "cpu" else _ACCELERATOR_PER_S

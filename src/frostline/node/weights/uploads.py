@@ -1,0 +1,121 @@
+"""Receives a prefix piece by piece, within memory that was set aside for it first."""
+
+from contextlib import ExitStack
+from io import BytesIO
+from types import TracebackType
+from typing import Self
+
+from frostline.batching import readable_bytes
+from frostline.errors import BadRequest, OverBudget, Overloaded
+from frostline.node.scheduling.admission import Admission
+from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.memory_pool import Abandoned, Lane
+from frostline.node.weights.prefix_registry import Prefixes, Resident
+from frostline.node.weights.weight_memory import Room
+
+__all__ = ("Upload",)
+
+# A growing buffer may be an eighth larger than what it holds.
+_GROWN = 9 / 8
+# Bytes of Python objects that a byte of the graph's JSON can become.
+_PARSED = 30
+_MOST_PARSED = 64 << 20
+_LENGTH = 8
+# Memory is given out by turns, for weights and then for work, and whoever never waited for one would get none of a node
+# with much to do. A client that asks before it sends waits for twenty seconds.
+_TURN_S = 8.0
+_RETRY_AFTER_S = 1.0
+
+
+class Upload:
+    """One prefix on its way in. A context manager, which gives everything back.
+
+    Args:
+        prefixes: where it goes.
+        digest: its name.
+        memory: for the bytes while they are read, and for the graph while it is parsed.
+        length: of the file in bytes, as announced.
+        admission: of whoever uploads it, which ends with the upload.
+    """
+
+    def __init__(self, prefixes: Prefixes, digest: str, memory: Lane, length: int, admission: Admission) -> None:
+        self._account = admission.account
+        self._prefixes = prefixes
+        self._digest = digest
+        self._memory = memory
+        self._length = length
+        self._buffer = BytesIO()
+        self._leash = Leash((prefixes, memory))
+        self._room: Room[Resident] | None = None
+        self._held = ExitStack()
+        self._held.enter_context(admission)
+        # A graph takes up to a few hundred kilobytes.
+        self._parsing = min(memory.total_bytes // 4, _MOST_PARSED)
+
+    def begin(self, longest_s: float = _TURN_S) -> None:
+        """Wait for its turn to have memory for its weights, and then for reading it, for some seconds each at most.
+
+        Where others brought it meanwhile, what is written from now on is not looked at.
+
+        Raises:
+            OverBudget: It is too large for this node, or for its tenant.
+            Overloaded: Others need the memory.
+        """
+        try:
+            self._room = self._prefixes.room(self._digest, self._length, self._account, longest_s, self._leash.is_cut)
+            if self._room is None:
+                return
+            self._held.enter_context(self._room)
+            nbytes = int(self._length * _GROWN) + self._parsing
+            self._held.enter_context(self._memory.reserve(nbytes, self._leash.is_cut, longest_s))
+        except Abandoned as error:
+            why = "the node has no memory for the prefix beside the work under way: ask again later"
+            raise Overloaded(why, retry_after_s=_RETRY_AFTER_S) from error
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next piece.
+
+        Raises:
+            BadRequest: There is more than was announced.
+            OverBudget: Its graph is too large for this node.
+        """
+        if self._room is None:
+            return
+        if self._buffer.tell() + len(chunk) > self._length:
+            raise BadRequest(f"the prefix has more than the {self._length} bytes that were announced")
+        self._buffer.write(chunk)
+        if self._buffer.tell() - len(chunk) < _LENGTH <= self._buffer.tell():
+            self._check_graph(int.from_bytes(self._buffer.getbuffer()[:_LENGTH], "little"))
+
+    def finish(self) -> None:
+        """Take the prefix in; see ``Prefixes.put`` for what else may be raised.
+
+        Raises:
+            BadRequest: It ended early, or is not what the digest names.
+        """
+        if self._room is None:
+            return
+        if self._buffer.tell() != self._length:
+            raise BadRequest(f"the prefix ended after {self._buffer.tell()} of {self._length} bytes")
+        self._prefixes.put(self._digest, self._buffer.getvalue(), self._room, self._account.name)
+
+    def close(self) -> None:
+        """Give everything back; a thread that waits in ``begin`` is freed."""
+        self._leash.cut()
+        self._buffer = BytesIO()
+        self._held.close()
+
+    def _check_graph(self, nbytes: int) -> None:
+        if nbytes <= self._length and nbytes * _PARSED > self._parsing:
+            raise OverBudget(
+                f"the prefix's graph has {readable_bytes(nbytes)} and this node reads up to "
+                f"{readable_bytes(self._parsing // _PARSED)}: start it with more --memory"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

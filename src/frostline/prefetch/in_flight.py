@@ -1,0 +1,143 @@
+"""A stretch in the window: which of its rows arrived, which attempt brings the next ones, what may be handed out."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import FeatureBatch, Samples
+from frostline.errors import Refused
+from frostline.prefetch.requests import Stretch
+
+__all__ = ("Arrival", "Opened")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrival:
+    """Rows that arrived together and are handed out together.
+
+    Attributes:
+        start: the first row of the stretch among them, skipped ones counted.
+        stop: the row after the last one.
+        batch: the rows.
+    """
+
+    start: int
+    stop: int
+    batch: FeatureBatch
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Opened:
+    """A stretch that was asked for and has not left the window whole.
+
+    Attributes:
+        stretch: what was asked for.
+        attempts: by the number of each attempt under way, the row that it brings next.
+        ready: arrived and not handed out, in order.
+        rows_arrived: rows that arrived; they are the first ones, whichever attempt brought them.
+        rows_out: rows that were handed out.
+        bytes_arrived: of payload.
+        failures: attempts that failed since rows arrived.
+        failing_since: when the first of those failed; None where none did.
+        not_before: when the next attempt may be made.
+    """
+
+    stretch: Stretch
+    attempts: dict[int, int] = field(default_factory=dict)
+    ready: deque[Arrival] = field(default_factory=deque)
+    rows_arrived: int = 0
+    rows_out: int = 0
+    bytes_arrived: int = 0
+    failures: int = 0
+    failing_since: float | None = None
+    not_before: float = 0.0
+
+    @property
+    def missing(self) -> int:
+        """Rows that have not arrived."""
+        return len(self.stretch) - self.rows_arrived
+
+    @property
+    def expected_bytes(self) -> int:
+        """Payload that is still to come."""
+        return max(0, self.stretch.expected_bytes - self.bytes_arrived) if self.missing else 0
+
+    @property
+    def is_out(self) -> bool:
+        """Whether all its rows were handed out or skipped."""
+        return self.rows_out == len(self.stretch)
+
+    def place(self, row: int) -> int:
+        """The place in the epoch of a row."""
+        return int(self.stretch.positions[row])
+
+    def positions(self, arrival: Arrival) -> npt.NDArray[np.int64]:
+        """The places in the epoch of the rows of an arrival, without those that were skipped."""
+        places = self.stretch.positions[arrival.start : arrival.stop]
+        if not arrival.batch.skipped:
+            return places
+        ids = self.stretch.samples.ids[arrival.start : arrival.stop]
+        return places[~np.isin(ids, [one.id for one in arrival.batch.skipped])]
+
+    def begin(self, number: int) -> Samples:
+        """An attempt at what is missing begins; what it asks for."""
+        self.attempts[number] = self.rows_arrived
+        return self.stretch.samples.take(np.arange(self.rows_arrived, len(self.stretch)))
+
+    def arrived(self, number: int, batch: FeatureBatch) -> int:
+        """Take rows that an attempt brought; those that another attempt brought before are left.
+
+        Returns:
+            How many were left.
+
+        Raises:
+            Refused: they are not the rows that were asked for.
+        """
+        start = self.attempts[number]
+        stop = start + len(batch) + len(batch.skipped)
+        self._check(start, stop, batch)
+        self.attempts[number] = stop
+        known = min(self.rows_arrived, stop) - start
+        if stop > self.rows_arrived:
+            self._take(start + known, stop, batch if known == 0 else self._without(start, known, batch))
+        return known
+
+    def hand_out(self) -> Arrival:
+        """The next rows that arrived leave."""
+        arrival = self.ready.popleft()
+        self.rows_out = arrival.stop
+        return arrival
+
+    def _take(self, start: int, stop: int, batch: FeatureBatch) -> None:
+        """Keep the rows until they are handed out. What moves on has stopped failing."""
+        self.ready.append(Arrival(start=start, stop=stop, batch=batch))
+        self.rows_arrived = stop
+        self.bytes_arrived += batch.nbytes
+        self.failures = 0
+        self.failing_since = None
+
+    def _check(self, start: int, stop: int, batch: FeatureBatch) -> None:
+        """The order is the request's, so a row's place is where the attempt's last ones ended."""
+        expected = self.stretch.samples.ids[start:stop]
+        if batch.skipped:
+            expected = expected[~np.isin(expected, np.array([one.id for one in batch.skipped], np.int64))]
+        if stop > len(self.stretch) or not np.array_equal(expected, batch.ids):
+            near = int(batch.ids[0]) if len(batch) else batch.skipped[0].id
+            raise Refused(
+                f"the node answered with other samples than were asked for, near sample {near}; "
+                "is it of the same version?"
+            )
+
+    def _without(self, start: int, known: int, batch: FeatureBatch) -> FeatureBatch:
+        """The batch without its first ``known`` rows, skipped ones counted."""
+        skipped = int(np.isin(self.stretch.samples.ids[start : start + known], [one.id for one in batch.skipped]).sum())
+        first = known - skipped
+        return replace(
+            batch,
+            ids=batch.ids[first:],
+            tensors=tuple(one[first:] for one in batch.tensors),
+            encoded=batch.encoded[first:],
+            skipped=batch.skipped[skipped:],
+        )

@@ -1,0 +1,1 @@
+"""Data in tables over CQL, such as Cassandra."""

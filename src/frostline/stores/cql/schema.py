@@ -1,0 +1,261 @@
+"""Decides how tables are read as samples: which of their columns count, and the statements. Pure."""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from frostline.errors import BadRequest, DataError
+from frostline.stores.base.cql_urls import CqlPlace
+from frostline.stores.base.urls import check_name
+
+__all__ = (
+    "CLASS_COLUMNS",
+    "SEAL",
+    "TEXTS",
+    "WHOLE",
+    "Scan",
+    "Shape",
+    "Table",
+    "key_from",
+    "key_of",
+    "quoted",
+    "shape_of",
+)
+
+TEXTS = ("ascii", "text", "timeuuid", "uuid", "varchar", "inet", "date", "decimal")
+"""Types that become text in a table of samples."""
+WHOLE = ("bigint", "int", "smallint", "tinyint", "varint", "counter")
+"""Types that become whole numbers."""
+_OTHERS = ("boolean", "double", "float", "timestamp")
+CLASS_COLUMNS = ("class", "class_name", "cls")
+"""Columns that hold labels where the one that is called ``label`` holds masks, the first that is there."""
+SEAL = "frostline_seal"
+"""The column that says of a sample which was put that it was read back, and what it was made from: a blob."""
+
+# What keys are made from beside the name; another one would double every sample.
+_SAMPLES = uuid.uuid5(uuid.NAMESPACE_DNS, "samples.frostline")
+_BITS = {"bigint": 64, "int": 32}
+_KEYS: dict[str, Callable[[str], object]] = {
+    "ascii": check_name,
+    "text": check_name,
+    "varchar": check_name,
+    "timeuuid": uuid.UUID,
+    "uuid": uuid.UUID,
+    "bigint": int,
+    "int": int,
+    "varint": int,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What the servers say of a table.
+
+    Attributes:
+        keyspace: it is in.
+        name: of it.
+        columns: name and CQL type of each.
+        partition: columns by whose values rows go to servers.
+        clustering: columns that tell rows of one partition apart.
+    """
+
+    keyspace: str
+    name: str
+    columns: Mapping[str, str]
+    partition: tuple[str, ...]
+    clustering: tuple[str, ...]
+
+    @property
+    def full_name(self) -> str:
+        """Keyspace and name, quoted."""
+        return f"{quoted(self.keyspace)}.{quoted(self.name)}"
+
+    def require(self, column: str, option: str) -> str:
+        """The column, if it is there.
+
+        Raises:
+            DataError: it is not; the sentence names those that are.
+        """
+        if column not in self.columns:
+            raise DataError(
+                f"the table {self.keyspace}.{self.name} has no column {column!a}, only "
+                f"{', '.join(sorted(self.columns))}: name one with the option {option}"
+            )
+        return column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """A statement that reads a range of a table's tokens, as ``token > ? AND token <= ?``.
+
+    Attributes:
+        text: of the statement.
+        columns: that it gives, in this order: the key, and what else was asked for.
+    """
+
+    text: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How the tables of a data set are read.
+
+    Attributes:
+        key_type: CQL type of the key.
+        label: the column that is to hold labels; it may not be there.
+        is_plain: rows are named as objects are, and say nothing more.
+        read: gives data and its version by key.
+        read_mask: gives a mask and its version by key; empty where rows have none.
+        write: puts data, and its size where there is a column for it, by key.
+        has_size: there is one.
+        table: full name of the table of the data, quoted.
+        put: the columns of a sample: key and data, then those of ``beside``, its mask and its seal where there are any.
+        beside: what of size, name and label has a column in the same table.
+        check: gives data, and the mask where rows have one, by key.
+        seal: puts a seal by key; empty where the table has no column for it.
+        sealed: reads a seal by key, when it was written, and when data and mask were; empty likewise.
+        listing: scan of keys, sizes where there are any, versions, and versions of the masks where there are masks.
+        rows: scan of keys, labels and further columns, None where there are none.
+        types: CQL types of the columns of ``rows``, by name.
+    """
+
+    key_type: str
+    label: str
+    is_plain: bool
+    read: str
+    read_mask: str
+    write: str
+    has_size: bool
+    table: str
+    put: tuple[str, ...]
+    beside: tuple[str, ...]
+    check: str
+    seal: str
+    sealed: str
+    listing: Scan
+    rows: Scan | None
+    types: Mapping[str, str]
+
+
+def shape_of(place: CqlPlace, data: Table, meta: Table | None) -> Shape:
+    """How to read a table of samples, and the one that is beside it.
+
+    Raises:
+        DataError: a column is missing, is of a type that cannot be used, or a key is not enough to find a row.
+    """
+    key = data.require(place.id, "id")
+    blob = data.require(place.data, "data")
+    if data.partition != (key,) or data.clustering:
+        raise DataError(f"rows of {data.keyspace}.{data.name} are not found by {key} alone: it must be the primary key")
+    if data.columns[key] not in _KEYS:
+        raise DataError(
+            f"the key {key} of {data.keyspace}.{data.name} is {data.columns[key]}, not one of {', '.join(_KEYS)}"
+        )
+    if data.columns[blob] != "blob":
+        raise DataError(f"the column {blob} of {data.keyspace}.{data.name} is {data.columns[blob]}, not a blob")
+    has_size = data.columns.get(place.size) in WHOLE
+    names, sizes = ([blob, place.size], [place.size]) if has_size else ([blob], [])
+    beside, link = (data, key) if meta is None else (meta, meta.require(place.meta_id or key, "meta_id"))
+    known = {link, *(sizes if meta is None else ())}
+    further = [
+        name for name, kind in beside.columns.items() if name not in known and kind in (*TEXTS, *WHOLE, *_OTHERS)
+    ]
+    rows = _scan(beside, [link, *sorted(further)]) if further else None
+    mask = [place.label] if data.columns.get(place.label) == "blob" else []
+    if meta is not None and not mask and meta.columns.get(place.label) == "blob":
+        raise DataError(
+            f"the column {place.label} of {meta.keyspace}.{meta.name} is a blob: masks are read from the table of the "
+            f"data, {data.keyspace}.{data.name}"
+        )
+    label = _label_of(place, further) if mask else place.label
+    named = {"size": (place.size, WHOLE), "name": (place.name, TEXTS), "label": (label, (*WHOLE, *TEXTS))}
+    roles = {role: name for role, (name, kinds) in named.items() if data.columns.get(name) in kinds}
+    seals = [SEAL] if data.columns.get(SEAL) == "blob" else []
+    return Shape(
+        key_type=data.columns[key],
+        label=label,
+        is_plain=has_size and not further and not mask and _KEYS[data.columns[key]] is check_name,
+        read=_reading(data, key, blob),
+        read_mask=_reading(data, key, place.label) if mask else "",
+        write=_writing(data, [key, *names]),
+        has_size=has_size,
+        table=data.full_name,
+        put=(key, blob, *roles.values(), *mask, *seals),
+        beside=tuple(roles),
+        check=_selected(data, key, [*map(quoted, (blob, *mask))]),
+        seal=_writing(data, [key, SEAL]) if seals else "",
+        sealed=_selected(data, key, [quoted(SEAL), *map(_written, (SEAL, blob, *mask))]) if seals else "",
+        listing=_scan(data, [key, *sizes], versions_of=[blob, *mask]),
+        rows=rows,
+        types=dict(beside.columns),
+    )
+
+
+def key_of(kind: str, name: str) -> object:
+    """The key of the object of that name, of a CQL type.
+
+    Raises:
+        BadRequest: it cannot be one.
+    """
+    try:
+        key = _KEYS[kind](name)
+    except ValueError as error:
+        raise BadRequest(f"{name!a} is no key: the table's keys are {kind}") from error
+    if str(key) != name:
+        raise BadRequest(f"{name!a} is no key: the table has {str(key)!a}")
+    if isinstance(key, int) and kind in _BITS and not -(1 << _BITS[kind] - 1) <= key < 1 << _BITS[kind] - 1:
+        raise BadRequest(f"{name} is no key: the table's keys are {kind}, of {_BITS[kind]} bits")
+    return key
+
+
+def key_from(kind: str, name: str) -> object:
+    """The key under which a sample of that name is put: always the same one, so that putting it again doubles nothing.
+
+    Raises:
+        DataError: keys of that type cannot be made of names.
+        BadRequest: the name cannot be a key.
+    """
+    if kind == "uuid":
+        return uuid.uuid5(_SAMPLES, name)
+    if kind not in ("ascii", "text", "varchar"):
+        raise DataError(f"samples are put under keys that are uuid or text, not {kind}")
+    return key_of(kind, name)
+
+
+# Only quoted names get into the statements, and values only as what is bound to their question marks.
+
+
+def _reading(table: Table, key: str, blob: str) -> str:
+    return _selected(table, key, [quoted(blob), _written(blob)])
+
+
+def _selected(table: Table, key: str, what: Sequence[str]) -> str:
+    return f"SELECT {', '.join(what)} FROM {table.full_name} WHERE {quoted(key)} = ?"  # noqa: S608
+
+
+def _written(column: str) -> str:
+    return f"writetime({quoted(column)})"
+
+
+def _writing(table: Table, columns: list[str]) -> str:
+    names, marks = ", ".join(map(quoted, columns)), ", ".join("?" for _ in columns)
+    return f"INSERT INTO {table.full_name} ({names}) VALUES ({marks})"  # noqa: S608
+
+
+def _label_of(place: CqlPlace, columns: Sequence[str]) -> str:
+    """The column of labels where the one called so holds masks, or stands in another table than they."""
+    return next((name for name in (place.label, *CLASS_COLUMNS) if name in columns), place.label)
+
+
+def _scan(table: Table, columns: list[str], *, versions_of: Sequence[str] = ()) -> Scan:
+    wanted = ", ".join([*map(quoted, columns), *map(_written, versions_of)])
+    token = f"token({', '.join(map(quoted, table.partition))})"
+    text = f"SELECT {wanted} FROM {table.full_name} WHERE {token} > ? AND {token} <= ?"  # noqa: S608
+    return Scan(text=text, columns=tuple(columns))
+
+
+def quoted(name: str) -> str:
+    """The name of a table or column as statements take it."""
+    # Names of a URL were checked and hold no quotation mark; those that servers tell may.
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,1 @@
+"""Object stores, local folders and web servers."""

@@ -1,0 +1,67 @@
+"""Opens a store of objects by its URL: a folder, memory, a bucket, a web server or a table of Cassandra."""
+
+from frostline.stores.base.cql_urls import parse_cql
+from frostline.stores.base.limits import NO_LIMITS, StoreLimits
+from frostline.stores.base.protocols import Buffer, Entry, Listable, ObjectStore, Readable, Writable
+from frostline.stores.base.urls import is_within, normalise_url, object_url, parse_url
+from frostline.stores.cql import store as cql
+from frostline.stores.objects import obstore as driver
+from frostline.stores.objects.clouds import cloud_store
+from frostline.stores.objects.local import FolderStore
+
+__all__ = (
+    "Buffer",
+    "Entry",
+    "Listable",
+    "ObjectStore",
+    "Readable",
+    "Writable",
+    "is_within",
+    "normalise_url",
+    "object_url",
+    "open_store",
+    "survives_fork",
+)
+
+
+def open_store(url: str, limits: StoreLimits = NO_LIMITS) -> ObjectStore:
+    """The store at a URL. Nothing is connected or looked at until it is used.
+
+    Args:
+        url: ``file:///folder`` or a plain path; ``memory://name``, shared by all of a process that use the name;
+            ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``, whose servers and credentials
+            come from the usual ``AWS_*``, ``GOOGLE_*`` and ``AZURE_*`` variables, and options such as
+            ``?endpoint=https://store:9000`` (``stores.base.url_options``); ``https://host/path``, which is read alone;
+            ``cql://user@host/keyspace/table``, whose password comes from ``FROSTLINE_CQL_PASSWORD``.
+        limits: What it is allowed.
+
+    Raises:
+        SettingError: the text is no URL that Frostline reads.
+    """
+    root = parse_url(url)
+    match root.scheme:
+        case "cql":
+            return cql.CqlStore(parse_cql(url.partition("://")[2]), deadline_s=limits.deadline_s)
+        case "file":
+            return FolderStore(root.path, limits.links)
+        case "memory":
+            return driver.memory_store(normalise_url(url), root.place, root.path)
+        case _:
+            return cloud_store(normalise_url(url), root, deadline_s=limits.deadline_s)
+
+
+def survives_fork(url: str) -> bool:
+    """Whether a process that is forked from this one now could read what lies at a URL.
+
+    Drivers of object stores and of Cassandra have threads, which it would lack; folders and web servers need none.
+
+    Raises:
+        SettingError: the text is no URL that Frostline reads.
+    """
+    match parse_url(url).scheme:
+        case "file" | "http" | "https":
+            return True
+        case "cql":
+            return not cql.DRIVER.is_used
+        case _:
+            return not driver.DRIVER.is_used

@@ -1,0 +1,1 @@
+"""How objects are read: ranges joined, shared and read ahead."""

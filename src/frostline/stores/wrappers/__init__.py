@@ -1,0 +1,1 @@
+"""Stores around stores: retry, rate limit, hedging and faults."""

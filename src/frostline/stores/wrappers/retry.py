@@ -1,0 +1,144 @@
+"""Asks a store that refuses again, at a rate just under what it allows, and waits for one that went away."""
+
+import builtins
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from frostline.errors import StoreError, StoreThrottled, StoreUnavailable
+from frostline.stores.base.protocols import Dated, Described, Entry, ObjectStore, Prunable, Sectioned
+from frostline.stores.wrappers.faults import Wrapped
+from frostline.stores.wrappers.rate_limit import FollowingRate, TokenBucket
+
+__all__ = ("Patient", "PatientSections")
+
+T = TypeVar("T")
+_TRIES = 3
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+
+class Patient(Wrapped):
+    """A store that is asked again when it refuses for its rate, and no faster than it allows (``FollowingRate``).
+
+    Until it refuses nothing waits. A call that fails otherwise, and may go well the next time, is tried again as long,
+    with longer pauses each time, where the store has ever answered: it may be starting again. One that never has is
+    tried three times, since its address may be wrong. Safe for threads; travels by pickle, without what it learned.
+
+    Args:
+        store: that may refuse.
+        patience_s: how long a call is refused, or fails, before its caller is told.
+        requests_per_s: calls that are let through each second, a tenth of them at once; those made again count too.
+        now: what time it is.
+        wait: lets time pass.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        patience_s: float = 60.0,
+        requests_per_s: float = math.inf,
+        now: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(store)
+        self._patience_s = patience_s
+        self._now = now
+        self._wait = wait
+        self._gate = threading.Lock()
+        self._lock = threading.Lock()
+        self._rate = FollowingRate()
+        self._has_answered = False
+        self._requests_per_s = requests_per_s
+        self._bucket: TokenBucket | None = None
+        if requests_per_s < math.inf:
+            self._bucket = TokenBucket.full(requests_per_s, most=max(1.0, requests_per_s / 10), now_s=now())
+
+    def __reduce__(self) -> tuple[Callable[..., "Patient"], tuple[ObjectStore]]:
+        made = partial(type(self), patience_s=self._patience_s, requests_per_s=self._requests_per_s)
+        return made, (self._store,)
+
+    def statistics(self) -> FollowingRate:
+        """What is known of the rate that the store allows."""
+        with self._lock:
+            return self._rate
+
+    def _call(self, call: Callable[[], T]) -> T:
+        give_up_s, failures = self._now() + self._patience_s, 0
+        while True:
+            sent_at_s = self._admitted()
+            try:
+                answer = call()
+            except StoreThrottled as error:
+                now_s, self._has_answered = self._now(), True
+                with self._lock:
+                    self._rate = self._rate.refused(now_s, sent_at_s=sent_at_s, wait_s=error.retry_after_s)
+                if now_s >= give_up_s:
+                    raise
+            except StoreUnavailable:
+                failures += 1
+                if (failures >= _TRIES and not self._has_answered) or self._now() >= give_up_s:
+                    raise
+                self._wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures))
+            except StoreError:
+                self._has_answered = True
+                raise
+            else:
+                self._has_answered = True
+                with self._lock:
+                    self._rate = self._rate.succeeded(self._now())
+                return answer
+
+    def _admitted(self) -> float:
+        if not self._rate.is_bounded and self._bucket is None:
+            return self._now()
+        # One at a time, so that those behind it wait by the rate as it then is.
+        with self._gate:
+            with self._lock:
+                now_s = self._now()
+                self._rate, wait_s = self._rate.admit(now_s)
+                if self._bucket is not None:
+                    self._bucket, limit_s = self._bucket.take(now_s)
+                    wait_s = max(wait_s, limit_s)
+            if wait_s:
+                self._wait(wait_s)
+            return self._now()
+
+
+class PatientSections(Patient):
+    """The same over a store whose folders are listed one by one, that tells of single objects and removes old ones."""
+
+    def describe(self, object: str) -> Entry:
+        """See ``Described.describe``."""
+        assert isinstance(self._store, Described), "made for a store that tells of single objects"
+        return self._call(partial(self._store.describe, object))
+
+    def sections(self) -> tuple[Sequence[Entry], tuple[str, ...]]:
+        """See ``Sectioned.sections``."""
+        return self._call(self._sectioned.sections)
+
+    def list_section(self, folder: str) -> Sequence[Entry]:
+        """See ``Sectioned.list_section``."""
+        return self._call(partial(self._sectioned.list_section, folder))
+
+    def list_dated(self) -> Iterator[Dated]:
+        """See ``Prunable.list_dated``."""
+        return iter(self._call(lambda: builtins.list(self._prunable.list_dated())))
+
+    def remove(self, object: str) -> None:
+        """See ``Prunable.remove``."""
+        self._call(partial(self._prunable.remove, object))
+
+    @property
+    def _prunable(self) -> Prunable:
+        assert isinstance(self._store, Prunable), "made for a store whose objects can be removed"
+        return self._store
+
+    @property
+    def _sectioned(self) -> Sectioned:
+        assert isinstance(self._store, Sectioned), "made for a store that is listed folder by folder"
+        return self._store

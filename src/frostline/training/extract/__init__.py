@@ -1,0 +1,1 @@
+"""Extracting the features of a whole data set into files."""

@@ -1,0 +1,1 @@
+"""Reports, plans and their plots, as values and pages."""

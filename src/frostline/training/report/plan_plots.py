@@ -1,0 +1,169 @@
+"""Draws a plan: what every cut along the network would cost, and how fast each rule would be on other links."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from frostline.core import EXACT
+from frostline.core.units import in_bytes, in_rate, in_seconds
+from frostline.planning import Candidate, Plan, table
+from frostline.training.report.drawing import (
+    INK,
+    LINE,
+    SOFT,
+    STORE,
+    STYLE,
+    TRAINER,
+    WIRE,
+    canvas,
+    in_one_line,
+    quiet,
+    svg,
+    without_zeros,
+)
+
+__all__ = ("cuts_plot", "rates_plot")
+
+_ROW_INCHES, _HEAD_INCHES, _FOOT_INCHES, _WIDE_INCHES = 0.21, 0.65, 0.4, 10.4
+# A decade more than this below the largest is too little to matter, and would press the rest together.
+_DECADES = 4.0
+# 5.4 points a letter is wide enough for all faces on the page's list.
+_POINTS_A_LETTER = 5.4
+
+
+def cuts_plot(plan: Plan, *, memory_bytes: int | None = None) -> str:
+    """One row a cut, down the network: bytes, seconds on the store side, link and trainer, and the node's memory.
+
+    Every row has the same height, so that names can be read however many there are. Rows are those of
+    ``planning.table``: of each cut the fastest codec that is possible, and every way in use.
+
+    Args:
+        plan: to draw.
+        memory_bytes: the node's budget; None draws no line.
+    """
+    shown = table(plan).candidates
+    in_use = {one.route: one.share for one in plan.mixture}
+    with mpl.rc_context(STYLE):
+        height = _HEAD_INCHES + _FOOT_INCHES + _ROW_INCHES * len(shown)
+        figure = Figure(figsize=(_WIDE_INCHES, height))
+        panels = figure.subplots(1, 3, sharey=True, width_ratios=[1.15, 1.15, 0.6])
+        names = [f"{in_one_line(one.name)} · {one.cut}" for one in shown]
+        margin = min(0.34, (0.2 + max(map(len, names)) * _POINTS_A_LETTER / 72) / _WIDE_INCHES)
+        figure.subplots_adjust(
+            left=margin, right=0.985, top=1 - _HEAD_INCHES / height, bottom=_FOOT_INCHES / height, wspace=0.1
+        )
+        _draw_bytes(panels[0], shown, exact={one.cut: one for one in plan.candidates if one.codec == EXACT})
+        _draw_seconds(panels[1], shown)
+        _draw_memory(panels[2], shown, memory_bytes)
+        panels[0].set_yticks(range(len(shown)), names, fontsize=9)
+        panels[0].set_ylim(len(shown) - 0.4, -0.6)
+        for axes in panels:
+            quiet(axes, along="x")
+            axes.tick_params(axis="y", pad=8)
+            axes.tick_params(axis="x", labeltop=True)
+        _mark_chosen(panels, [in_use.get(one.route) for one in shown])
+        return svg(figure, name="cuts", title="Bytes, seconds and memory at every cut of the network, for one sample")
+
+
+def rates_plot(bandwidths: Sequence[float], rates: Mapping[str, Sequence[float]], *, measured: float) -> str:
+    """Samples a second over bytes a second, both on log axes, one line a rule; the best one stands out.
+
+    Args:
+        bandwidths: bytes a second, rising.
+        rates: of each rule at each bandwidth, the best rule first.
+        measured: the bandwidth that the plan is for.
+    """
+    with mpl.rc_context(STYLE):
+        figure, axes = canvas(width=10.4, height=3.3)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.axvline(measured, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
+        looks = ((STORE, "solid", 2.4), (TRAINER, "solid", 1.4), (WIRE, "solid", 1.4), (SOFT, (0, (1, 1.5)), 1.4))
+        for (name, values), (colour, dashes, width) in zip(rates.items(), looks, strict=False):
+            axes.plot(bandwidths, values, color=colour, linestyle=dashes, linewidth=width, label=name)
+        axes.legend(loc="lower right", labelcolor=SOFT, handlelength=1.8, borderaxespad=0)
+        axes.set_xlabel("bandwidth of the link, a second")
+        axes.set_title("samples a second", loc="left", fontsize=10, color=SOFT)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: without_zeros(in_bytes(value))))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_rate(value)))
+        # Rates seldom span a decade, so that one tick a decade may be none.
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_locator(NullLocator())
+        quiet(axes)
+        return svg(figure, name="rates", title="Predicted samples a second of several rules at other bandwidths")
+
+
+def _draw_bytes(axes: Axes, shown: Sequence[Candidate], *, exact: Mapping[int, Candidate]) -> None:
+    """A stalk from the encoded image's size to the cut's: to the left it saves, to the right it costs.
+
+    A ring shows what would cross as it is, where a codec makes it fewer.
+    """
+    encoded = max(exact[0].wire_bytes_per_sample, 1)
+    sizes = [max(one.wire_bytes_per_sample, 1) for one in shown]
+    axes.set_xscale("log")
+    axes.set_title("bytes that cross", loc="left", fontsize=10, color=SOFT, pad=24)
+    for row, (one, size) in enumerate(zip(shown, sizes, strict=True)):
+        colour = WIRE if size > encoded else STORE
+        axes.plot([encoded, size], [row, row], color=colour, linewidth=1.4, alpha=0.55)
+        axes.plot([size], [row], color=colour, marker="o", markersize=5)
+        if one.codec != EXACT:
+            whole = max(exact[one.cut].wire_bytes_per_sample, 1)
+            axes.plot([whole], [row], color=colour, marker="o", markersize=4, fillstyle="none", markeredgewidth=1)
+    axes.axvline(encoded, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
+    _log_ticks(axes, in_bytes)
+
+
+def _draw_seconds(axes: Axes, shown: Sequence[Candidate]) -> None:
+    """Three dots a row, and a tick where the row's rate is: what works at the same time is as slow as the slowest."""
+    axes.set_title("seconds on each side, and in all", loc="left", fontsize=10, color=SOFT, pad=24)
+    slowest = [1 / one.samples_per_s for one in shown]
+    most = max([*slowest, *(max(one.store_s, one.link_s, one.trainer_s) for one in shown)])
+    if most <= 0:
+        return
+    axes.set_xscale("log")
+    least = most / 10**_DECADES
+    axes.set_xlim(least / 1.3, most * 1.6)
+    for row, (one, seconds) in enumerate(zip(shown, slowest, strict=True)):
+        if seconds > least:
+            axes.plot([seconds], [row], color=INK, marker="|", markersize=11, markeredgewidth=1.6, linestyle="none")
+        for value, colour in ((one.store_s, STORE), (one.link_s, WIRE), (one.trainer_s, TRAINER)):
+            if value > least:
+                axes.plot([value], [row], color=colour, marker="o", markersize=5)
+    _log_ticks(axes, in_seconds)
+
+
+def _draw_memory(axes: Axes, shown: Sequence[Candidate], memory_bytes: int | None) -> None:
+    sizes = [one.memory_bytes for one in shown]
+    axes.barh(range(len(shown)), sizes, height=0.5, color=STORE, alpha=0.75)
+    axes.set_title("memory of the node", loc="left", fontsize=10, color=SOFT, pad=24)
+    # A budget far above everything would leave nothing to see of the rest.
+    if memory_bytes is not None and memory_bytes <= 3 * max(sizes):
+        axes.axvline(memory_bytes, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
+    axes.locator_params(axis="x", nbins=3)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: without_zeros(in_bytes(value))))
+
+
+def _log_ticks(axes: Axes, say: Callable[[float], str]) -> None:
+    axes.xaxis.set_major_locator(LogLocator(numticks=6))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: without_zeros(say(value))))
+
+
+def _mark_chosen(panels: Sequence[Axes], shares: Sequence[float | None]) -> None:
+    """Bring out the rows in use, with their shares where there are several."""
+    is_mixed = sum(share is not None for share in shares) > 1
+    for row, share in ((row, share) for row, share in enumerate(shares) if share is not None):
+        for axes in panels:
+            axes.axhspan(row - 0.5, row + 0.5, color=LINE, alpha=0.7, zorder=0, linewidth=0)
+        label = panels[0].get_yticklabels()[row]
+        label.set_color(INK)
+        label.set_fontweight("bold")
+        if is_mixed:
+            panels[0].text(
+                0.99, row, f"{share:.0%}", transform=panels[0].get_yaxis_transform(), ha="right", va="center",
+                color=INK, fontweight="bold", fontsize=9,
+            )  # fmt: skip

@@ -1,0 +1,166 @@
+"""Decides what a plan would be in a measured situation: as it is, and as it might be with another link or machine."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from frostline.core.units import in_bytes
+from frostline.planning import POLICIES, Plan, Situation, fixed, make_plan, vary
+
+__all__ = ("ALL_POLICIES", "Answer", "Measured", "Question", "WhatIf", "answer", "relative")
+
+ALL_POLICIES = "all"
+"""Asks for every rule beside each other, instead of the name of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A situation, when it was measured, and what for.
+
+    Attributes:
+        asked: what was planned for, by name: data, network, frost line and so on.
+        at: when, as ISO 8601 in UTC.
+        situation: what was measured.
+        fallback: why the network was not cut as it stands, in a sentence; None where it was.
+    """
+
+    asked: Mapping[str, Any]
+    at: str
+    situation: Situation
+    fallback: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """What might be otherwise than it was measured; None leaves it as it was.
+
+    Attributes:
+        bandwidth: of the link, bytes a second.
+        store_speed: of the store side, times the measured one.
+        trainer_speed: of the trainer, times the measured one.
+        nodes: that work beside the store.
+        epochs: of the job.
+        apart: node and trainer have a machine each.
+    """
+
+    bandwidth: float | None = None
+    store_speed: float | None = None
+    trainer_speed: float | None = None
+    nodes: int | None = None
+    epochs: int | None = None
+    apart: bool = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Something is to be otherwise."""
+        return any(value is not None and value is not False for value in asdict(self).values())
+
+    def words(self, situation: Situation) -> tuple[str, ...]:
+        """What is otherwise, beside what it was in the measured situation."""
+        said = []
+        if self.bandwidth is not None:
+            measured = situation.link.bytes_per_s
+            said.append(f"a link of {in_bytes(self.bandwidth)}/s, measured were {in_bytes(measured)}/s")
+        if self.store_speed is not None:
+            said.append(f"a store side {self.store_speed:g} times as fast")
+        if self.trainer_speed is not None:
+            said.append(f"a trainer {self.trainer_speed:g} times as fast")
+        if self.nodes is not None:
+            said.append(f"{self.nodes} node{'' if self.nodes == 1 else 's'}")
+        if self.apart:
+            said.append("node and trainer on a machine each")
+        if self.epochs is not None:
+            said.append(f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}")
+        return tuple(said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of a situation.
+
+    Attributes:
+        policy: rule that chooses, or ``ALL_POLICIES``: the best one, and every rule beside it.
+        cut: number of the cut to look at instead.
+        codec: with that cut.
+        what_if: what might be otherwise.
+    """
+
+    policy: str = POLICIES[0]
+    cut: int | None = None
+    codec: str | None = None
+    what_if: WhatIf = field(default_factory=WhatIf)
+
+    @property
+    def is_asked(self) -> bool:
+        """More is asked than what the best plan is in the situation as it is."""
+        return self != Question()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan, and those to compare it with.
+
+    Attributes:
+        measured: what it follows from.
+        what_if: what is otherwise than it was measured.
+        situation: with that in it.
+        plan: for it.
+        as_measured: the plan of the same rule for the situation as it was measured, where something is otherwise.
+        rules: plans of every rule, where they were asked for.
+    """
+
+    measured: Measured
+    what_if: tuple[str, ...] = ()
+    situation: Situation
+    plan: Plan
+    as_measured: Plan | None = None
+    rules: tuple[Plan, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan's own dictionary, with what it was compared with beside it."""
+        found = self.measured
+        more: dict[str, Any] = {"asked": dict(found.asked), "measured": found.at, "fallback": found.fallback}
+        if self.as_measured is not None:
+            more |= {"what_if": list(self.what_if), "as_measured": _in_short(self.as_measured, beside=self.plan)}
+        if self.rules:
+            more["rules"] = [_in_short(one, beside=self.plan) for one in self.rules]
+        return {**self.plan.to_json(), **more}
+
+
+def relative(plan: Plan, beside: Plan) -> float | None:
+    """A plan's predicted samples a second over all epochs, as a share of another's; None where one has no bound."""
+    if math.isinf(plan.mean_samples_per_s) or math.isinf(beside.mean_samples_per_s):
+        return None
+    return plan.mean_samples_per_s / beside.mean_samples_per_s
+
+
+def answer(measured: Measured, question: Question) -> Answer:
+    """Plan for the situation and, where something is to be otherwise, for that too.
+
+    Raises:
+        SettingError: there is no such cut, codec or rule, or a figure makes no sense.
+    """
+    situation, what_if = measured.situation, question.what_if
+    varied = vary(situation, **asdict(what_if)) if what_if.is_asked else situation
+    return Answer(
+        measured=measured,
+        what_if=what_if.words(situation),
+        situation=varied,
+        plan=_plan(varied, question),
+        as_measured=_plan(situation, question) if what_if.is_asked else None,
+        rules=tuple(make_plan(varied, name) for name in POLICIES) if question.policy == ALL_POLICIES else (),
+    )
+
+
+def _plan(situation: Situation, question: Question) -> Plan:
+    if question.cut is not None:
+        return fixed(situation, question.cut, question.codec)
+    return make_plan(situation, POLICIES[0] if question.policy == ALL_POLICIES else question.policy)
+
+
+def _in_short(plan: Plan, *, beside: Plan) -> dict[str, Any]:
+    """A plan without its candidates, and how fast it is beside another one; None where a rate has no bound."""
+    whole = plan.to_json()
+    short = {name: whole[name] for name in ("policy", "mixture", "samples_per_s", "bottleneck", "prices", "reason")}
+    return {**short, "relative": relative(plan, beside)}

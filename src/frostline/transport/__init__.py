@@ -1,0 +1,1 @@
+"""What a trainer needs of a node, whichever way leads there."""

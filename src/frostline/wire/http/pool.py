@@ -1,0 +1,194 @@
+"""Kept-alive connections to one node, which count every byte and belong to the process that made them."""
+
+import http.client
+import os
+import socket
+import threading
+from contextlib import AbstractContextManager
+from typing import Any
+from urllib.parse import urlsplit
+
+from frostline.errors import SettingError
+from frostline.wire.http.link_meter import Meter, Transfers
+
+__all__ = ("Connection", "Connections", "address_of")
+
+# How an answer begins that is the last to a request, in the order of texts: one below it has it go on.
+_FINAL = b"HTTP/1.1 2"
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of a node.
+
+    Raises:
+        SettingError: The text is no address of a node. The sentence never repeats a name and password.
+    """
+    shown = f"…@{url.rpartition('@')[2]}" if "@" in url else url
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SettingError(f"{shown!r} is no address of a node: {error}") from error
+    if parts.scheme != "http" or not host or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
+        raise SettingError(f"a node's address looks like http://host:7070, not {shown!r}")
+    return host, port or 80
+
+
+class Connection(http.client.HTTPConnection):
+    """One connection. Not for several threads, but for ``break_off``.
+
+    Args:
+        host: of the node.
+        port: of the node.
+        deadline_s: longest silence.
+        meter: counts what crosses.
+        transfers: watch what comes.
+    """
+
+    def __init__(self, host: str, port: int, *, deadline_s: float, meter: Meter, transfers: Transfers) -> None:
+        super().__init__(host, port, timeout=deadline_s)
+        self._deadline_s = deadline_s
+        self._meter = meter
+        self._transfers = transfers
+        self._is_broken = False
+
+    def connect(self) -> None:
+        """Connect, without waiting to fill packets: a request is one small piece after another."""
+        plain = socket.create_connection((self.host, self.port), self._deadline_s)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(plain)
+        self.sock = _CountedSocket(plain, self._meter)
+        self._transfers.watch(self.sock)
+        if self._is_broken:
+            self.break_off()
+
+    def close(self) -> None:
+        """Close it. Closing it again does nothing."""
+        if self.sock is not None:
+            self._transfers.forget(self.sock)
+        super().close()
+
+    def wait_up_to(self, silence_s: float | None) -> None:
+        """Bear a longer silence, once it is connected; None for the connection's own deadline again."""
+        if self.sock is not None:
+            self.sock.settimeout(self._deadline_s if silence_s is None else max(silence_s, self._deadline_s))
+
+    def is_body_wanted(self, longest_s: float) -> bool:
+        """Whether the node goes on with a request whose head asked whether to (RFC 9110, section 10.1.1).
+
+        Args:
+            longest_s: what it may take to say so; a node that says nothing gets the body.
+
+        Raises:
+            RemoteDisconnected: The node has closed the connection.
+        """
+        assert self.sock is not None, "the head was sent"
+        before = self.sock.gettimeout()
+        self.sock.settimeout(longest_s)
+        try:
+            said = self.sock.recv(len(_FINAL), socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        finally:
+            self.sock.settimeout(before)
+        if not said:
+            raise http.client.RemoteDisconnected("the node closed the connection")
+        return said < _FINAL
+
+    def reading(self, nbytes: int) -> AbstractContextManager[None]:
+        """While a body of so many bytes is read from it."""
+        return self._transfers.body(self.sock, nbytes)
+
+    def break_off(self) -> None:
+        """End the exchange from any thread: one that waits for bytes gets an end instead."""
+        self._is_broken = True
+        counted = self.sock
+        if counted is not None:
+            try:
+                counted.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it is closed already
+                return
+
+
+class Connections:
+    """Idle connections for the next request. Safe for threads; after a fork the child makes its own.
+
+    Args:
+        host: of the node.
+        port: of the node.
+        deadline_s: longest silence on a connection.
+        most_idle: kept for later.
+
+    Attributes:
+        meter: counts what crosses.
+        transfers: tell how fast large bodies come.
+    """
+
+    def __init__(self, host: str, port: int, *, deadline_s: float, most_idle: int) -> None:
+        self._address = (host, port)
+        self._deadline_s = deadline_s
+        self._most_idle = most_idle
+        self.meter = Meter()
+        self.transfers = Transfers(self.meter)
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._process = os.getpid()
+
+    def take(self) -> Connection | None:
+        """A connection that was used before, if there is one; it may have been closed by the node meanwhile."""
+        with self._lock:
+            self._own()
+            return self._idle.pop() if self._idle else None
+
+    def new(self) -> Connection:
+        """A connection that is not connected yet."""
+        return Connection(*self._address, deadline_s=self._deadline_s, meter=self.meter, transfers=self.transfers)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose last answer was read to its end."""
+        with self._lock:
+            self._own()
+            if len(self._idle) < self._most_idle:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def drop_idle(self) -> None:
+        """Close what is kept: the node went away."""
+        with self._lock:
+            self._own()
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _own(self) -> None:
+        # A forked child shares its parent's sockets: using them would mix up both sides' answers.
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._idle = []
+            self.transfers.forget_all()
+
+
+def _keep_alive(plain: socket.socket) -> None:
+    """Have the system ask a peer that is silent for long whether it is still there: one that vanished cannot say so."""
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # as Linux has them
+            plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class _CountedSocket(socket.socket):
+    def __init__(self, plain: socket.socket, meter: Meter) -> None:
+        timeout = plain.gettimeout()
+        super().__init__(fileno=plain.detach())
+        self.settimeout(timeout)
+        self._meter = meter
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        received = super().recv_into(*args, **kwargs)
+        self._meter.add(received=received)
+        return received
+
+    def sendall(self, data: Any, *args: Any) -> None:
+        super().sendall(data, *args)
+        self._meter.add(sent=memoryview(data).nbytes)

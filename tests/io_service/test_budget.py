@@ -1,0 +1,97 @@
+"""Bytes under way are shared fairly, within their bound, and nobody stands still."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.io_service.budget import Budget
+
+TOTAL = 1000
+
+
+def test_a_job_alone_has_all_of_it():
+    budget = Budget(TOTAL)
+    tickets = [budget.ask("a", 100) for _ in range(12)]
+    assert budget.granted() == tickets[:10]
+    budget.end(tickets[0])
+    assert budget.granted() == tickets[10:11]
+
+
+def test_jobs_that_want_more_than_there_is_come_to_have_the_same():
+    budget = Budget(TOTAL)
+    greedy = [budget.ask("greedy", 100) for _ in range(30)]
+    assert len(budget.granted()) == 10
+    for _ in range(30):
+        budget.ask("late", 100)
+    assert len(budget.granted()) == 1  # one at once, so that it does not stand still
+    for ticket in greedy[:6]:
+        budget.end(ticket)
+        budget.granted()
+    used = {job: one.expected_bytes for job, one in budget.jobs().items()}
+    assert used == {"greedy": 500, "late": 500}
+
+
+def test_who_wants_less_has_what_it_wants():
+    budget = Budget(TOTAL)
+    for _ in range(50):
+        budget.ask("greedy", 100)
+    modest = [budget.ask("modest", 100) for _ in range(2)]
+    granted = set(budget.granted())
+    assert granted.issuperset(modest)
+    assert len(granted) == 10
+
+
+def test_what_a_job_was_lent_counts_until_it_comes_back():
+    budget = Budget(TOTAL)
+    first = budget.ask("a", 1000)
+    second = budget.ask("b", 500)
+    third = budget.ask("b", 500)
+    assert set(budget.granted()) == {first, second}
+    budget.lend(first, 900)
+    budget.end(first)
+    assert budget.granted() == []
+    budget.give_back("a", 900)
+    assert budget.granted() == [third]
+
+
+def test_a_job_that_holds_everything_may_still_make_one_request():
+    budget = Budget(TOTAL)
+    early = budget.ask("a", 1000)
+    assert budget.granted() == [early]
+    budget.lend(early, 1000)
+    budget.end(early)  # held, because what comes before it in the order is still missing
+    needed = budget.ask("a", 100)
+    assert budget.granted() == [needed]
+
+
+def test_a_job_that_is_gone_is_forgotten():
+    budget = Budget(TOTAL)
+    for number in range(100):
+        ticket = budget.ask(f"job {number}", 10)
+        budget.granted()
+        budget.lend(ticket, 10)
+        budget.end(ticket)
+        budget.give_back(f"job {number}", 10)
+    assert budget.jobs() == {}
+    assert budget.used_bytes == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 400), st.integers(0, 5)), max_size=60))
+def test_the_bound_holds_but_for_one_request_of_each_job_and_everything_is_granted_in_the_end(steps):
+    budget = Budget(TOTAL)
+    waiting, granted, largest = set(), [], 0
+    for job, nbytes, ends in steps:
+        waiting.add(budget.ask(job, nbytes))
+        largest = max(largest, nbytes)
+        for ticket in budget.granted():
+            waiting.remove(ticket)
+            granted.append(ticket)
+        assert budget.used_bytes <= TOTAL + 3 * largest
+        for _ in range(min(ends, len(granted))):
+            budget.end(granted.pop(0))
+    while granted or waiting:
+        for ticket in budget.granted():
+            waiting.remove(ticket)
+            granted.append(ticket)
+        assert granted, "requests wait and nothing is under way"
+        budget.end(granted.pop(0))
+    assert budget.jobs() == {}

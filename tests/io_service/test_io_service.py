@@ -1,0 +1,340 @@
+"""An I/O service reads each sample once, whoever asks, and keeps nothing of whoever is gone."""
+
+import os
+import pickle
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+
+from frostline.config import IoSettings, NodeSettings
+from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unavailable
+from frostline.io_service.addresses import listening_at
+from frostline.io_service.client.transport import IoTransport
+from frostline.node import Node
+from frostline.node.in_process import LocalTransport
+from frostline.testing import Act, ScriptedTransport
+from frostline.wire.frames import receive, send
+from frostline.wire.messages import ProfileRequest
+from support.nodes import joined, make_images, request, same, samples_of, until
+from support.services import SETTINGS, descriptors, is_quiet, serving
+from support.situations import profile
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), COUNT)
+
+
+@pytest.fixture
+def node(images):
+    with Node(NodeSettings(memory_bytes=256 << 20, device_batch=8), (images.as_uri(),)) as node:
+        yield node
+
+
+@contextmanager
+def jobs(url, count=2):
+    ways = [IoTransport(url, SETTINGS) for _ in range(count)]
+    try:
+        yield ways
+    finally:
+        for way in ways:
+            way.close()
+
+
+def asked(images, rows=None, cut=0, **fields):
+    samples = samples_of(images, with_versions=True)
+    return request(images, cut, samples=samples if rows is None else samples.take(np.array(rows)), **fields)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_what_one_job_read_another_does_not_read_again_in_any_order(node, images, cut):
+    random = np.random.default_rng(0)
+    with serving(LocalTransport(node)) as (service, url), jobs(url) as (one, other):
+        first = joined(one.features(asked(images, cut=cut)))
+        read = node.statistics().totals.bytes_read
+        assert read == samples_of(images).encoded_bytes
+        order = random.permutation(COUNT)
+        parts = [joined(other.features(asked(images, order[start : start + 7], cut))) for start in range(0, COUNT, 7)]
+        again = joined(other.features(asked(images, cut=cut)))
+        assert node.statistics().totals.bytes_read == read
+        assert same(first, again)
+        assert first[2] == again[2]
+        assert [id for part in parts for id in part[0]] == samples_of(images).ids[order].tolist()
+        assert other.statistics().bytes_received == 0 < one.statistics().bytes_received
+        until(lambda: is_quiet(service))
+
+
+def test_jobs_that_decode_in_different_ways_share_the_encoded_samples(node, images):
+    with serving(LocalTransport(node)) as (_, url), jobs(url) as (one, other):
+        list(one.features(asked(images)))
+        list(other.features(asked(images, side=48)))
+        assert node.statistics().totals.bytes_read == samples_of(images).encoded_bytes
+
+
+def test_pixels_of_another_preprocessing_are_others(node, images):
+    with serving(LocalTransport(node)) as (_, url), jobs(url) as (one, other):
+        small, large = joined(one.features(asked(images, cut=1))), joined(other.features(asked(images, cut=1, side=48)))
+        assert small[1][0].shape[2:] == (32, 32)
+        assert large[1][0].shape[2:] == (48, 48)
+
+
+def test_samples_whose_version_nobody_knows_are_read_each_time(node, images):
+    with serving(LocalTransport(node)) as (_, url), jobs(url) as (one, other):
+        for way in (one, other):
+            list(way.features(request(images, 0)))
+        assert node.statistics().totals.bytes_read == 2 * samples_of(images).encoded_bytes
+
+
+@pytest.mark.parametrize("only_here", [True, False])
+def test_a_node_is_told_all_that_a_profile_is_wanted_for(images, only_here):
+    upstream = ScriptedTransport(profile=profile((0.0, 1.0, 2.0)))
+    wanted = ProfileRequest(features=asked(images, cut=2), codecs=("int8",), accuracy="fp16", only_here=only_here)
+    with serving(upstream) as (_, url), jobs(url) as (one, _):
+        one.profile(wanted)
+    assert [told.to_json() for told in upstream.profiled] == [wanted.to_json()]
+
+
+def test_samples_that_are_on_their_way_are_not_asked_for_again(images):
+    node = ScriptedTransport([Act(gate="door", gate_after=16)])
+    with serving(node) as (service, url), jobs(url) as (one, other), ThreadPoolExecutor(2) as threads:
+        mine = threads.submit(lambda: joined(one.features(asked(images, range(32)))))
+        assert node.wait_for_requests(1)
+        its = threads.submit(lambda: joined(other.features(asked(images, range(39, 7, -1)))))
+        assert node.wait_for_requests(2)
+        assert node.requests[1].samples.ids.tolist() == samples_of(images).ids[39:31:-1].tolist()
+        node.open("door")
+        assert mine.result(60)[0] == samples_of(images).ids[:32].tolist()
+        assert its.result(60)[0] == samples_of(images).ids[39:7:-1].tolist()
+        cache = service.statistics()["cache"]
+        assert (cache["misses"], cache["hits"] + cache["joined"]) == (COUNT, 24)
+
+
+def test_two_jobs_that_wait_for_each_other_both_end(images):
+    node = ScriptedTransport(otherwise=Act(rows_per_batch=1))
+    with serving(node) as (_, url), jobs(url, 4) as ways, ThreadPoolExecutor(4) as threads:
+        random = np.random.default_rng(0)
+        for _ in range(20):
+            orders = [random.permutation(COUNT) for _ in ways]
+            asks = [asked(images, order) for order in orders]
+            answers = list(threads.map(lambda pair: joined(pair[0].features(pair[1]))[0], zip(ways, asks, strict=True)))
+            assert answers == [samples_of(images).ids[order].tolist() for order in orders]
+
+
+def test_whoever_waits_for_a_job_that_fails_asks_itself(images):
+    failing = Act(gate="door", gate_after=8, rows_per_batch=8, error=NodeUnreachable("cut"), error_after=16)
+    node = ScriptedTransport([failing])
+    with serving(node) as (_, url), jobs(url) as (one, other), ThreadPoolExecutor(2) as threads:
+        mine = threads.submit(lambda: joined(one.features(asked(images))))
+        assert node.wait_for_requests(1)
+        its = threads.submit(lambda: joined(other.features(asked(images))))
+        until(lambda: len(node.requests) == 1)
+        node.open("door")
+        with pytest.raises(Unavailable, match="cut"):
+            mine.result(60)
+        assert its.result(60)[0] == samples_of(images).ids.tolist()
+
+
+def test_whoever_waits_for_a_job_that_goes_away_gets_what_it_fetched(images):
+    node = ScriptedTransport([Act(gate="door", gate_after=8, rows_per_batch=8)])
+    with serving(node) as (service, url), jobs(url) as (one, other), ThreadPoolExecutor(1) as threads:
+        answer = one.features(asked(images))
+        assert len(next(answer)) == 8
+        its = threads.submit(lambda: joined(other.features(asked(images))))
+        until(lambda: service.statistics()["cache"]["joined"] == COUNT - 8)
+        answer.close()
+        one.close()
+        node.open("door")
+        assert its.result(60)[0] == samples_of(images).ids.tolist()
+        assert len(node.requests) == 1
+
+
+def test_an_answer_that_nobody_wants_any_more_is_ended(images):
+    node = ScriptedTransport([Act(gate="door", gate_after=8, rows_per_batch=8)])
+    with serving(node) as (service, url), jobs(url, 1) as (one,):
+        answer = one.features(asked(images))
+        assert len(next(answer)) == 8
+        answer.close()
+        assert next(answer, None) is None
+        until(lambda: is_quiet(service))  # though the door never opens
+        assert joined(one.features(asked(images)))[0] == samples_of(images).ids.tolist()
+
+
+def test_closing_frees_a_thread_that_waits_for_room(images):
+    node = ScriptedTransport(otherwise=Act(gate="door"))
+    lengths = samples_of(images).encoded_bytes
+    with serving(node, memory_bytes=1 << 20, window_bytes=lengths + 10) as (service, url), jobs(url, 1) as (one,):
+        answers = [one.features(asked(images)) for _ in range(2)]
+        got = []
+        threads = [threading.Thread(target=lambda one=one: got.append(next(one, None))) for one in answers]
+        for thread in threads:
+            thread.start()
+        until(lambda: sum(job["waiting"] for job in service.statistics()["jobs"].values()) == 1)
+        for answer in answers:
+            answer.close()
+        for thread in threads:
+            thread.join(60)
+        assert got == [None, None]
+        until(lambda: is_quiet(service))
+
+
+def test_the_cache_stays_within_its_bound_and_drops_what_was_not_used_for_longest(node, images):
+    each = samples_of(images).encoded_bytes / COUNT
+    room = int(25 * (each + 600))
+    with (
+        serving(LocalTransport(node), memory_bytes=(1 << 20) + room, window_bytes=1 << 20) as (service, url),
+        jobs(url, 1) as (one,),
+    ):
+        for start in range(0, COUNT, 5):
+            list(one.features(asked(images, range(start, start + 5))))
+            list(one.features(asked(images, range(5))))  # used all the time
+            cache = service.statistics()["cache"]
+            assert cache["bytes"] <= cache["budget_bytes"] == room
+        assert cache["evicted"] > 0
+        before = node.statistics().totals.bytes_read
+        list(one.features(asked(images, range(5))))
+        assert node.statistics().totals.bytes_read == before
+
+
+def test_blocks_are_given_back_with_the_last_array_over_them_and_not_before(images, tmp_path):
+    big = make_images(tmp_path / "big", 12, size=(640, 480))
+    with (
+        Node(NodeSettings(memory_bytes=512 << 20), (big.as_uri(),)) as node,
+        serving(LocalTransport(node)) as (service, url),
+        jobs(url, 1) as (one,),
+    ):
+        before = descriptors()
+        batches = list(one.features(asked(big, cut=1, side=256)))
+        held = [batch.tensors[0] for batch in batches]
+        rows = [array[1] for array in held]
+        sums = [float(row.sum()) for row in rows]
+        used = service.statistics()["window"]["used_bytes"]
+        assert used >= sum(array.nbytes for array in held) > 0
+        del batches, held
+        assert service.statistics()["window"]["used_bytes"] == used
+        one.close()
+        until(lambda: service.statistics()["jobs"] == {})
+        assert [float(row.sum()) for row in rows] == sums  # the memory outlives the connection
+        del rows
+        until(lambda: is_quiet(service))
+        until(lambda: descriptors() <= before)
+
+
+def test_a_transport_that_is_pickled_is_the_same_job(node, images):
+    with serving(LocalTransport(node)) as (service, url), jobs(url, 1) as (one,):
+        copy = pickle.loads(pickle.dumps(one))
+        list(one.features(asked(images)))
+        with closing(copy):
+            list(copy.features(asked(images)))
+            assert [len(job["processes"]) for job in service.statistics()["jobs"].values()] == [2]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"frst" + b"\xff" * 12, b"frst\x05\0\0\0" + b"\0" * 8 + b"nojso", b"frst"],
+)
+def test_garbage_on_the_socket_is_refused_and_harms_nobody(node, images, garbage):
+    with serving(LocalTransport(node)) as (_, url), jobs(url, 1) as (one,):
+        before = descriptors()
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as wild:
+                wild.connect("\0" + url.removeprefix("unix:@"))
+                wild.sendall(garbage)
+                wild.shutdown(socket.SHUT_WR)
+                answer = receive(wild)
+                assert answer is not None
+                assert answer.says["error"]["error"] == "BadRequest"
+        assert len(joined(one.features(asked(images)))[0]) == COUNT
+        one.close()
+        until(lambda: descriptors() <= before)
+
+
+def test_a_session_that_sends_nonsense_gets_a_sentence_and_may_go_on(node, images):
+    with serving(LocalTransport(node)) as (_, url), socket.socket(socket.AF_UNIX) as session:
+        session.connect("\0" + url.removeprefix("unix:@"))
+        hello = {"kind": "hello", "protocol": 1, "session": "ab", "job": "cd"}
+        send(session, {**hello, "role": "session"})
+        assert receive(session).says["kind"] == "welcome"
+        with socket.socket(socket.AF_UNIX) as asks:
+            asks.connect("\0" + url.removeprefix("unix:@"))
+            send(asks, {**hello, "role": "asks"})
+            for nonsense in ({"kind": "dance"}, {"kind": "features"}, {"kind": "features", "request": [1]}, {}):
+                send(asks, nonsense)
+                assert receive(asks).says["error"]["error"] == "BadRequest"
+            send(asks, {"kind": "health"})
+            assert receive(asks).says["value"]["roots"] == [images.as_uri()]
+        session.sendall(b"\xff" * 160)  # records of what was never lent
+        with closing(IoTransport(url, SETTINGS)) as one:
+            assert len(joined(one.features(asked(images)))[0]) == COUNT
+
+
+def test_another_version_is_told_so(node):
+    with serving(LocalTransport(node)) as (_, url), socket.socket(socket.AF_UNIX) as session:
+        session.connect("\0" + url.removeprefix("unix:@"))
+        send(session, {"kind": "hello", "protocol": 99, "session": "ab", "job": "cd", "role": "session"})
+        assert "version" in receive(session).says["error"]["message"]
+
+
+def test_where_there_is_no_service_the_sentence_says_how_to_start_one(tmp_path):
+    how = f"frostline io --socket {tmp_path}/io.sock"
+    with closing(IoTransport(f"unix://{tmp_path}/io.sock", SETTINGS)) as way, pytest.raises(NodeUnreachable, match=how):
+        way.health()
+
+
+@pytest.mark.parametrize("url", ["unix:", "unix:@", "unix:relative", "http://here", "/run/io.sock"])
+def test_an_address_that_is_none_gets_a_sentence(url):
+    with pytest.raises(SettingError, match="address"):
+        IoTransport(url, SETTINGS)
+
+
+def test_a_socket_lies_in_a_folder_that_nobody_else_may_enter(tmp_path):
+    url = f"unix://{tmp_path}/open/io.sock"
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(SettingError, match="0700"), listening_at(url):
+        pass
+    (tmp_path / "open").chmod(0o700)
+    with listening_at(url):
+        assert (tmp_path / "open" / "io.sock").is_socket()
+    assert not list((tmp_path / "open").iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path):
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    with pytest.raises(SettingError, match="folder of your own"), listening_at(f"unix://{tmp_path}/theirs/io.sock"):
+        pass
+
+
+def test_one_service_listens_at_an_address_and_the_file_of_a_killed_one_is_taken_over(node, tmp_path):
+    url = f"unix://{tmp_path}/new/io.sock"
+    with listening_at(url), pytest.raises(AddressInUse, match="already"), listening_at(url):
+        pass
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"{tmp_path}/new/io.sock")
+    with serving(LocalTransport(node), url) as _, jobs(url, 1) as (one,):
+        assert one.health() == node.health()
+
+
+def test_a_service_that_stops_ends_what_is_under_way_with_a_sentence_and_is_found_again(images, tmp_path):
+    node, url = ScriptedTransport([Act(gate="door", gate_after=8, rows_per_batch=8)]), f"unix://{tmp_path}/x/io.sock"
+    with jobs(url, 1) as (one,):
+        with serving(node, url):
+            answer = one.features(asked(images))
+            assert len(next(answer)) == 8
+        with pytest.raises(NodeUnreachable, match="I/O service"):
+            list(answer)
+        with pytest.raises(NodeUnreachable, match="frostline io"):
+            one.health()
+        with serving(node, url):
+            assert joined(one.features(asked(images)))[0] == samples_of(images).ids.tolist()
+
+
+def test_a_budget_larger_than_the_memory_makes_no_sense():
+    with pytest.raises(SettingError, match="window_bytes"):
+        IoSettings(memory_bytes=1 << 20, window_bytes=2 << 20)
