@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from frostline.cache import FeatureStore
-from frostline.datasets import dataset
+from frostline.datasets.manifest import source
 from frostline.datasets.check.progress import CheckProgress, Piece
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest.manifest import load_manifest
@@ -65,7 +65,7 @@ def test_converted_networks_are_their_users_alone(tmp_path):
 
 def test_manifests_splits_profiles_and_pieces_of_checks_are_their_users_alone(tmp_path, monkeypatch):
     folder, cache = image_folder(tmp_path / "images"), tmp_path / "cache"
-    monkeypatch.setattr(dataset, "load_manifest", partial(load_manifest, in_memory_bytes=0))
+    monkeypatch.setattr(source, "load_manifest", partial(load_manifest, in_memory_bytes=0))
     data = Dataset(folder, cache=cache)
     data.save_splits(data.split({"train": 0.5, "val": 0.5}))
     CheckProgress(cache / "checks" / "a.jsonl").add(Piece(start=0, stop=1, digests={}, unreadable=()))
