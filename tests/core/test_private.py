@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from frostline.cache import FeatureStore
-from frostline.datasets.manifest import source
 from frostline.datasets.check.progress import CheckProgress, Piece
 from frostline.datasets.dataset import Dataset
+from frostline.datasets.manifest import source
 from frostline.datasets.manifest.manifest import load_manifest
 from frostline.engines.backends.converted_files import kept
 from frostline.jobs.profile_cache import KeptProfiles, Measured, ProfileKey
