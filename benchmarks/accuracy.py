@@ -108,7 +108,7 @@ def computed(name, prefix, calibration, pixels, levels):
         prefix.cuts,
         prefix.tensors,
         cut=cut,
-        most_rows=ROWS,
+        max_rows=ROWS,
         threads=torch.get_num_threads(),
         calibration=calibration,
     )

@@ -13,7 +13,7 @@ runs that FILE.json holds count too, so that a long comparison can be done in pi
 - samples/s: from three seconds on, or from the first batch of every worker on, to the end; and of the whole pass;
 - CPU: of all processes of the loader, while it is steady;
 - memory: the most that they had at once, each shared page divided by those that share it;
-- stolen: what the host of a virtual machine took of the processors meanwhile. With --most-stolen SHARE runs that lost
+- stolen: what the host of a virtual machine took of the processors meanwhile. With --max-stolen SHARE runs that lost
   more are made again, up to three times, and that which lost least counts: over a link that a program of the same
   machine makes the others say little;
 - first and second batch, and samples after so many seconds: from the call on, with listing, connecting and starting
@@ -98,7 +98,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--workers", type=int, help="processes of loaders that have some, for all of them")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--most-stolen", type=float, default=1.0, help="share of the processors, by the host")
+    parser.add_argument("--max-stolen", type=float, default=1.0, help="share of the processors, by the host")
     parser.add_argument("--out")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--loader", help=argparse.SUPPRESS)
@@ -156,7 +156,7 @@ def over_one_link(wanted, round_trip_ms, number):
 def one_of_some(wanted, run):
     """The run of which the host took least, of no more than TRIES; nothing where the first one failed."""
     found = []
-    while len(found) < TRIES and (not found or found[-1]["stolen"] > wanted.most_stolen):
+    while len(found) < TRIES and (not found or found[-1]["stolen"] > wanted.max_stolen):
         if (one := run()) is None:
             break
         found.append(one)
@@ -180,11 +180,11 @@ def one_run(wanted, cell, environment, near, number):
         )
         with inside as there, Watch(there.pid) as watch, suppress(SystemExit):
             there.ask(do="run", task={**task, "part": "warm", "samples": WARM, "scratch": f"{scratch}/w"}, seconds=60)
-            watch.most_bytes = 0
+            watch.max_bytes = 0
             whole = {**task, "part": "all", "samples": wanted.samples, "scratch": f"{scratch}/a"}
             before = psutil.cpu_times()
             found = there.ask(do="run", task=whole, seconds=wanted.seconds)
-            found |= {**cell, "workers": workers, "memory_bytes": watch.most_bytes, "load": os.getloadavg()[0]}
+            found |= {**cell, "workers": workers, "memory_bytes": watch.max_bytes, "load": os.getloadavg()[0]}
             found["stolen"] = stolen(before, psutil.cpu_times())
             print(
                 f"{cell['round_trip_ms']:4.0f} ms {cell['what']:11} {loader:33} {found['samples_per_s']:7.1f}/s "
@@ -211,7 +211,7 @@ class Watch:
         self._pid = pid
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
-        self.most_bytes = 0
+        self.max_bytes = 0
 
     def __enter__(self):
         self._thread.start()
@@ -223,7 +223,7 @@ class Watch:
 
     def _watch(self):
         while not self._over.wait(WATCHED_EVERY_S):
-            self.most_bytes = max(self.most_bytes, sum(map(_pss, tree(self._pid))))
+            self.max_bytes = max(self.max_bytes, sum(map(_pss, tree(self._pid))))
 
 
 def _pss(process):

@@ -127,7 +127,7 @@ def frostline_blocks(task):
     """The same of the shards that others read whole: blocks of neighbours by one request each, mixed as theirs are."""
     import frostline as fl
 
-    yield from frostline(task, relist=False, form="shards", shuffle=fl.Blocks())
+    yield from frostline(task, relist=False, form="shards", shuffle=fl.BlockShuffle())
 
 
 def frostline_node(task):

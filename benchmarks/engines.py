@@ -115,7 +115,7 @@ def built(prefix, cut, calibration, wanted, folder):
                     prefix.tensors,
                     cut=cut,
                     device=wanted.device,
-                    most_rows=rows,
+                    max_rows=rows,
                     threads=wanted.threads,
                     calibration=calibration,
                     folder=folder,

@@ -147,7 +147,7 @@ def of_kept(prefix, cut, offer, pixels, levels, threads, folder):
         prefix.cuts,
         prefix.tensors,
         cut=cut,
-        most_rows=ROWS,
+        max_rows=ROWS,
         threads=threads,
         levels=levels,
         calibration=pixels[:64],

@@ -33,7 +33,7 @@ with loaders.offload(None, data, settings=settings) as job:
         pass
 print(json.dumps({
     "imported_s": imported_s, "imported_bytes": imported_bytes, "first_s": first_s, "first_bytes": first_bytes,
-    "most_bytes": resident("VmHWM"), "seconds": time.perf_counter() - began, "torch": "torch" in sys.modules,
+    "max_bytes": resident("VmHWM"), "seconds": time.perf_counter() - began, "torch": "torch" in sys.modules,
 }))
 """
 
@@ -54,7 +54,7 @@ def main():
         print(
             f"{kind:7} imported after {middle['imported_s']:.2f} s with {middle['imported_bytes'] / 1e6:.0f} MB; "
             f"first batch after {middle['first_s']:.2f} s with {middle['first_bytes'] / 1e6:.0f} MB; "
-            f"at most {middle['most_bytes'] / 1e6:.0f} MB; all after {middle['seconds']:.2f} s; "
+            f"at most {middle['max_bytes'] / 1e6:.0f} MB; all after {middle['seconds']:.2f} s; "
             f"torch {'imported' if middle['torch'] else 'not imported'}"
         )
 

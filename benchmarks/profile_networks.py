@@ -72,7 +72,7 @@ def measured(name, data):
     model = calibrated(pretrained.model, pixels)
     network = cut_network(frozen(model, pretrained.preprocess.shape), pretrained.preprocess.shape)
     prefix = network.prefix
-    engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, most_rows=DEVICE_BATCH)
+    engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, max_rows=DEVICE_BATCH)
     leaves = [prefix.tensors[path] for _, path in prefix.graph.leaves]
     seconds = cut_seconds(prefix.graph, leaves, prefix.cuts, pixels, repeats=REPEATS, clock=CLOCK)
     packable = worth_packing(prefix.cuts, ENCODED_BYTES)

@@ -22,7 +22,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples
 from frostline.engines.machine.hardware import hardware_name
 from frostline.loaders import ArrayLoader
-from frostline.loaders.epoch.row_source import Source
+from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import Order
 from frostline.prefetch.requests import Deal
 
@@ -105,7 +105,7 @@ def rows_in_memory(row_bytes, batches, *, is_kept):
     def fetch(samples, _route):
         yield FeatureBatch(ids=samples.ids, tensors=(np.ones((len(samples), width), np.float32),))
 
-    source = Source(
+    source = RowSource(
         fetch=fetch,
         dealer=OneWay(row_bytes),
         cache=cache,

@@ -99,7 +99,7 @@ class Shards:
         reads = []
         for shard in self.sizes:
             asked = [Range(offset, length) for object, offset, length in self.rows if object == shard]
-            plan = plan_ranges(asked, most_gap_bytes=GAP_BYTES, most_bytes=JOINED_BYTES)
+            plan = plan_ranges(asked, max_gap_bytes=GAP_BYTES, max_bytes=JOINED_BYTES)
             inside = [[one for one in asked if read.offset <= one.offset < read.stop] for read in plan.reads]
             reads += [(shard, read, some) for read, some in zip(plan.reads, inside, strict=True)]
         return self._joined, reads

@@ -17,7 +17,7 @@ import argparse
 
 import numpy as np
 
-from frostline.ordering import BlockOrder, Blocks, Order
+from frostline.ordering import BlockOrder, BlockShuffle, Order
 
 # Photographs of 57 kB in shards of 8 MiB, as in benchmarks/compare.py.
 SHARD = 146
@@ -41,7 +41,7 @@ def orders(wanted):
     """Name, samples held, and the rows of an epoch, of each order."""
     yield "full shuffle", 0, lambda epoch: whole(wanted, epoch)
     for samples, mixed in ((16, 16), (16, 64), (16, 256), (64, 16), (SHARD, 8)):
-        blocks = Blocks(samples=samples, mixed=mixed)
+        blocks = BlockShuffle(samples=samples, mixed=mixed)
         yield (
             f"blocks of {samples}, {mixed} mixed",
             blocks.group,

@@ -62,7 +62,7 @@ SIDE = 96
 # None is a multiple of the rows of a run.
 ROWS = (20, 44, 12, 30)
 # Requests under way in all, so that a few tenants too always have rows that wait; and the least of one tenant.
-IN_FLIGHT, LEAST_IN_FLIGHT = 24, 3
+IN_FLIGHT, MIN_IN_FLIGHT = 24, 3
 OVERSEER = "overseer"
 
 
@@ -139,7 +139,7 @@ def weightings(rule, counts, kinds):
 def measure(wanted, data, networks, rule, weights, rates):
     """One cell: tenants with these networks and weights on a node with this rule."""
     count = len(networks)
-    lanes = max(LEAST_IN_FLIGHT, IN_FLIGHT // count)
+    lanes = max(MIN_IN_FLIGHT, IN_FLIGHT // count)
     settings = NodeSettings(
         memory_bytes=wanted.memory << 20,
         batching=rule,

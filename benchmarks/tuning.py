@@ -28,9 +28,9 @@ from wide_link import STORE_ADDRESS, WideLink
 FIXED = (1, 2, 4, 8, 16, 32, 64)
 FIXED_S, FIXED_STEADY_S = 9.0, 4.0
 STEADY_S, REACHED = 10.0, 0.95
-MOST = 64
+MAX = 64
 # PRISMA's own bounds: as many producers as the processor has threads.
-RULES = {"ours": ("auto", MOST), "PRISMA, 64 at most": ("prisma", MOST), "PRISMA, 2 at most": ("prisma", 2)}
+RULES = {"ours": ("auto", MAX), "PRISMA, 64 at most": ("prisma", MAX), "PRISMA, 2 at most": ("prisma", 2)}
 BIN_S = 0.25
 
 
@@ -92,7 +92,7 @@ def over_one_link(wanted, round_trip_ms):
         best = max(link["fixed"].values())
         for name in wanted.rules:
             tuning, most = RULES[name]
-            settings = {"tuning": tuning, "most_requests": most}
+            settings = {"tuning": tuning, "max_requests": most}
             found = trainer.ask(do="run", seconds=wanted.seconds, settings=settings)
             link[name] = {**found, **judged(found["bins"], best, wanted.seconds)}
             print(
@@ -119,7 +119,7 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process.launch import start_node
 
-    settings = NodeSettings(max_requests=2 * MOST, open_to_all=True)
+    settings = NodeSettings(max_requests=2 * MAX, open_to_all=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()

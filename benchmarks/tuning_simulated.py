@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from frostline.tuning import Following, Setting, Steady
 from support.shared_line import hundred_mbit
 
-MOST = Setting(requests=64, window_bytes=256 << 20)
+MAX = Setting(requests=64, window_bytes=256 << 20)
 FIXED = (4, 8, 16, 32, 64)
 PHOTOGRAPHS, ROUND_TRIPS_MS = (1, 8, 16, 32), (0, 20, 75, 150)
 FROM_S = 10
@@ -57,9 +57,7 @@ def rate(run):
     """Bytes a second on the line; by the rule where no number is fixed."""
     (photographs, round_trip_ms), fixed, seed, seconds = run
     rule = (
-        Following(MOST, requests=8)
-        if fixed is None
-        else Steady(Setting(requests=fixed, window_bytes=MOST.window_bytes))
+        Following(MAX, requests=8) if fixed is None else Steady(Setting(requests=fixed, window_bytes=MAX.window_bytes))
     )
     line = hundred_mbit(rule, photographs, round_trip_ms, seed)
     line.run(seconds)

@@ -10,15 +10,14 @@ if TYPE_CHECKING:
     from frostline.config import LoaderSettings, NodeSettings, TenantSettings
     from frostline.datasets import Dataset
     from frostline.jobs import Job, offload
-    from frostline.loaders import Batch, Blend, Epochs, FeatureMixup, FeatureNoise, Loader, Ranks
+    from frostline.loaders import Batch, Epochs, FeatureMixup, FeatureNoise, Loader, Mixture, Ranks
     from frostline.models import Head, freeze
-    from frostline.ordering import Blocks
+    from frostline.ordering import BlockShuffle
     from frostline.wire.recipes import Recipe
 
 __all__ = (
     "Batch",
-    "Blend",
-    "Blocks",
+    "BlockShuffle",
     "Dataset",
     "Epochs",
     "FeatureMixup",
@@ -27,6 +26,7 @@ __all__ = (
     "Job",
     "Loader",
     "LoaderSettings",
+    "Mixture",
     "NodeSettings",
     "Ranks",
     "Recipe",
@@ -40,8 +40,8 @@ __all__ = (
 # Importing torch takes seconds and a node or a listing may never need it: each name is imported when it is used.
 _ROOMS = {
     "Batch": "frostline.loaders",
-    "Blend": "frostline.loaders",
-    "Blocks": "frostline.ordering",
+    "Mixture": "frostline.loaders",
+    "BlockShuffle": "frostline.ordering",
     "Dataset": "frostline.datasets",
     "Epochs": "frostline.loaders",
     "FeatureMixup": "frostline.loaders",

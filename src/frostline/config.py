@@ -126,7 +126,7 @@ class NodeSettings:
         device: where prefixes run, in torch's words.
         device_batch: samples in one run of the network, a multiple of 8.
         max_requests: requests in work or waiting, uploads too; one more is refused with 429.
-        least_bytes_per_s: a body that takes a minute longer than it would at this rate is given up, and its place and
+        min_bytes_per_s: a body that takes a minute longer than it would at this rate is given up, and its place and
             memory go to others. Lower it for links that are slower.
         batching: how rows that wait become device batches: ``fair`` fills runs up over requests and tenants and
             gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
@@ -177,7 +177,7 @@ class NodeSettings:
     device: str = "cpu"
     device_batch: int = 32
     max_requests: int = 64
-    least_bytes_per_s: int = 64 * _KIB
+    min_bytes_per_s: int = 64 * _KIB
     batching: str = "fair"
     tenants: tuple[TenantSettings, ...] = ()
     trial_s: float = 600.0
@@ -216,7 +216,7 @@ class NodeSettings:
         _quantile("hedge_quantile", self.hedge_quantile)
         _at_least("compute_threads", self.compute_threads, 1)
         _at_least("max_requests", self.max_requests, 1)
-        _at_least("least_bytes_per_s", self.least_bytes_per_s, 1)
+        _at_least("min_bytes_per_s", self.min_bytes_per_s, 1)
         _at_least("trial_s", self.trial_s, 0)
         _at_least("trial_niceness", self.trial_niceness, 0)
         _at_least("max_graph_nodes", self.max_graph_nodes, 1)
@@ -251,18 +251,18 @@ class IoSettings:
         window_bytes: of these, most bytes that were asked for and not used yet, shared fairly between jobs; each may
             have one request under way whatever this is. The rest is for keeping. The default is a quarter of the
             memory.
-        most_connections: at once; each request under way takes one, and a thread.
+        max_connections: at once; each request under way takes one, and a thread.
     """
 
     memory_bytes: int = 2 * _GIB
     window_bytes: int = 0
-    most_connections: int = 1024
+    max_connections: int = 1024
 
     def __post_init__(self) -> None:
         check_fields(self)
         _at_least("memory_bytes", self.memory_bytes, _MIB)
         _at_least("window_bytes", self.window_bytes, 0)
-        _at_least("most_connections", self.most_connections, 2)
+        _at_least("max_connections", self.max_connections, 2)
         if self.window_bytes > self.memory_bytes:
             raise SettingError(f"window_bytes must be at most memory_bytes ({self.memory_bytes:,})")
         if not self.window_bytes:
@@ -276,7 +276,7 @@ class LoaderSettings:
     Attributes:
         requests_in_flight: requests under way at once; more hides a longer round trip, and leaves none of the
             resources that a mixture uses without work. None begins with 8 and finds how many are enough.
-        most_requests: at once, where they are found; each takes a thread, a connection and a place at the node, which
+        max_requests: at once, where they are found; each takes a thread, a connection and a place at the node, which
             has 64 of them unless it is told otherwise.
         tuning: how the window's bounds are found where ``requests_in_flight`` is None: ``auto`` asks for more while
             the training loop waits and more brings more, and for less where that is enough; ``fixed`` stays where it
@@ -321,7 +321,7 @@ class LoaderSettings:
     """
 
     requests_in_flight: int | None = None
-    most_requests: int = 64
+    max_requests: int = 64
     tuning: str = "auto"
     samples_per_request: int = 32
     window_bytes: int = 256 * _MIB
@@ -347,7 +347,7 @@ class LoaderSettings:
         check_fields(self)
         if self.requests_in_flight is not None:
             _at_least("requests_in_flight", self.requests_in_flight, 1)
-        _at_least("most_requests", self.most_requests, 1)
+        _at_least("max_requests", self.max_requests, 1)
         if self.tuning not in TUNING:
             raise SettingError(f"tuning must be one of {', '.join(TUNING)}, not {self.tuning!r}")
         _at_least("samples_per_request", self.samples_per_request, 1)
@@ -369,20 +369,20 @@ class LoaderSettings:
     @property
     def first_requests(self) -> int:
         """Requests under way at once to begin with."""
-        return self.requests_in_flight or min(_FIRST_REQUESTS, self.most_requests)
+        return self.requests_in_flight or min(_FIRST_REQUESTS, self.max_requests)
 
     @property
     def last_requests(self) -> int:
         """Requests under way at once that there may ever be."""
         is_found = self.requests_in_flight is None and self.tuning != "fixed"
-        return self.most_requests if is_found else self.first_requests
+        return self.max_requests if is_found else self.first_requests
 
     @property
     def is_followed(self) -> bool:
         """Both bounds of a window follow what the loop waits for."""
         return self.requests_in_flight is None and self.tuning == "auto"
 
-    def most_skipped(self, samples: int) -> int:
+    def max_skipped(self, samples: int) -> int:
         """How many of so many samples may be unreadable."""
         return math.ceil(self.skip_allowance * samples)
 

@@ -32,7 +32,7 @@ __all__ = (
     "SplitsTaken",
     "StepFinished",
     "Tuned",
-    "Waiting",
+    "WaitingForRows",
     "WeightsLoaded",
 )
 
@@ -56,7 +56,7 @@ class BatchTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitingForRows:
     """The training loop waits for its next rows; said once a second while it does."""
 
     requests_in_flight: int
@@ -328,7 +328,7 @@ Event = (
     | SplitsTaken
     | StepFinished
     | Tuned
-    | Waiting
+    | WaitingForRows
     | WeightsLoaded
 )
 Observer = Callable[[Event], None]

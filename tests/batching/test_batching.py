@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from frostline.batching import Budget, Claim, FairShares, Limit, batch_size, stretches_of_work
+from frostline.batching import Claim, FairShares, Limit, MemoryBudget, batch_size, stretches_of_work
 from frostline.errors import OverBudget
 
 BYTES = st.integers(0, 1000)
@@ -26,15 +26,15 @@ def test_a_batch_is_the_largest_multiple_of_eight_that_fits(limits, wanted, most
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 10), st.integers(0, 20))
 def test_a_stretch_has_work_for_one_run_and_as_many_rows_beside_it_as_may_be(needs_work, run_rows, further):
-    most_rows = run_rows + further
-    found = stretches_of_work(needs_work, run_rows=run_rows, most_rows=most_rows)
+    max_rows = run_rows + further
+    found = stretches_of_work(needs_work, run_rows=run_rows, max_rows=max_rows)
     assert [row for one in found for row in one] == list(range(len(needs_work)))
     for one in found:
         work = sum(needs_work[row] for row in one)
-        assert len(one) <= most_rows
+        assert len(one) <= max_rows
         assert work <= run_rows
         is_last = one.stop == len(needs_work)
-        assert is_last or len(one) == most_rows or work + needs_work[one.stop] > run_rows
+        assert is_last or len(one) == max_rows or work + needs_work[one.stop] > run_rows
     if all(needs_work):
         assert found == [
             range(row, min(row + run_rows, len(needs_work))) for row in range(0, len(needs_work), run_rows)
@@ -43,11 +43,11 @@ def test_a_stretch_has_work_for_one_run_and_as_many_rows_beside_it_as_may_be(nee
 
 def test_what_can_never_fit_is_refused_naming_the_knob():
     with pytest.raises(OverBudget, match="--memory"):
-        Budget(10).ask(11)
+        MemoryBudget(10).ask(11)
 
 
 def test_nobody_overtakes_one_who_waits():
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     first = budget.ask(6)
     large = budget.ask(8)
     assert budget.take(1) is None
@@ -60,7 +60,7 @@ def test_nobody_overtakes_one_who_waits():
 
 
 def test_a_waiting_reservation_that_is_given_back_lets_the_next_one_in():
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     budget.ask(6)
     large, small = budget.ask(8), budget.ask(4)
     budget.release(large)
@@ -68,8 +68,8 @@ def test_a_waiting_reservation_that_is_given_back_lets_the_next_one_in():
 
 
 def test_a_tenant_that_holds_all_it_may_lets_others_go_first():
-    budget = Budget(100)
-    mine, yours = Claim(tenant="mine", most_bytes=50), Claim(tenant="yours")
+    budget = MemoryBudget(100)
+    mine, yours = Claim(tenant="mine", max_bytes=50), Claim(tenant="yours")
     first = budget.ask(40, mine)
     second = budget.ask(20, mine)
     assert budget.take(20, mine) is None
@@ -82,13 +82,13 @@ def test_a_tenant_that_holds_all_it_may_lets_others_go_first():
 
 
 def test_one_piece_alone_may_be_larger_than_what_its_tenant_may_hold():
-    budget = Budget(100)
-    assert budget.is_granted(budget.ask(80, Claim(tenant="mine", most_bytes=50)))
+    budget = MemoryBudget(100)
+    assert budget.is_granted(budget.ask(80, Claim(tenant="mine", max_bytes=50)))
 
 
 def test_memory_goes_to_the_tenant_that_stands_lowest_with_what_it_has_in_work():
     shares = FairShares({"twice": 2.0})
-    budget = Budget(40, shares)
+    budget = MemoryBudget(40, shares)
     first = [budget.ask(10, Claim(tenant=name, device_s=1.0)) for name in ("once", "once", "once", "once")]
     waiting = [budget.ask(10, Claim(tenant=name, device_s=1.0)) for name in ("once", "once", "twice", "twice", "twice")]
     granted = []
@@ -107,9 +107,9 @@ PIECES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100), st.floa
 @given(PIECES, st.randoms(use_true_random=False))
 def test_between_tenants_too_memory_is_never_exceeded_and_everybody_gets_some(pieces, chance):
     shares = FairShares({"a": 3.0})
-    budget = Budget(100, shares)
+    budget = MemoryBudget(100, shares)
     most = {"a": 60, "b": 100, "c": 30}
-    claims = [Claim(tenant=tenant, device_s=cost, most_bytes=most[tenant]) for tenant, _, cost in pieces]
+    claims = [Claim(tenant=tenant, device_s=cost, max_bytes=most[tenant]) for tenant, _, cost in pieces]
     asked = {budget.ask(nbytes, claim): (nbytes, claim) for (_, nbytes, _), claim in zip(pieces, claims, strict=True)}
     while asked:
         held = {number: one for number, one in asked.items() if budget.is_granted(number)}
@@ -128,7 +128,7 @@ def test_between_tenants_too_memory_is_never_exceeded_and_everybody_gets_some(pi
 @given(st.integers(1, 100), st.integers(1, 100), st.floats(0.1, 3.0))
 def test_a_large_piece_is_let_in_however_many_small_ones_others_keep_asking_for(large, small, cost):
     shares = FairShares()
-    budget = Budget(100, shares)
+    budget = MemoryBudget(100, shares)
     busy = Claim(tenant="busy", device_s=cost)
     held = [budget.ask(small, busy) for _ in range(-(-100 // small))]
     patient = budget.ask(large, Claim(tenant="patient", device_s=cost))
@@ -146,7 +146,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.budget = Budget(100)
+        self.budget = MemoryBudget(100)
         self.order = []  # (reservation, bytes) not given back, in order of asking
         self.granted = set()
 

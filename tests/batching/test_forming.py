@@ -4,7 +4,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching import FairShares, FirstCome, Hapi, Merging, Waiting
+from frostline.batching import FairShares, FirstCome, Hapi, Merging, QueuedRequest
 
 RUN_ROWS = {"a": 32, "b": 32, "c": 8}
 
@@ -15,7 +15,7 @@ def queues(draw):
     for number in range(draw(st.integers(1, 9))):
         kind = draw(st.sampled_from(sorted(RUN_ROWS)))
         waiting.append(
-            Waiting(
+            QueuedRequest(
                 number=number,
                 tenant=draw(st.sampled_from(["one", "two", "three"])),
                 kind=kind,
@@ -38,7 +38,7 @@ def after(waiting, turn):
     left = [(one, one.rows - ran[one.number]) for one in waiting]
     assert all(rows >= 0 for _, rows in left)
     return [
-        Waiting(number=one.number, tenant=one.tenant, kind=one.kind, rows=rows, run_rows=one.run_rows)
+        QueuedRequest(number=one.number, tenant=one.tenant, kind=one.kind, rows=rows, run_rows=one.run_rows)
         for one, rows in left
         if rows
     ]
@@ -89,7 +89,7 @@ def test_merging_never_takes_more_runs_than_a_fixed_batch(waiting, tags):
 
 
 def test_rows_of_other_requests_fill_a_run_up():
-    waiting = [Waiting(number=number, tenant=str(number), kind="a", rows=20, run_rows=32) for number in range(8)]
+    waiting = [QueuedRequest(number=number, tenant=str(number), kind="a", rows=20, run_rows=32) for number in range(8)]
     count = 0
     while waiting:
         waiting = after(waiting, Merging().next(waiting, lambda _: 0.0))
@@ -110,7 +110,7 @@ def test_device_seconds_stay_fair_where_rows_are_merged_and_pieces_differ():
         for name, kind in kinds.items():
             while sum(one.tenant == name for one in waiting) < 2:
                 rows = draw.randint(5, 32)
-                waiting.append(Waiting(number=number, tenant=name, kind=kind, rows=rows, run_rows=32))
+                waiting.append(QueuedRequest(number=number, tenant=name, kind=kind, rows=rows, run_rows=32))
                 number += 1
         turn = Merging().next(waiting, shares.tag)
         by_number = {one.number: one for one in waiting}

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching import Hapi, Waiting
+from frostline.batching import Hapi, QueuedRequest
 from frostline.batching.hapi import allotted
 
 
 @st.composite
 def requests(draw):
     return [
-        Waiting(
+        QueuedRequest(
             number=number,
             tenant="",
             kind=number,
@@ -54,7 +54,7 @@ def test_the_programme_uses_all_the_memory_that_a_choice_could_use_and_never_mor
 
 def test_requests_that_find_no_room_wait_for_the_next_round():
     asking = [
-        Waiting(number=number, tenant="", kind=number, rows=16, run_rows=32, bytes_per_row=10, model_bytes=100)
+        QueuedRequest(number=number, tenant="", kind=number, rows=16, run_rows=32, bytes_per_row=10, model_bytes=100)
         for number in range(4)
     ]
     rule = Hapi(free_bytes=2 * (100 + 160))
@@ -66,7 +66,7 @@ def test_requests_that_find_no_room_wait_for_the_next_round():
         asking = [
             one
             if one.number != part.number
-            else Waiting(
+            else QueuedRequest(
                 number=one.number,
                 tenant="",
                 kind=one.kind,
@@ -84,6 +84,6 @@ def test_requests_that_find_no_room_wait_for_the_next_round():
 
 
 def test_one_that_never_fits_the_programme_runs_in_the_smallest_batches():
-    large = Waiting(number=1, tenant="", kind=1, rows=20, run_rows=32, bytes_per_row=10**9)
+    large = QueuedRequest(number=1, tenant="", kind=1, rows=20, run_rows=32, bytes_per_row=10**9)
     turn = Hapi(free_bytes=1000).next([large], lambda _: 0.0)
     assert (turn.parts[0].rows, turn.rows) == (8, 8)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frostline.cache import Scope, row_keys
-from frostline.cache.local.quota import Shelf, idle_shelves, stored_bytes
+from frostline.cache.local.quota import ScopeUsage, idle_shelves, stored_bytes
 from frostline.cache.rows import opened, sealed
 from frostline.core import Samples, View
 
@@ -60,7 +60,7 @@ def test_a_value_opens_for_its_own_key_and_whole_alone():
 
 
 def test_the_longest_unused_makes_room_and_never_the_one_that_wants_it():
-    shelves = [Shelf(number=number, used_s=used_s, row_bytes=1) for number, used_s in ((1, 50), (2, 10), (3, 30))]
+    shelves = [ScopeUsage(number=number, used_s=used_s, row_bytes=1) for number, used_s in ((1, 50), (2, 10), (3, 30))]
     idle = idle_shelves(shelves, wanting=2, now_s=100, idle_s=60)
     assert [shelf.number for shelf in idle] == [3]
     idle = idle_shelves(shelves, wanting=9, now_s=110, idle_s=60)

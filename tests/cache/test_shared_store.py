@@ -368,7 +368,7 @@ def test_scopes_that_nobody_asks_for_are_forgotten_for_others():
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 12)), max_size=30))
 def test_every_row_that_was_taken_comes_out_once_and_no_more_waits_than_allowed(adds):
-    box, taken, given_out = Outbox(most_bytes=300, bundle_bytes=100, linger_s=5.0), set(), []
+    box, taken, given_out = Outbox(max_bytes=300, bundle_bytes=100, linger_s=5.0), set(), []
     for now_s, (scope, first, count) in enumerate(adds):
         scope = bytes([scope])
         rows = [(stored.key(number), b"x" * 20) for number in range(first, first + count)]
@@ -387,7 +387,7 @@ def test_every_row_that_was_taken_comes_out_once_and_no_more_waits_than_allowed(
 
 
 def test_a_wait_for_nothing_has_no_end():
-    box = Outbox(most_bytes=100, bundle_bytes=50, linger_s=5.0)
+    box = Outbox(max_bytes=100, bundle_bytes=50, linger_s=5.0)
     assert box.due_in_s(0.0) is None
     box.add(b"", [(b"key", b"value")], 3.0)
     assert box.due_in_s(4.0) == pytest.approx(4.0)

@@ -2,13 +2,13 @@
 
 from frostline.cli.plan_text import print_answer
 from frostline.planning import POLICIES, table
-from frostline.training.report.what_if import ALL_POLICIES, Measured, Question, WhatIf, answer
+from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer
 from support.plans import a_situation
 
 
 def printed(capsys, question=None, *, every=False, fallback=None, **changes):
     asked = {"data": "s3://photos/[waste]", "model": "timm:resnet18"}
-    measured = Measured(
+    measured = MeasuredSituation(
         asked=asked, at="2026-11-21T09:30:00+00:00", situation=a_situation(6, **changes), fallback=fallback
     )
     found = answer(measured, question or Question())

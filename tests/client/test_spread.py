@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.client.http import HttpTransport
-from frostline.client.load_balancer import SpreadTransport, Turns
+from frostline.client.load_balancer import LoadBalancer, SpreadTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix
@@ -122,7 +122,7 @@ def test_a_closed_answer_gives_nothing_more_and_frees_its_node():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
 def test_turns_never_favour_a_busier_node_among_those_that_answer(happened):
-    turns, flying = Turns(4), [0] * 4
+    turns, flying = LoadBalancer(4), [0] * 4
     for node, is_end in happened:
         if is_end and flying[node]:
             turns.ended(node)

@@ -18,7 +18,7 @@ from frostline.errors import SettingError
         (lambda: LoaderSettings(ramp=1), "ramp takes True or False, not 1"),
         (lambda: LoaderSettings(cache_folder=b"here"), "cache_folder takes a text or None, not bytes"),
         (lambda: NodeSettings(read_threads=2.0), "read_threads takes a whole number"),
-        (lambda: IoSettings(most_connections=None), "most_connections takes a whole number, not NoneType"),
+        (lambda: IoSettings(max_connections=None), "max_connections takes a whole number, not NoneType"),
         (lambda: TenantSettings(name="a", token_sha256="0" * 64, requests=0.5), "requests takes a whole number or"),
     ],
 )

@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 
 from frostline.cache import FeatureStore
-from frostline.datasets.check.progress import CheckProgress, Piece
+from frostline.datasets.check.progress import CheckedRows, CheckProgress
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest import source
 from frostline.datasets.manifest.manifest import load_manifest
 from frostline.engines.backends.converted_files import kept
-from frostline.jobs.profile_cache import KeptProfiles, Measured, ProfileKey
+from frostline.jobs.profile_cache import KeptProfiles, MeasuredPrefix, ProfileKey
 from frostline.private import make_private_folder
 from frostline.stores.objects.disk_tier import LocalTier
 from frostline.stores.objects.local import FolderStore
@@ -68,9 +68,9 @@ def test_manifests_splits_profiles_and_pieces_of_checks_are_their_users_alone(tm
     monkeypatch.setattr(source, "load_manifest", partial(load_manifest, in_memory_bytes=0))
     data = Dataset(folder, cache=cache)
     data.save_splits(data.split({"train": 0.5, "val": 0.5}))
-    CheckProgress(cache / "checks" / "a.jsonl").add(Piece(start=0, stop=1, digests={}, unreadable=()))
+    CheckProgress(cache / "checks" / "a.jsonl").add(CheckedRows(start=0, stop=1, digests={}, unreadable=()))
     key = ProfileKey(prefix="a", hardware="b", engine="c", device_batch=8, codecs=(), packed_cuts=())
-    KeptProfiles(cache / "profiles").put(key, Measured(cuts=(), codecs=()))
+    KeptProfiles(cache / "profiles").put(key, MeasuredPrefix(cuts=(), codecs=()))
     make_folder(cache / "plans", is_private=True)
     write_text(cache / "plans" / "a.json", "{}", is_private=True)
     assert_is_private(cache)

@@ -69,4 +69,4 @@ def test_a_node_takes_a_quarter_of_the_memory_and_more_of_little(monkeypatch, us
 
 @pytest.mark.parametrize(("memory", "trial"), [(1, 1), (2, 2), (3, 2), (6, 3), (64, 32)])
 def test_a_trial_of_an_engine_has_half_of_a_large_nodes_memory(memory, trial):
-    assert terms_of(NodeSettings(memory_bytes=memory * GIB)).most_bytes == trial * GIB
+    assert terms_of(NodeSettings(memory_bytes=memory * GIB)).max_bytes == trial * GIB

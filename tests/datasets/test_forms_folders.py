@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.datasets.formats.folders import ClassFolders, suffix_of
+from frostline.datasets.formats.folders import ClassFolderFormat, suffix_of
 from frostline.errors import EmptyDataset
 from frostline.stores.open import Entry
 
-FORM = ClassFolders()
+FORM = ClassFolderFormat()
 
 
 class Nothing:

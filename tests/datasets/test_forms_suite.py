@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from frostline.datasets.formats.cql import CqlTables
-from frostline.datasets.formats.folders import ClassFolders
+from frostline.datasets.formats.folders import ClassFolderFormat
 from frostline.datasets.formats.masks import MaskPairs
 from frostline.datasets.formats.parquet import Parquet
 from frostline.datasets.formats.ready_form import ReadyForm
@@ -35,7 +35,7 @@ class Stores:
 
 
 class TestClassFolders(Stores, FormTests):
-    form = ClassFolders()
+    form = ClassFolderFormat()
 
     def put(self, store, examples, part=0):
         forms.put_folders(store, examples, part)

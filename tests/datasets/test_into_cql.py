@@ -21,7 +21,7 @@ from frostline.datasets.copy.into_cql import put_into_table
 from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SettingError
 from frostline.events import ColumnsLeft, Counted
-from frostline.stores.cql.session_state import Link
+from frostline.stores.cql.session_state import CqlSession
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER, decay
 from support.images import image_folder
@@ -114,7 +114,7 @@ def test_what_is_there_is_neither_read_nor_put_again(server, session, few, tmp_p
     before = rows(session)
     for path in few.rglob("*.jpg"):
         path.unlink()
-    monkeypatch.setattr(Link, "check_everywhere", lambda self, key: pytest.fail("asked all replicas"))
+    monkeypatch.setattr(CqlSession, "check_everywhere", lambda self, key: pytest.fail("asked all replicas"))
     again = put_into_table(fl.Dataset(few, cache=tmp_path, relist=False), url(server), observe=quiet)
     assert (first.made, again.made) == (6, 0)
     assert (again.samples, again.nbytes, again.skipped) == (first.samples, first.nbytes, ())

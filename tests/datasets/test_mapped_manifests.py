@@ -15,13 +15,13 @@ from frostline.core.texts import Texts, taken
 from frostline.datasets import Dataset
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.formats.base import COLUMNS
-from frostline.datasets.formats.columns import ArrowTexts, Columns, PartOfSamples, WholeSamples
+from frostline.datasets.formats.columns import ArrowTexts, ManifestColumns, PartOfSamples, WholeSamples
 from frostline.datasets.manifest import source as sources
 from frostline.datasets.manifest.manifest import load_manifest
 from frostline.datasets.manifest.mmap import StoreFile, copy_of
 from frostline.datasets.select import selection
 from frostline.errors import DataNotFound
-from frostline.ordering import Chosen, Places
+from frostline.ordering import Chosen, RowIndices
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store
 from support.images import image_folder, tiny_preprocess
@@ -173,7 +173,7 @@ def test_a_ready_form_is_opened_without_asking_for_a_listing_too(tmp_path):
 def test_parts_of_a_mapped_manifest_are_looked_up_row_by_row(tmp_path):
     whole = loaded(folder(tmp_path / "data"), tmp_path / "cache").samples
     mask = np.arange(150) % 3 == 1
-    for rows, places in ((Chosen.where(mask), np.flatnonzero(mask)), (Places(np.array([7, 3, 140])), [7, 3, 140])):
+    for rows, places in ((Chosen.where(mask), np.flatnonzero(mask)), (RowIndices(np.array([7, 3, 140])), [7, 3, 140])):
         part, wanted = PartOfSamples(whole, rows), whole.take(np.asarray(places, np.int64))
         assert columns(part) == columns(wanted)
         assert len(part) == len(wanted)
@@ -192,7 +192,7 @@ def test_numbers_of_a_large_part_are_those_of_its_rows(every):
     table = {
         name: texts if kind == pa.string() else numbers for name, kind in zip(COLUMNS.names, COLUMNS.types, strict=True)
     }
-    whole = WholeSamples(Columns(pa.table(table)))
+    whole = WholeSamples(ManifestColumns(pa.table(table)))
     mask = np.arange(size) % every == 2
     for rows, wanted in ((Chosen.where(mask), numbers[mask]), (Chosen.where(mask & False), numbers[:0])):
         part = PartOfSamples(whole, rows)

@@ -424,12 +424,12 @@ def test_small_images_keep_their_bytes_and_others_their_kind():
 
 
 @given(st.lists(st.integers(-1, 50), max_size=60), st.integers(1, 100), st.integers(1, 20))
-def test_parts_are_every_sample_in_order_within_their_bounds(lengths, most_bytes, most_rows):
-    parts = divided(np.array(lengths, np.int64), most_bytes=most_bytes, most_rows=most_rows)
+def test_parts_are_every_sample_in_order_within_their_bounds(lengths, max_bytes, max_rows):
+    parts = divided(np.array(lengths, np.int64), max_bytes=max_bytes, max_rows=max_rows)
     assert [row for part in parts for row in part] == list(range(len(lengths)))
     for part in parts:
-        assert 1 <= len(part) <= most_rows
-        assert len(part) == 1 or sum(max(0, lengths[row]) for row in part) <= most_bytes
+        assert 1 <= len(part) <= max_rows
+        assert len(part) == 1 or sum(max(0, lengths[row]) for row in part) <= max_bytes
 
 
 def test_an_image_without_a_name_gets_the_suffix_of_its_content():

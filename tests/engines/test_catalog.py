@@ -49,7 +49,7 @@ def test_an_engine_gives_the_features_of_the_reference(offer, shelf):
     # Compiling takes seconds.
     for cut in (last(prefix),) if "compiled" in offer.name else (middle, last(prefix)):
         folder = shelf / offer.name / str(cut)
-        engine = built(offer.name, prefix, cut, folder, most_rows=16, calibration=pixels(32, seed=1))
+        engine = built(offer.name, prefix, cut, folder, max_rows=16, calibration=pixels(32, seed=1))
         given = batch.copy()
         (features,) = engine.run(given, cut)
         (expected,) = reference(prefix, cut).run(batch, cut)
@@ -66,7 +66,7 @@ def test_fewer_rows_than_the_most_are_the_same_features(offer, shelf):
     prefix, batch = small_prefix(), pixels(16)
     cut = last(prefix)
     folder = shelf / offer.name / str(cut)
-    engine = built(offer.name, prefix, cut, folder, most_rows=16, calibration=pixels(32, seed=1))
+    engine = built(offer.name, prefix, cut, folder, max_rows=16, calibration=pixels(32, seed=1))
     (whole,), (few,) = engine.run(batch, cut), engine.run(batch[:3], cut)
     assert few.shape[0] == 3
     assert relative_error(few, whole[:3]) <= TOLERANCES[offer.precision]
@@ -78,7 +78,7 @@ def test_an_answer_is_the_callers_own(offer, shelf):
     prefix = small_prefix()
     cut = last(prefix)
     folder = shelf / offer.name / str(cut)
-    engine = built(offer.name, prefix, cut, folder, most_rows=16, calibration=pixels(32, seed=1))
+    engine = built(offer.name, prefix, cut, folder, max_rows=16, calibration=pixels(32, seed=1))
     (first,) = engine.run(pixels(16), cut)
     before = first.copy()
     engine.run(pixels(16, seed=5), cut)
@@ -126,7 +126,7 @@ QUICK = [offer for offer in BESIDE if "compiled" not in offer.name]
 def test_an_engine_that_takes_pixels_as_they_are_kept_gives_the_features_of_the_reference(offer, shelf):
     prefix, batch = small_prefix(), kept_pixels(16)
     cut = last(prefix)
-    engine, given = taking_pixels(offer, prefix, cut, shelf, most_rows=16), batch.copy()
+    engine, given = taking_pixels(offer, prefix, cut, shelf, max_rows=16), batch.copy()
     (features,) = engine.run(given, cut)
     (expected,) = reference(prefix, cut).run(LEVELS.applied(batch), cut)
     assert (features.shape, features.dtype) == (expected.shape, expected.dtype)
@@ -139,7 +139,7 @@ def test_an_engine_that_takes_pixels_as_they_are_kept_gives_the_features_of_the_
 def test_features_of_kept_pixels_are_the_same_bits_whatever_stands_beside_them_in_a_run(offer, shelf):
     prefix, batch = small_prefix(), kept_pixels(16)
     cut = last(prefix)
-    engine = taking_pixels(offer, prefix, cut, shelf, most_rows=16)
+    engine = taking_pixels(offer, prefix, cut, shelf, max_rows=16)
     (features,) = engine.run(batch, cut)
     beside = np.concatenate([batch[:5], kept_pixels(8, seed=7), np.zeros_like(batch[:3])])
     (again,) = engine.run(beside, cut)
@@ -154,7 +154,7 @@ def test_engines_of_two_meanings_of_pixels_stand_beside_each_other_and_beside_on
     cut = last(prefix)
     other = Levels(mean=(0.0, 0.0, 0.0), std=(255.0, 255.0, 255.0))
     for levels in (LEVELS, other):
-        (features,) = taking_pixels(offer, prefix, cut, shelf, levels, most_rows=16).run(batch, cut)
+        (features,) = taking_pixels(offer, prefix, cut, shelf, levels, max_rows=16).run(batch, cut)
         (expected,) = reference(prefix, cut).run(levels.applied(batch), cut)
         assert relative_error(features, expected) <= TOLERANCES[offer.precision]
     engine = built(offer.name, prefix, cut, shelf / offer.name / str(cut), calibration=pixels(32, seed=1))
@@ -283,7 +283,7 @@ def test_features_do_not_depend_on_how_openvino_divides_a_batch():
     """By how many threads it has, runs are cut in other pieces: what one node keeps, another may use."""
     prefix, batch = small_prefix(), pixels(32)
     cut = last(prefix)
-    engines = [built("openvino", prefix, cut, most_rows=32, threads=threads) for threads in (1, 2, 3)]
+    engines = [built("openvino", prefix, cut, max_rows=32, threads=threads) for threads in (1, 2, 3)]
     (expected,) = engines[0].run(batch, cut)
     for engine in engines[1:]:
         assert (engine.run(batch, cut)[0] == expected).all()
@@ -294,7 +294,7 @@ def test_features_do_not_depend_on_how_openvino_divides_a_batch():
 def test_batches_that_openvino_runs_behind_each_other_give_what_each_gives_alone():
     prefix = small_prefix()
     cut = last(prefix)
-    engine = built("openvino", prefix, cut, most_rows=32, threads=2)
+    engine = built("openvino", prefix, cut, max_rows=32, threads=2)
     batches = [pixels(32, seed=seed) for seed in range(3)]
     alone = [engine.run(batch, cut) for batch in batches]
     begun = [engine.begin(batch, cut) for batch in batches]

@@ -25,7 +25,7 @@ def test_an_engine_gives_the_features_of_the_reference(offer, tmp_path):
     cut = prefix.cuts[-1].number
 
     def run(name, folder):
-        options = {"cut": cut, "device": "cuda", "most_rows": 16, "folder": folder}
+        options = {"cut": cut, "device": "cuda", "max_rows": 16, "folder": folder}
         return build(name, prefix.graph, prefix.cuts, prefix.tensors, **options).run(batch, cut)[0]
 
     expected = run(REFERENCE, None)

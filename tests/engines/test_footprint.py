@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from frostline.core import Cut, Graph, Node, Ref
+from frostline.core import Cut, Graph, GraphNode, Ref
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.errors import UnsafeArtifact
 from frostline.models import cut_network
@@ -55,7 +55,7 @@ def test_weights_are_counted_apart():
 
 
 def node(name, op, *args):
-    return Node(name=name, op=f"aten.{op}", args=args)
+    return GraphNode(name=name, op=f"aten.{op}", args=args)
 
 
 def test_a_graph_that_writes_to_its_weights_under_another_name_is_refused():

@@ -119,7 +119,7 @@ class Watching(TorchDispatchMode):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_an_engine_of_torch_runs_on_the_threads_it_was_made_for_and_leaves_the_others_alone(threads):
     made = build(
-        "torch-channels-last", PREFIX.graph, PREFIX.cuts, PREFIX.tensors, cut=LAST, threads=threads, most_rows=8
+        "torch-channels-last", PREFIX.graph, PREFIX.cuts, PREFIX.tensors, cut=LAST, threads=threads, max_rows=8
     )
     before = torch.get_num_threads()
     with Watching() as watching:

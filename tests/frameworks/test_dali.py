@@ -6,7 +6,7 @@ from nvidia.dali import fn, pipeline_def
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.adapters.dali import DaliSource
-from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests
 
 
 def made(source, *, decode=None, batch_size=8, depth=2, device=None):
@@ -110,7 +110,7 @@ def test_a_pipeline_of_smaller_batches_says_what_to_give(job):
         next(source.run(made(source, batch_size=4)))
 
 
-class TestDaliSources(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+class TestDaliSources(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):
     """The tests of every adapter; each pass has a pipeline of its own."""
 
     encoded = False

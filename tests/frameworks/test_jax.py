@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.adapters.jax import JaxLoader
-from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests
 from support.frameworks import start
 from support.servers import free_ports
 
@@ -80,7 +80,7 @@ class InNumPy:
         return jax.tree.map(np.asarray, next(self._values))
 
 
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"drop_last": True}, {"weights": [1] * 45, "draws": 20}])
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"drop_last": True}, {"weights": [1] * 45, "num_samples": 20}])
 def test_grain_finds_the_same_output_after_every_checkpoint(job, options):
     columns = ("features", "labels", "ids")
     assert_equal_output_after_checkpoint(InNumPy(JaxLoader(job.arrays(8, **options), columns=columns)))
@@ -171,7 +171,7 @@ def test_processes_share_an_epoch_and_its_global_batches(folder, job):
     assert all("seed" in one["said"] for one in seen)
 
 
-class TestJaxLoaders(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+class TestJaxLoaders(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):
     """The tests of every adapter; states are those of the iterator that runs."""
 
     def make(self, job, batch_size, state=None, **options):

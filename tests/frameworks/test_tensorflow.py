@@ -11,7 +11,7 @@ import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import DataError, SettingError
 from frostline.loaders.adapters.tensorflow import TensorFlowLoader
-from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests
 from support.frameworks import start
 from support.images import image_folder, tiny_preprocess
 from support.servers import free_ports
@@ -184,7 +184,7 @@ def test_devices_of_a_strategy_share_the_batches_and_keras_trains_on_them_as_on_
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-class TestTensorFlowLoaders(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+class TestTensorFlowLoaders(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):
     """The tests of every adapter."""
 
     prefetch = 0

@@ -8,7 +8,7 @@ import pytest
 
 from frostline.core import FeatureBatch, Skipped
 from frostline.io_service.shared_memory import shared
-from frostline.wire.blocks import Piece, is_alike, lay_out, read_block
+from frostline.wire.blocks import RowBlock, is_alike, lay_out, read_block
 from frostline.wire.codecs import CODECS, pack, unpack
 
 
@@ -33,7 +33,11 @@ def through_memory(pieces, skipped=()):
 def test_rows_of_several_batches_come_out_as_they_went_in(codec):
     one, other = batch(10, 8, codec=codec), batch(50, 5, codec=codec)
     assert is_alike(one, other)
-    pieces = [Piece(batch=one, start=2, stop=5), Piece(batch=other, start=0, stop=5), Piece(batch=one, start=7, stop=8)]
+    pieces = [
+        RowBlock(batch=one, start=2, stop=5),
+        RowBlock(batch=other, start=0, stop=5),
+        RowBlock(batch=one, start=7, stop=8),
+    ]
     found = unpack(through_memory(pieces))
     mine, its = unpack(one), unpack(other)
     assert found.ids.tolist() == [12, 13, 14, 50, 51, 52, 53, 54, 17]
@@ -47,13 +51,13 @@ def test_rows_of_several_batches_come_out_as_they_went_in(codec):
 def test_encoded_samples_keep_their_bytes_also_none():
     ids = np.arange(4)
     encoded = [b"first", b"", bytes(range(200)), memoryview(b"last")]
-    found = through_memory([Piece(batch=FeatureBatch(ids=ids, encoded=encoded), start=1, stop=4)])
+    found = through_memory([RowBlock(batch=FeatureBatch(ids=ids, encoded=encoded), start=1, stop=4)])
     assert [bytes(one) for one in found.encoded] == [bytes(one) for one in encoded[1:]]
 
 
 def test_what_was_skipped_travels_beside_and_rows_may_be_none():
     skipped = (Skipped(id=3, object="a.jpg", reason="it broke", changed=True),)
-    block = lay_out([Piece(batch=batch(0, 4), start=2, stop=2)], skipped)
+    block = lay_out([RowBlock(batch=batch(0, 4), start=2, stop=2)], skipped)
     found = read_block(block.says, memoryview(b""))
     assert found.skipped == skipped
     assert [one.shape for one in found.tensors] == [(0, 6, 5, 4), (0, 3)]
@@ -85,7 +89,7 @@ def test_memory_that_is_shared_can_neither_be_written_nor_cut_short():
     ],
 )
 def test_a_block_that_does_not_hold_what_it_says_is_refused(change):
-    block = lay_out([Piece(batch=batch(0, 4), start=0, stop=4)], ())
+    block = lay_out([RowBlock(batch=batch(0, 4), start=0, stop=4)], ())
     memory = memoryview(b"".join(block.parts))
     with pytest.raises((KeyError, TypeError, ValueError)):
         read_block({**block.says, **change}, memory)

@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.io_service.budget import Budget
+from frostline.io_service.budget import InFlightBudget
 
 TOTAL = 1000
 
 
 def test_a_job_alone_has_all_of_it():
-    budget = Budget(TOTAL)
+    budget = InFlightBudget(TOTAL)
     tickets = [budget.ask("a", 100) for _ in range(12)]
     assert budget.granted() == tickets[:10]
     budget.end(tickets[0])
@@ -17,7 +17,7 @@ def test_a_job_alone_has_all_of_it():
 
 
 def test_jobs_that_want_more_than_there_is_come_to_have_the_same():
-    budget = Budget(TOTAL)
+    budget = InFlightBudget(TOTAL)
     greedy = [budget.ask("greedy", 100) for _ in range(30)]
     assert len(budget.granted()) == 10
     for _ in range(30):
@@ -31,7 +31,7 @@ def test_jobs_that_want_more_than_there_is_come_to_have_the_same():
 
 
 def test_who_wants_less_has_what_it_wants():
-    budget = Budget(TOTAL)
+    budget = InFlightBudget(TOTAL)
     for _ in range(50):
         budget.ask("greedy", 100)
     modest = [budget.ask("modest", 100) for _ in range(2)]
@@ -41,7 +41,7 @@ def test_who_wants_less_has_what_it_wants():
 
 
 def test_what_a_job_was_lent_counts_until_it_comes_back():
-    budget = Budget(TOTAL)
+    budget = InFlightBudget(TOTAL)
     first = budget.ask("a", 1000)
     second = budget.ask("b", 500)
     third = budget.ask("b", 500)
@@ -54,7 +54,7 @@ def test_what_a_job_was_lent_counts_until_it_comes_back():
 
 
 def test_a_job_that_holds_everything_may_still_make_one_request():
-    budget = Budget(TOTAL)
+    budget = InFlightBudget(TOTAL)
     early = budget.ask("a", 1000)
     assert budget.granted() == [early]
     budget.lend(early, 1000)
@@ -64,7 +64,7 @@ def test_a_job_that_holds_everything_may_still_make_one_request():
 
 
 def test_a_job_that_is_gone_is_forgotten():
-    budget = Budget(TOTAL)
+    budget = InFlightBudget(TOTAL)
     for number in range(100):
         ticket = budget.ask(f"job {number}", 10)
         budget.granted()
@@ -77,7 +77,7 @@ def test_a_job_that_is_gone_is_forgotten():
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 400), st.integers(0, 5)), max_size=60))
 def test_the_bound_holds_but_for_one_request_of_each_job_and_everything_is_granted_in_the_end(steps):
-    budget = Budget(TOTAL)
+    budget = InFlightBudget(TOTAL)
     waiting, granted, largest = set(), [], 0
     for job, nbytes, ends in steps:
         waiting.add(budget.ask(job, nbytes))

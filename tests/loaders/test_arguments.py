@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 import frostline as fl
 from frostline.config import LoaderSettings
 from frostline.errors import OrderMismatch, SettingError
-from frostline.loaders.adapters.base import Feed
+from frostline.loaders.adapters.base import FrameworkIterator
 from frostline.testing.small_jobs import BATCH, small_job
 
 
@@ -28,10 +28,10 @@ def job(tmp_path_factory):
         ({"batch_size": 2.5}, "batch_size takes a whole number, not 2.5"),
         ({"seed": "x"}, "seed takes a whole number, not 'x'"),
         ({"epoch": None}, "epoch takes a whole number, not NoneType"),
-        ({"shuffle": "yes"}, "shuffle takes True or False or Blocks, not 'yes'"),
+        ({"shuffle": "yes"}, "shuffle takes True or False or BlockShuffle, not 'yes'"),
         ({"replay": 1}, "replay takes RecordedOrder or None, not 1"),
         ({"ranks": (0, 2)}, "ranks takes Ranks or None, not tuple"),
-        ({"data": "photos"}, "data takes Dataset or Blend or None, not 'photos'"),
+        ({"data": "photos"}, "data takes Dataset or Mixture or None, not 'photos'"),
         ({"weights": {"odd": 1.0}, "shuffle": True}, "leave out shuffle"),
         ({"drop_last": "no"}, "drop_last takes True or False"),
     ],
@@ -98,7 +98,7 @@ def test_a_job_of_something_else_is_refused(job, options, said):
 )
 def test_a_blend_that_makes_no_sense_is_refused_where_it_is_made(job, ratios, ends, said):
     with pytest.raises(SettingError, match=said):
-        fl.Blend(parts=job.data.split(0.5), ratios=ratios, ends=ends)
+        fl.Mixture(parts=job.data.split(0.5), ratios=ratios, ends=ends)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -110,4 +110,4 @@ def test_a_dataloader_that_would_batch_again_says_what_to_give(job, batch_size):
 @pytest.mark.parametrize("make", [lambda job: job.loader(BATCH), lambda job: job.epochs(BATCH, range(2)), lambda _: 3])
 def test_a_frameworks_loader_of_tensors_says_what_to_give(job, make):
     with pytest.raises(SettingError, match=re.escape("loader takes what job.arrays(...) gives")):
-        Feed(make(job), ("features",))
+        FrameworkIterator(make(job), ("features",))

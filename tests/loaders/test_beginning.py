@@ -123,7 +123,7 @@ def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by
         make_fastest(cache / "engines", OTHER)  # a trial on a busy machine may say that it is not
         return Findings(choice=EngineChoice.of(scene.transport.profile(_wanted(scene))))
 
-    monkeypatch.setattr("frostline.jobs.partition.Network.engine", engine)
+    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", engine)
     monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
     events = []
     with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
@@ -183,7 +183,7 @@ def test_what_cannot_be_measured_is_said_and_the_job_goes_on(folder, monkeypatch
     def fail(*_, **__):
         raise Unavailable("the node is stopping")
 
-    monkeypatch.setattr("frostline.jobs.partition.Network.engine", fail)
+    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", fail)
     monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
     events = []
     with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
@@ -244,9 +244,9 @@ def test_measuring_may_begin_before_the_first_batch_and_is_waited_for_a_while():
 
 
 def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeypatch):
-    monkeypatch.setattr(beginning, "_FEWEST_TO_TRY", 0)
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
     found = EngineChoice(engine=REFERENCE, error=0.0, trials=(Trial(engine=REFERENCE, precision="fp32", cut=2),))
-    monkeypatch.setattr("frostline.jobs.partition.Network.engine", lambda *_: Findings(choice=found))
+    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", lambda *_: Findings(choice=found))
     events = []
     with job_on(folder, events, accuracy="float32") as job:
         assert job.engine == found
@@ -254,12 +254,12 @@ def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeyp
 
 
 def test_where_trying_an_engine_fails_at_once_the_job_says_so_and_begins(folder, monkeypatch):
-    monkeypatch.setattr(beginning, "_FEWEST_TO_TRY", 0)
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
 
     def fail(*_, **__):
         raise Unavailable("the node is stopping")
 
-    monkeypatch.setattr("frostline.jobs.partition.Network.engine", fail)
+    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", fail)
     events = []
     with job_on(folder, events, accuracy="float32") as job:
         assert len(rows_of(job)) == 48

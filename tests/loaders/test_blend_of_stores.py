@@ -27,7 +27,7 @@ def test_images_of_a_folder_and_of_a_bucket_take_turns_by_ratio(s3, tmp_path, mo
     near, far = data.select("source == 'folder'"), data.select("source == 'bucket'")
     assert len(near) == len(far) > 0
     settings = LoaderSettings(samples_per_request=4, cache_bytes=0)
-    blend = fl.Blend(parts=[near, far], ratios=[1, 3], ends="all")
+    blend = fl.Mixture(parts=[near, far], ratios=[1, 3], ends="all")
     with (
         start_node(data.roots, NodeSettings(memory_bytes=1 << 28, device_batch=8)) as node,
         fl.offload(None, data, preprocess=tiny_preprocess(), near=node.url, settings=settings) as job,

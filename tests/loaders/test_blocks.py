@@ -18,7 +18,7 @@ from support.bucket_peer import bucket_peer
 from support.images import image_folder, tiny_preprocess
 
 SAMPLES = 360
-BLOCKS = fl.Blocks(samples=12, mixed=5)
+BLOCKS = fl.BlockShuffle(samples=12, mixed=5)
 # What is asked for twice is read twice, and alone.
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=4, cache_bytes=0, hedge_quantile=1)
 
@@ -104,7 +104,7 @@ def test_a_run_stopped_anywhere_goes_on_with_the_rest_by_few_requests(shards, re
         with pytest.raises(OrderMismatch, match="'blocks of 12, 5 mixed', and this loader's is 'shuffled'"):
             job.loader(9, shuffle=True).load_state_dict(state)
         with pytest.raises(OrderMismatch, match="loader's is 'blocks of 12, 6 mixed'"):
-            job.loader(9, shuffle=fl.Blocks(samples=12, mixed=6)).load_state_dict(state)
+            job.loader(9, shuffle=fl.BlockShuffle(samples=12, mixed=6)).load_state_dict(state)
 
 
 def test_epochs_follow_each_other_each_by_few_requests(shards, requests):
@@ -187,6 +187,6 @@ def test_what_does_not_fit_is_refused_by_name(shards):
         with pytest.raises(SettingError, match=r"5 blocks of 12 samples are .* mix fewer, or raise window_bytes"):
             job.loader(4, shuffle=BLOCKS)
         with pytest.raises(SettingError, match="shuffle=True for a blend"):
-            job.loader(4, data=fl.Blend(parts=[shards], ratios=[1]), shuffle=BLOCKS)
+            job.loader(4, data=fl.Mixture(parts=[shards], ratios=[1]), shuffle=BLOCKS)
         with pytest.raises(SettingError, match="neither for weights"):
             job.loader(4, weights=[1.0] * SAMPLES, shuffle=BLOCKS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frostline.core import FeatureBatch, Samples
-from frostline.loaders.epoch.decode_pool import Decoding, pieces, undecoded_bytes
+from frostline.loaders.epoch.decode_pool import DecodePool, pieces, undecoded_bytes
 from frostline.prefetch.requests import Delivery
 from support.images import tiny_preprocess
 
@@ -41,7 +41,7 @@ def test_it_is_starved_where_nothing_arrived_and_not_while_it_decodes_or_at_the_
         while (one := arrived.pop(0) if arrived else None) != "end":
             yield one
 
-    with Decoding(decode, threads=1, rows=2) as decoding:
+    with DecodePool(decode, threads=1, rows=2) as decoding:
         decoded = threading.Semaphore(0)  # counts the pieces that are
         decoding.listen(decoded.release)
         found = decoding.deliveries(arriving())

@@ -13,7 +13,7 @@ from frostline.core import FeatureBatch, Route, Samples
 from frostline.errors import OrderMismatch, SettingError
 from frostline.events import EpochFinished, EpochStarted
 from frostline.loaders import ArrayLoader, Epochs, Loader
-from frostline.loaders.epoch.row_source import Source
+from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import Order
 from frostline.prefetch import Deal
 from support.images import image_folder, tiny_preprocess
@@ -152,7 +152,7 @@ class Store:
 
     def source(self, epoch):
         settings = LoaderSettings(samples_per_request=4, requests_in_flight=2)
-        return Source(
+        return RowSource(
             fetch=lambda samples, _: self._fetch(epoch, samples),
             dealer=self,
             cache=None,

@@ -3,7 +3,7 @@
 import pytest
 
 from frostline.errors import OrderMismatch
-from frostline.loaders.adapters.base import Feed
+from frostline.loaders.adapters.base import FrameworkIterator
 from frostline.testing.small_jobs import BATCH, small_job
 
 
@@ -18,7 +18,7 @@ def ids(batches):
 
 
 def test_a_pass_that_was_left_just_ends_and_one_that_was_overtaken_says_so(job):
-    feed = Feed(job.arrays(BATCH, shuffle=True), ("ids",))
+    feed = FrameworkIterator(job.arrays(BATCH, shuffle=True), ("ids",))
     first = feed.batches()
     next(first)
     feed.close()
@@ -36,7 +36,7 @@ def test_a_pass_that_was_left_just_ends_and_one_that_was_overtaken_says_so(job):
 def test_a_pass_that_somebody_only_looked_at_begins_again(job, taken):
     epochs = job.arrays(BATCH, shuffle=True).epochs(range(2))
     expected = [[found.ids.tolist() for found in one] for one in epochs]
-    feed = Feed(job.arrays(BATCH, shuffle=True).epochs(range(2)), ("ids",), ahead=2)
+    feed = FrameworkIterator(job.arrays(BATCH, shuffle=True).epochs(range(2)), ("ids",), ahead=2)
     looking = feed.batches()
     assert next(looking)[0].tolist() == expected[0][0]
     feed.took(taken)
@@ -47,7 +47,7 @@ def test_a_pass_that_somebody_only_looked_at_begins_again(job, taken):
 def test_what_begins_again_begins_where_it_was_put(job):
     state = job.arrays(BATCH, shuffle=True).state_after(2)
     whole = [found.ids.tolist() for found in job.arrays(BATCH, shuffle=True)]
-    feed = Feed(job.arrays(BATCH, shuffle=True), ("ids",), ahead=1)
+    feed = FrameworkIterator(job.arrays(BATCH, shuffle=True), ("ids",), ahead=1)
     feed.load_state_dict(state)
     next(feed.batches())
     feed.begin_again()
@@ -56,7 +56,7 @@ def test_what_begins_again_begins_where_it_was_put(job):
 
 
 def test_what_a_framework_still_holds_of_a_pass_that_was_overtaken_does_not_count(job):
-    feed = Feed(job.arrays(BATCH, shuffle=True), ("ids",), ahead=2)
+    feed = FrameworkIterator(job.arrays(BATCH, shuffle=True), ("ids",), ahead=2)
     older = feed.batches()
     next(older)
     overtaken = feed.under_way

@@ -14,7 +14,7 @@ from frostline.core import FeatureBatch, Samples, Skipped, TensorSpec
 from frostline.errors import OverBudget
 from frostline.events import SampleSkipped
 from frostline.loaders import ArrayLoader
-from frostline.loaders.epoch.row_source import Source
+from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import Order
 from support.mixing import one_way
 from support.threads import no_thread_is_left
@@ -87,11 +87,11 @@ def loader(
     observe=lambda event: None,
     decode=None,
     piece_rows=2,
-    most_finished_bytes=None,
+    max_finished_bytes=None,
     **chosen,
 ):
     data = Data(count)
-    source = Source(
+    source = RowSource(
         fetch=fetch,
         dealer=one_way(PER_REQUEST, ROW_BYTES),
         cache=cache,
@@ -101,7 +101,7 @@ def loader(
         memory=memory,
         tensors=(TensorSpec(((2 << 20) // piece_rows,), "uint8"),),
         decode=decode,
-        most_finished_bytes=most_finished_bytes,
+        max_finished_bytes=max_finished_bytes,
     )
     order = Order(size=count, seed=2, epoch=0)
     return ArrayLoader(lambda _: source, data, order=order, batch_size=batch_size, last=last)
@@ -273,7 +273,7 @@ def test_little_is_decoded_before_the_loop_takes_it():
         return decoding()(batch, samples)
 
     # A finished batch is more than may wait.
-    passing = iter(loader(400, 4, encoded(answering()), decode=decode, most_finished_bytes=60, requests_in_flight=1))
+    passing = iter(loader(400, 4, encoded(answering()), decode=decode, max_finished_bytes=60, requests_in_flight=1))
     taken = len(next(passing).ids)
     assert enough.wait(60)
     for batch in passing:
@@ -290,7 +290,7 @@ def test_a_pass_that_is_left_decodes_no_more():
         decoded.append(len(batch))
         return decoding()(batch, samples)
 
-    passing = iter(loader(4000, 4, encoded(answering()), decode=decode, most_finished_bytes=60))
+    passing = iter(loader(4000, 4, encoded(answering()), decode=decode, max_finished_bytes=60))
     next(passing)
     passing.close()
     assert sum(decoded) < 400

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from frostline.jobs.profile_cache import KeptProfiles, Measured, ProfileKey
+from frostline.jobs.profile_cache import KeptProfiles, MeasuredPrefix, ProfileKey
 from frostline.profiles import CodecCost, CutCost
 
 KEY = ProfileKey(
     prefix="ab" * 32, hardware="cpu, 2 threads", engine="torch 2", device_batch=32, codecs=("lz4",), packed_cuts=(1,)
 )
-MEASURED = Measured(
+MEASURED = MeasuredPrefix(
     cuts=(CutCost(number=1, seconds=0.01, spread_s=0.001, fixed_bytes=10, bytes_per_sample=20, rest_fixed_bytes=3),),
     codecs=(CodecCost(cut=1, codec="lz4", bytes_per_sample=12.5, encode_s=1e-4, decode_s=2e-4),),
 )

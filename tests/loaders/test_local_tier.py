@@ -79,11 +79,11 @@ def test_with_random_augmentation_a_second_epoch_reads_nothing_of_the_store(buck
 def test_shards_are_read_once_also_in_blocks(bucket, store_reads, tmp_path):
     repack(fl.Dataset(image_folder(tmp_path / "photos")), tmp_path / "shards", "webdataset", observe=lambda event: None)
     url = bucket(tmp_path / "shards")
-    _, read = epochs(url, 2, shuffle=fl.Blocks(samples=4, mixed=2))
+    _, read = epochs(url, 2, shuffle=fl.BlockShuffle(samples=4, mixed=2))
     assert read[0] > 0
     assert read[1] == read[0]
     after_one = store_reads[:]
-    _, read = epochs(url, 2, shuffle=fl.Blocks(samples=4, mixed=2))
+    _, read = epochs(url, 2, shuffle=fl.BlockShuffle(samples=4, mixed=2))
     assert read == [0, 0]
     assert [one for one in store_reads[len(after_one) :] if one.endswith(".tar")] == []
 

@@ -9,7 +9,7 @@ import torch
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import DataError, OrderMismatch, SettingError
-from frostline.ordering import Mixture, Order, Weighted, Weights
+from frostline.ordering import MixtureOrder, Order, Weighted, Weights
 from support.images import image_folder, tiny_preprocess
 
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=3, cache_bytes=0, skip_allowance=0.2)
@@ -203,7 +203,7 @@ def test_a_step_of_a_rank_of_which_nothing_can_be_read_ends_the_job_with_a_sente
 def test_samples_are_drawn_by_weights_in_the_order_of_seed_and_epoch(job, folder):
     data = fl.Dataset(folder)
     weights = np.arange(45.0)
-    ids = flat([ids_of(job.loader(8, weights=weights, draws=100, seed=3, epoch=2))])
+    ids = flat([ids_of(job.loader(8, weights=weights, num_samples=100, seed=3, epoch=2))])
     order = Weighted(weights=Weights(weights), size=100, seed=3, epoch=2)
     assert ids == data.samples.ids[order.at(np.arange(100))].tolist()
     assert len(set(ids)) < 45
@@ -212,7 +212,7 @@ def test_samples_are_drawn_by_weights_in_the_order_of_seed_and_epoch(job, folder
 def test_classes_are_drawn_by_their_weights(job, folder):
     data = fl.Dataset(folder)
     one, other, *rest = data.classes
-    loader = job.loader(50, weights={one: 3, other: 1, **dict.fromkeys(rest, 0)}, draws=400)
+    loader = job.loader(50, weights={one: 3, other: 1, **dict.fromkeys(rest, 0)}, num_samples=400)
     labels = torch.cat([batch.labels for batch in loader])
     assert set(labels.tolist()) == {0, 1}
     assert 260 < int((labels == 0).sum()) < 340  # 300 expected, 9 the standard deviation
@@ -222,13 +222,13 @@ def test_classes_are_drawn_by_their_weights(job, folder):
 def test_drawn_samples_that_come_twice_in_a_request_have_their_own_pixels(job, folder):
     pixels = {int(id): one for batch in job.loader(9) for id, one in zip(batch.ids, batch.features, strict=True)}
     weights = [1.0, 1.0, *[0.0] * 43]
-    for batch in job.loader(8, weights=weights, draws=32):
+    for batch in job.loader(8, weights=weights, num_samples=32):
         assert all(torch.equal(one, pixels[int(id)]) for id, one in zip(batch.ids, batch.features, strict=True))
 
 
 def test_drawn_samples_share_the_cache_and_go_on_after_a_stop(folder):
     with plain_job(folder, LoaderSettings(samples_per_request=8)) as job:
-        options = {"weights": np.arange(45.0), "draws": 90}
+        options = {"weights": np.arange(45.0), "num_samples": 90}
         whole = ids_of(job.loader(8, **options))
         loader = job.loader(8, **options)
         batches = iter(loader)
@@ -241,7 +241,7 @@ def test_drawn_samples_share_the_cache_and_go_on_after_a_stop(folder):
 
 def blend_of(folder, **options):
     data = fl.Dataset(folder)
-    return fl.Blend(parts=[data.select(f"label == '{name}'") for name in data.classes[:2]], ratios=[2, 1], **options)
+    return fl.Mixture(parts=[data.select(f"label == '{name}'") for name in data.classes[:2]], ratios=[2, 1], **options)
 
 
 def test_a_blend_has_its_shares_in_every_batch(job, folder):
@@ -249,7 +249,7 @@ def test_a_blend_has_its_shares_in_every_batch(job, folder):
     batches = list(job.loader(6, data=blend, shuffle=True))
     assert [sorted(batch.labels.tolist()) for batch in batches[:3]] == [[0, 0, 0, 0, 1, 1]] * 3
     ids = [id for batch in batches for id in batch.ids.tolist()]
-    order = Mixture.of([15, 15], [2, 1], seed=0, epoch=0)
+    order = MixtureOrder.of([15, 15], [2, 1], seed=0, epoch=0)
     assert ids == blend.joined().samples.ids[order.at(np.arange(len(order)))].tolist()
     assert len(set(ids)) == len(ids) == len(order)
 
@@ -282,7 +282,7 @@ def test_ranks_share_a_blend_and_go_on_with_it(job, folder):
     [
         ({"weights": [1.0]}, "1 weights were given for 45 samples"),
         ({"weights": {"nothing": 1.0}}, "no class 'nothing'"),
-        ({"draws": 5}, "give weights too"),
+        ({"num_samples": 5}, "give weights too"),
         ({"drop_last": True, "last": "pad"}, "different things"),
         ({"last": "most"}, "last must be one of keep"),
         ({"batch_size": 0}, "batch_size"),
@@ -297,11 +297,11 @@ def test_an_order_that_makes_no_sense_is_a_sentence(job, options, said):
 def test_a_blend_of_other_data_or_by_weights_is_refused(job, folder, tmp_path):
     other = fl.Dataset(image_folder(tmp_path, per_class=2))
     with pytest.raises(SettingError, match="can be joined"):
-        job.loader(4, data=fl.Blend(parts=[fl.Dataset(folder), other], ratios=[1, 1]))
+        job.loader(4, data=fl.Mixture(parts=[fl.Dataset(folder), other], ratios=[1, 1]))
     with pytest.raises(SettingError, match="make another job"):
-        job.loader(4, data=fl.Blend(parts=[other], ratios=[1]))
+        job.loader(4, data=fl.Mixture(parts=[other], ratios=[1]))
     with pytest.raises(SettingError, match="at least one part"):
-        job.loader(4, data=fl.Blend(parts=[], ratios=[]))
+        job.loader(4, data=fl.Mixture(parts=[], ratios=[]))
     with pytest.raises(SettingError, match="a blend has ratios"):
         job.loader(4, data=blend_of(folder), weights=[1.0] * 30)
 

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from frostline.errors import OrderMismatch
-from frostline.loaders import WorkerLoader, furthest
-from frostline.testing.loaders import BreakTests, FailureTests, LoaderTests, OrderTests, RefusalTests, StateTests
+from frostline.loaders import WorkerLoader, merge_worker_states
+from frostline.testing.loaders import BreakTests, FailureTests, LoaderTests, OrderTests, StateRefusalTests, StateTests
 from frostline.testing.small_jobs import BATCH, SAMPLES, STEPS, flat, ids_of, reference
 
 # What torchdata asks of torch.
@@ -25,12 +25,12 @@ def loader_of(job, batch_size, state, options):
     return loader
 
 
-class TestBare(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+class TestBare(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):
     def make(self, job, batch_size, state=None, **options):
         return loader_of(job, batch_size, state, options)
 
 
-class TestArrays(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+class TestArrays(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):
     def make(self, job, batch_size, state=None, **options):
         loader = job.arrays(batch_size, **options)
         if state is not None:
@@ -68,7 +68,7 @@ class InDataLoader(OrderTests, BreakTests):
         return Counted(loader, num_workers=self.workers, multiprocessing_context=self.start)
 
 
-class TestInTheProcessOfDataLoader(InDataLoader, StateTests, RefusalTests, FailureTests):
+class TestInTheProcessOfDataLoader(InDataLoader, StateTests, StateRefusalTests, FailureTests):
     pass
 
 
@@ -84,7 +84,7 @@ class TestOneForkedWorker(Workers, FailureTests):
     workers, start = 1, "fork"
 
 
-class TestWorkerLoader(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+class TestWorkerLoader(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):
     start = "fork"
 
     def make(self, job, batch_size, state=None, **options):
@@ -130,7 +130,7 @@ class Stateful(OrderTests, StateTests, BreakTests):
         return StatefulDataLoader(loader, batch_size=None, num_workers=self.workers, multiprocessing_context=self.start)
 
     def state_of(self, loader):
-        return furthest(loader.state_dict())
+        return merge_worker_states(loader.state_dict())
 
     def save(self, loader):
         return json.loads(json.dumps(loader.state_dict()))
@@ -144,7 +144,7 @@ class Stateful(OrderTests, StateTests, BreakTests):
         ended = self.make(job, BATCH, shuffle=True)
         assert self.whole(ended) == reference(job)
         loader = self.restore(job, BATCH, self.save(ended), shuffle=True)
-        assert furthest(loader.state_dict())["position"] == SAMPLES
+        assert merge_worker_states(loader.state_dict())["position"] == SAMPLES
         assert self.whole(loader) == self.whole(loader) == reference(job)
 
     def test_after_the_last_batch_nothing_is_left_of_an_epoch_that_was_not_ended(self, job):
@@ -155,13 +155,13 @@ class Stateful(OrderTests, StateTests, BreakTests):
 
     def test_what_a_loader_holds_that_went_on_is_what_the_rest_of_the_run_goes_on_from(self, job):
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
-        state = furthest(self.restore(job, BATCH, saved, shuffle=True).state_dict())
+        state = merge_worker_states(self.restore(job, BATCH, saved, shuffle=True).state_dict())
         again = job.loader(BATCH, shuffle=True)
         again.load_state_dict(state)
         assert first + ids_of(again) == reference(job)
 
 
-class TestStatefulDataLoader(Stateful, RefusalTests, FailureTests):
+class TestStatefulDataLoader(Stateful, StateRefusalTests, FailureTests):
     pass
 
 
@@ -172,9 +172,9 @@ class TestStatefulDataLoaderWithWorkers(Stateful):
 
     def test_workers_go_on_from_their_own_states_with_steps_of_the_same_size_alone(self, job):
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
-        with pytest.raises(OrderMismatch, match=f"steps of {BATCH} samples.*of 3 now.*furthest"):
+        with pytest.raises(OrderMismatch, match=f"steps of {BATCH} samples.*of 3 now.*merge_worker_states"):
             self.whole(self.restore(job, 3, saved, shuffle=True))
-        rest = self.whole(self.make(job, 3, furthest(saved), shuffle=True))
+        rest = self.whole(self.make(job, 3, merge_worker_states(saved), shuffle=True))
         assert flat(first) + flat(rest) == flat(reference(job))
 
     def test_a_state_that_is_older_than_its_batches_is_refused_as_that_of_a_run(self, job):
@@ -184,4 +184,4 @@ class TestStatefulDataLoaderWithWorkers(Stateful):
             next(passing)
         for state in (loader.state_dict(), {"loops": [loader.state_dict()]}):
             with pytest.raises(OrderMismatch, match=r"2 batches before it.*snapshot_every_n_steps=1"):
-                furthest(state)
+                merge_worker_states(state)

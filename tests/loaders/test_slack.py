@@ -15,7 +15,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.loaders import ArrayLoader, Epochs
 from frostline.loaders.epoch.ranks import ALONE
-from frostline.loaders.epoch.row_source import Source
+from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import Order, RecordedOrder, Replay
 from support.mixing import one_way
 
@@ -59,7 +59,7 @@ class Store:
 
 
 def loader(data, store, cache, *, batch_size=10, replay=None, ranks=ALONE, **settings):
-    source = Source(
+    source = RowSource(
         fetch=store.fetch,
         dealer=one_way(PER_REQUEST, 4),
         cache=cache,

@@ -2,14 +2,14 @@
 
 import pytest
 
-from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, RefusalTests, StateTests
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests
 from support.stepped import Fitted, Trained
 
 # What these packages warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Trainers(OrderTests, StateTests, BreakTests, RefusalTests, FailureTests):
+class Trainers(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):
     test_of_passes_that_overlap_the_last_one_is_whole_and_has_the_state = None  # a trainer has one loop at a time
 
     stops = (0, 1, 5, 6)

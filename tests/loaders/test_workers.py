@@ -77,11 +77,11 @@ def test_workers_give_the_features_of_a_network_to_the_bit(folder, node, cut):
         {"preprocess": tiny_preprocess(flip=True)},
         {"augment": fl.FeatureNoise()},
         {"augment": fl.FeatureMixup()},
-        {"weights": {"circle": 1, "noise": 2, "stripe": 1}, "draws": 50},
+        {"weights": {"circle": 1, "noise": 2, "stripe": 1}, "num_samples": 50},
         {"last": "pad", "ranks": fl.Ranks(rank=1, world_size=5)},
         {"drop_last": True},
     ],
-    ids=["random pixels", "noise", "mixtures", "draws", "ranks", "dropped end"],
+    ids=["random pixels", "noise", "mixtures", "num_samples", "ranks", "dropped end"],
 )
 def test_workers_give_whatever_the_loader_gives(folder, node, options):
     with job_for(folder, near=node.url) as job:

@@ -66,7 +66,7 @@ def test_what_is_found_apart_is_what_a_dry_run_here_finds(inspector):
     prefix = small_prefix()
     found = inspected(inspector, write_prefix(prefix))
     leaves = leaf_values(prefix.graph, prefix.tensors)
-    assert found.memory == dry_run(prefix.graph, leaves, prefix.cuts, most_rows=32)
+    assert found.memory == dry_run(prefix.graph, leaves, prefix.cuts, max_rows=32)
     totals = [found.operations[cut.number].total for cut in prefix.cuts]
     assert totals == sorted(totals)
     assert totals[-1] > 0

@@ -8,7 +8,7 @@ import pytest
 from frostline.core import REFERENCE, Levels
 from frostline.engines.base.identity import identity, judged_on
 from frostline.node.trials.selection import Trials
-from frostline.node.trials.trial_policy import Room, Terms
+from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy
 from support.engines import Reference, make_fastest
 from support.nodes import SIDE, artifact_of, preprocess, small_network
 
@@ -16,8 +16,8 @@ HALF = "torch-bf16"
 NETWORK = small_network()
 DIGEST, _ = artifact_of(NETWORK)
 pytestmark = pytest.mark.timeout(400)  # trials are processes, which a busy machine takes long to start
-TERMS = Terms(device="cpu", rows=(8,), threads=(1,), keeps_freed=False, most_bytes=1 << 30)
-ROOM = Room(weights_bytes=1 << 30, run_bytes=1 << 30)
+TERMS = TrialPolicy(device="cpu", rows=(8,), threads=(1,), keeps_freed=False, max_bytes=1 << 30)
+ROOM = EngineMemory(weights_bytes=1 << 30, run_bytes=1 << 30)
 LONGEST_S = 180.0  # of trials
 LAST = NETWORK.cuts[-1].number
 REFERENCE_RUN = Reference(NETWORK.prefix)

@@ -13,8 +13,8 @@ from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.errors import UnsafeArtifact
 from frostline.node.request import executor as device_module
 from frostline.node.request.executor import Device
-from frostline.node.request.work_queue import Batch, Call, Work
-from frostline.node.scheduling.fair_queue import Turns
+from frostline.node.request.work_queue import ExclusiveCall, QueuedRows, RowWork
+from frostline.node.scheduling.fair_queue import FairQueue
 from frostline.node.scheduling.memory_pool import Abandoned, Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Tenants
@@ -37,16 +37,16 @@ class Bench:
     """A device, and work for it."""
 
     def __init__(self, engine, cut, rule, runs_at_once):
-        self.work = Work(engine=engine, cut=cut, run_rows=RUN_ROWS)
+        self.work = RowWork(engine=engine, cut=cut, run_rows=RUN_ROWS)
         self.counters = Counters()
         self.account = Tenants((), self.counters).everybody
         self.pool = Pool(int(runs_at_once * self.work.nbytes(RUN_ROWS)))
-        self.device = Device(name="cpu", memory=self.pool, rule=rule, turns=Turns({}), counters=self.counters)
+        self.device = Device(name="cpu", memory=self.pool, rule=rule, turns=FairQueue({}), counters=self.counters)
 
     def batch(self, rows, seed=0, is_abandoned=lambda: False):
         slab = np.zeros((RUN_ROWS, 3, SIDE, SIDE), np.float32)
         slab[:rows] = np.random.default_rng(seed).normal(size=(rows, 3, SIDE, SIDE))
-        return Batch(
+        return QueuedRows(
             account=self.account,
             is_abandoned=is_abandoned,
             work=self.work,
@@ -56,7 +56,7 @@ class Bench:
         )
 
     def call(self, call):
-        return Call(account=self.account, is_abandoned=lambda: False, call=call)
+        return ExclusiveCall(account=self.account, is_abandoned=lambda: False, call=call)
 
     def expected(self, batch):
         alone = batch.slab.copy()
@@ -283,7 +283,7 @@ def test_a_call_and_another_network_wait_until_the_run_before_has_ended(network)
 
         other.asked = made.work.engine.asked = asked = Asked()
         first, second = made.batch(RUN_ROWS), made.batch(RUN_ROWS)
-        second.work = Work(engine=other, cut=made.work.cut, run_rows=RUN_ROWS)
+        second.work = RowWork(engine=other, cut=made.work.cut, run_rows=RUN_ROWS)
         with made.busy():
             made.device.enqueue(first)
             made.device.enqueue(second)

@@ -120,7 +120,9 @@ def test_an_upload_for_which_there_is_no_memory_is_refused_and_gives_its_place_b
         assert is_idle(node)
 
 
-@pytest.mark.parametrize(("silence_s", "pause_s", "said"), [(0.05, 0.001, "--least-rate"), (0.01, 60.0, "broke off")])
+@pytest.mark.parametrize(
+    ("silence_s", "pause_s", "said"), [(0.05, 0.001, "--min-upload-rate"), (0.01, 60.0, "broke off")]
+)
 def test_a_body_that_comes_byte_by_byte_is_given_up_and_names_the_knob(silence_s, pause_s, said):
     async def receive():
         await anyio.sleep(pause_s)

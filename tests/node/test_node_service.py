@@ -15,7 +15,7 @@ from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
 from frostline.node import Node
 from frostline.node.request import packing
 from frostline.node.request import validation as requests
-from frostline.node.service.profiling import Network, Networks
+from frostline.node.service.profiling import NetworkProfile, Networks
 from frostline.preprocess import imagenet
 from frostline.stores.objects.local import FolderStore
 from frostline.stores.wrappers.faults import Wrapped
@@ -363,7 +363,7 @@ def test_codecs_are_measured_within_the_budget_where_there_is_room_for_them(imag
 
 def test_what_was_measured_is_kept_for_so_many_prefixes():
     networks = Networks()
-    measured = [Network(seconds=np.zeros((3, 2))) for _ in range(65)]
+    measured = [NetworkProfile(seconds=np.zeros((3, 2))) for _ in range(65)]
     for number, one in enumerate(measured):
         networks.put((number,), one)
         networks.get((0,))

@@ -9,11 +9,11 @@ import pytest
 from frostline.batching import FairShares
 from frostline.config import TenantSettings
 from frostline.errors import OverBudget, Overloaded
-from frostline.node.scheduling.fair_queue import Turns
+from frostline.node.scheduling.fair_queue import FairQueue
 from frostline.node.scheduling.memory_pool import Abandoned, Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
-from frostline.node.weights.weight_memory import Places, prefix_key
+from frostline.node.weights.weight_memory import WeightMemory, prefix_key
 from support.nodes import until
 
 
@@ -24,7 +24,7 @@ class Bench:
         self.now = 0.0
         self.pool = Pool(100)
         self.counters = Counters()
-        self.places = Places(self.pool, turns, self.counters, clock=lambda: self.now)
+        self.places = WeightMemory(self.pool, turns, self.counters, clock=lambda: self.now)
         self.quotas = quotas
 
     def account(self, name):
@@ -139,7 +139,7 @@ def test_a_long_use_such_as_a_training_is_not_asked_to_end_nor_waited_for():
 
 
 def test_the_line_is_in_the_order_of_what_tenants_have_had_and_nobody_overtakes():
-    turns = Turns({})
+    turns = FairQueue({})
     turns.charge("rich", 5.0)
     bench = Bench(turns)
     bench.bring("a", 80, "ann")

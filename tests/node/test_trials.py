@@ -20,9 +20,9 @@ from frostline.models.files.artifact import read_prefix, save_prefix
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.node.scheduling.memory_pool import Abandoned
-from frostline.node.service.profiling import Network, under_engine
+from frostline.node.service.profiling import NetworkProfile, under_engine
 from frostline.node.trials.selection import Trials
-from frostline.node.trials.trial_policy import Room, Terms
+from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy
 from frostline.node.trials.trial_processes import Children
 from frostline.profiles import CutCost, Trial
 from frostline.wire.messages import ProfileRequest
@@ -45,8 +45,8 @@ OTHER = "torch-channels-last"
 NETWORK = small_network()
 DIGEST, ARTIFACT = artifact_of(NETWORK)
 PIXELS = np.random.default_rng(0).normal(size=(16, 3, SIDE, SIDE)).astype(np.float32)
-TERMS = Terms(device="cpu", rows=(8, 16), threads=(2, 1), keeps_freed=False, most_bytes=1 << 30)
-ROOM = Room(weights_bytes=1 << 30, run_bytes=1 << 30)
+TERMS = TrialPolicy(device="cpu", rows=(8, 16), threads=(2, 1), keeps_freed=False, max_bytes=1 << 30)
+ROOM = EngineMemory(weights_bytes=1 << 30, run_bytes=1 << 30)
 LAST = NETWORK.cuts[-1].number
 REFERENCE_RUN = Reference(NETWORK.prefix)
 
@@ -61,7 +61,7 @@ def chosen(folder):
     """The one real trial that most of these tests look at; its children take some seconds."""
     (folder / "unused").mkdir()
     (folder / "unused" / "old.bin").write_bytes(bytes(100))
-    with closing(Trials(folder, TERMS, ROOM, longest_s=100, engines=(OTHER,), most_bytes=0)) as trials:
+    with closing(Trials(folder, TERMS, ROOM, longest_s=100, engines=(OTHER,), max_bytes=0)) as trials:
         return trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
 
 
@@ -167,7 +167,7 @@ def test_a_job_that_is_too_short_to_win_a_trial_back_starts_none(tmp_path):
 def test_a_job_may_forbid_trials_and_have_what_is_known(chosen, folder, tmp_path):
     for place, engines in ((folder, {REFERENCE, OTHER}), (tmp_path, {REFERENCE})):
         with closing(Trials(place, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
-            found = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN, most_s=0)
+            found = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN, max_s=0)
         assert {one.engine for one in found.trials if one.samples_per_s} == engines
 
 
@@ -182,7 +182,7 @@ def test_nothing_is_tried_where_only_the_reference_may_be_used(tmp_path, accurac
 
 
 @pytest.mark.parametrize(
-    ("changes", "longest_s", "why"), [({}, 0.2, "took longer than"), ({"most_bytes": 1}, 60, "takes more than 1 B")]
+    ("changes", "longest_s", "why"), [({}, 0.2, "took longer than"), ({"max_bytes": 1}, 60, "takes more than 1 B")]
 )
 def test_a_trial_that_takes_too_long_or_too_much_is_ended_and_says_so(tmp_path, changes, longest_s, why):
     terms = replace(TERMS, **changes)
@@ -245,7 +245,7 @@ def test_seconds_and_memory_are_those_of_the_engine_in_use():
         engine=OTHER, precision="fp32", cut=LAST, seconds=(len(cuts) - 1) / 2, weight_bytes=1000, fixed_bytes=80,
         bytes_per_sample=8,
     )  # fmt: skip
-    changed = under_engine(costs, Network(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
+    changed = under_engine(costs, NetworkProfile(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
     assert list(changed[:2]) == costs[:2]
     assert [one.seconds for one in changed[2:]] == pytest.approx([1 + (cut.number - 1) / 2 for cut in cuts[1:]])
     assert changed[-1].fixed_bytes == 1100
@@ -262,7 +262,7 @@ def test_cuts_behind_the_one_at_which_an_engine_was_tried_keep_the_costs_of_the_
     assert only < LAST
     trial = Trial(engine=OTHER, precision="fp32", cut=only, seconds=0.25)
     seconds = np.arange(len(cuts), dtype=np.float64)[None]
-    changed = under_engine(costs, Network(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
+    changed = under_engine(costs, NetworkProfile(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
     assert changed[only].seconds == 1.25
     assert [one for one in changed if one.number != only] == [one for one in costs if one.number != only]
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.errors import OrderMismatch, SettingError
-from frostline.ordering import BlockOrder, Blocks, OrderState, Resumed, Shard
+from frostline.ordering import BlockOrder, BlockShuffle, OrderState, Resumed, Shard
 
 seeds = st.integers(0, (1 << 63) - 1)
-some_blocks = st.builds(Blocks, samples=st.integers(1, 40), mixed=st.integers(1, 12))
+some_blocks = st.builds(BlockShuffle, samples=st.integers(1, 40), mixed=st.integers(1, 12))
 
 
 def whole(order):
@@ -86,7 +86,7 @@ def test_from_any_sample_ranks_of_any_number_take_exactly_the_rest(size, world_s
 
 
 def test_neighbours_come_apart_where_many_blocks_are_mixed():
-    order = BlockOrder(size=100_000, seed=1, epoch=0, blocks=Blocks(samples=16, mixed=64))
+    order = BlockOrder(size=100_000, seed=1, epoch=0, blocks=BlockShuffle(samples=16, mixed=64))
     place = np.empty(100_000, np.int64)
     place[whole(order)] = np.arange(100_000)
     distance = np.abs(np.diff(place))
@@ -97,30 +97,30 @@ def test_neighbours_come_apart_where_many_blocks_are_mixed():
 
 def test_other_epochs_cut_the_blocks_elsewhere():
     first, second = (
-        whole(BlockOrder(size=1000, seed=1, epoch=epoch, blocks=Blocks(samples=10, mixed=1))) for epoch in (0, 1)
+        whole(BlockOrder(size=1000, seed=1, epoch=epoch, blocks=BlockShuffle(samples=10, mixed=1))) for epoch in (0, 1)
     )
     together = [{frozenset(one.tolist()) for one in rows[:1000].reshape(-1, 10)} for rows in (first, second)]
     assert not together[0] & together[1]
 
 
 def test_the_order_never_changes_between_versions():
-    order = BlockOrder(size=23, seed=7, epoch=3, blocks=Blocks(samples=1, mixed=9))
+    order = BlockOrder(size=23, seed=7, epoch=3, blocks=BlockShuffle(samples=1, mixed=9))
     found = [18, 11, 10, 21, 4, 1, 6, 9, 8, 7, 2, 0, 22, 20, 5, 12, 3, 17, 15, 13, 19, 16, 14]
     assert whole(order).tolist() == found
-    large = BlockOrder(size=10**9 + 7, seed=7, epoch=3, blocks=Blocks())
+    large = BlockOrder(size=10**9 + 7, seed=7, epoch=3, blocks=BlockShuffle())
     assert large.at(np.arange(5) * 10**8).tolist() == [443953523, 255814758, 282011775, 163327174, 325659845]
 
 
 def test_an_epochs_first_groups_are_smaller():
-    order = BlockOrder(size=10_000, seed=7, epoch=3, blocks=Blocks(samples=10, mixed=100))
+    order = BlockOrder(size=10_000, seed=7, epoch=3, blocks=BlockShuffle(samples=10, mixed=100))
     _, counts = np.unique(order.groups_at(np.arange(10_000)), return_counts=True)
     assert counts.tolist() == [80, 160, 320, 640, *[1000] * 8, 800]
-    few = BlockOrder(size=50, seed=7, epoch=3, blocks=Blocks(samples=5, mixed=4))
+    few = BlockOrder(size=50, seed=7, epoch=3, blocks=BlockShuffle(samples=5, mixed=4))
     assert few.groups_at(np.array([0, 19, 20, 40])).tolist() == [0, 0, 1, 2]
 
 
 def test_an_order_of_a_hundred_million_samples_takes_constant_memory():
-    order = BlockOrder(size=100_000_007, seed=1, epoch=5, blocks=Blocks())
+    order = BlockOrder(size=100_000_007, seed=1, epoch=5, blocks=BlockShuffle())
     tracemalloc.start()
     try:
         starts = np.linspace(0, len(order) - 4096, 20, dtype=np.int64).tolist()
@@ -133,8 +133,8 @@ def test_an_order_of_a_hundred_million_samples_takes_constant_memory():
 
 
 def test_a_state_of_other_blocks_is_refused():
-    order = BlockOrder(size=100, seed=0, epoch=0, blocks=Blocks(samples=8, mixed=4))
-    other = BlockOrder(size=100, seed=0, epoch=0, blocks=Blocks(samples=4, mixed=8))
+    order = BlockOrder(size=100, seed=0, epoch=0, blocks=BlockShuffle(samples=8, mixed=4))
+    other = BlockOrder(size=100, seed=0, epoch=0, blocks=BlockShuffle(samples=4, mixed=8))
     with pytest.raises(OrderMismatch, match="'blocks of 8, 4 mixed', and this loader's is 'blocks of 4, 8 mixed'"):
         state_of(order, 5).require(state_of(other, 0))
 
@@ -142,4 +142,4 @@ def test_a_state_of_other_blocks_is_refused():
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"mixed": 0}, {"samples": 1 << 20, "mixed": 1 << 20}])
 def test_blocks_that_make_no_sense_are_refused_by_name(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
-        Blocks(**wrong)
+        BlockShuffle(**wrong)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.ordering import Chosen, Places
+from frostline.ordering import Chosen, RowIndices
 
 
 @given(st.integers(0, 3000), st.floats(0, 1), st.integers(0, 1 << 30), st.data())
@@ -39,11 +39,11 @@ def test_a_choice_can_be_made_in_four_ways(parts, number):
 def test_choices_that_differ_have_other_fingerprints():
     masks = [np.array([True, False]), np.array([False, True]), np.array([True, False, False])]
     assert len({Chosen.where(mask).fingerprint for mask in masks}) == 3
-    assert Places(np.array([1, 0])).fingerprint != Places(np.array([0, 1])).fingerprint
+    assert RowIndices(np.array([1, 0])).fingerprint != RowIndices(np.array([0, 1])).fingerprint
 
 
 def test_a_list_of_rows_keeps_its_order():
-    places = Places(np.array([5, 1, 1, 3]))
+    places = RowIndices(np.array([5, 1, 1, 3]))
     assert places.at(np.array([3, 0])).tolist() == [3, 5]
     assert np.concatenate(list(places.pieces())).tolist() == [5, 1, 1, 3]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frostline.errors import SettingError
-from frostline.ordering import Interleaving, Mixture
+from frostline.ordering import Interleaving, MixtureOrder
 
 whole_ratios = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 any_ratios = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5)
@@ -67,7 +67,7 @@ def test_no_sample_comes_again_before_all_of_its_data_set_came_over_all_epochs(s
     ends = data.draw(st.sampled_from(["first", "all", 1, 17, 100]))
     came = [[] for _ in sizes]
     for epoch in range(3):
-        mixture = Mixture.of(sizes, ratios, seed=seed, epoch=epoch, ends=ends)
+        mixture = MixtureOrder.of(sizes, ratios, seed=seed, epoch=epoch, ends=ends)
         members, rows = mixture.members_at(np.arange(len(mixture)))
         for member, mine in enumerate(came):
             mine.extend(rows[members == member].tolist())
@@ -81,7 +81,7 @@ def test_an_epoch_ends_when_the_first_data_set_or_the_last_was_seen_whole(sizes,
     ratios = data.draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
 
     def counts(ends):
-        mixture = Mixture.of(sizes, ratios, seed=0, epoch=0, ends=ends)
+        mixture = MixtureOrder.of(sizes, ratios, seed=0, epoch=0, ends=ends)
         members, _ = mixture.members_at(np.arange(len(mixture)))
         return np.bincount(members, minlength=len(sizes)), members
 
@@ -95,24 +95,24 @@ def test_an_epoch_ends_when_the_first_data_set_or_the_last_was_seen_whole(sizes,
 
 @given(sizes=member_sizes, epoch=st.integers(0, 2**63 - 1), data=st.data())
 def test_any_position_is_found_alone(sizes, epoch, data):
-    mixture = Mixture.of(sizes, [1 + number for number in range(len(sizes))], seed=5, epoch=epoch, ends=200)
+    mixture = MixtureOrder.of(sizes, [1 + number for number in range(len(sizes))], seed=5, epoch=epoch, ends=200)
     positions = np.array(data.draw(st.lists(st.integers(0, 199), max_size=10)), np.int64)
     assert np.array_equal(mixture.at(positions), mixture.at(np.arange(200))[positions])
 
 
 def test_rows_are_numbered_one_data_set_after_the_other():
-    mixture = Mixture.of([3, 2], [2, 1], seed=0, epoch=0, ends="all", shuffle=False)
+    mixture = MixtureOrder.of([3, 2], [2, 1], seed=0, epoch=0, ends="all", shuffle=False)
     assert mixture.at(np.arange(len(mixture))).tolist() == [0, 3, 1, 2, 4]
 
 
 def test_mixtures_never_change_between_versions():
-    mixture = Mixture.of([1000, 10], [0.9, 0.1], seed=3, epoch=2)
+    mixture = MixtureOrder.of([1000, 10], [0.9, 0.1], seed=3, epoch=2)
     assert mixture.at(np.arange(12)).tolist() == [405, 276, 750, 152, 977, 1001, 564, 208, 581, 319, 68, 303]
 
 
 def test_mixtures_are_named_by_all_that_decides_what_comes():
     def name(sizes=(5, 6), ratios=(1, 2), **options):
-        return Mixture.of(sizes, ratios, seed=0, epoch=0, **options).name
+        return MixtureOrder.of(sizes, ratios, seed=0, epoch=0, **options).name
 
     others = [name(), name((6, 5)), name(ratios=(2, 1)), name(ends="all"), name(ends=7), name(shuffle=False)]
     assert len(set(others)) == 6
@@ -120,7 +120,7 @@ def test_mixtures_are_named_by_all_that_decides_what_comes():
 
 
 def test_mixtures_of_a_hundred_million_samples_take_constant_memory():
-    mixture = Mixture.of([90_000_000, 10_000_000, 1_000], [0.9, 0.0999, 0.0001], seed=1, epoch=5, ends="all")
+    mixture = MixtureOrder.of([90_000_000, 10_000_000, 1_000], [0.9, 0.0999, 0.0001], seed=1, epoch=5, ends="all")
     tracemalloc.start()
     try:
         starts = np.linspace(0, len(mixture) - 4096, 20, dtype=np.int64).tolist()
@@ -149,4 +149,4 @@ def test_mixtures_of_a_hundred_million_samples_take_constant_memory():
 def test_a_mixture_that_makes_no_sense_is_refused(terms, said):
     terms = {"sizes": [3, 4], "ratios": [1, 1], "seed": 0, "epoch": 0, **terms}
     with pytest.raises(SettingError, match=said):
-        Mixture.of(terms.pop("sizes"), terms.pop("ratios"), **terms)
+        MixtureOrder.of(terms.pop("sizes"), terms.pop("ratios"), **terms)

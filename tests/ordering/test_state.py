@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.errors import OrderMismatch, SettingError
-from frostline.ordering import Order, OrderState, RecordedOrder, Replay, Terms, check_terms
+from frostline.ordering import Order, OrderState, ReadingPlan, RecordedOrder, Replay, check_terms
 
 STATE = OrderState(
     manifest="3f" * 32, order="shuffled", seed=1, epoch=2, position=30, samples=100, batch_size=8, last="keep"
@@ -39,9 +39,9 @@ def test_a_state_is_the_same_after_json(state):
 
 @given(state=states(), world_size=st.integers(1, 2**32 - 1), data=st.data())
 def test_terms_are_the_same_after_the_wire(state, world_size, data):
-    terms = Terms(state=state, rank=data.draw(st.integers(0, world_size - 1)), world_size=world_size)
+    terms = ReadingPlan(state=state, rank=data.draw(st.integers(0, world_size - 1)), world_size=world_size)
     assert len(terms.to_bytes()) == 256
-    assert Terms.from_bytes(terms.to_bytes(), at=0) == terms
+    assert ReadingPlan.from_bytes(terms.to_bytes(), at=0) == terms
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_state_beyond_its_epoch_cannot_be_made():
 def records(count, **differing):
     """Of so many ranks; ``differing`` says by rank what it has another of."""
     return [
-        Terms(state=replace(STATE, **differing.get(f"rank{rank}", {})), rank=rank, world_size=count).to_bytes()
+        ReadingPlan(state=replace(STATE, **differing.get(f"rank{rank}", {})), rank=rank, world_size=count).to_bytes()
         for rank in range(count)
     ]
 

@@ -27,7 +27,7 @@ def solved(costs, weights=None):
     return optimum(costs, np.zeros(len(costs)) if weights is None else weights)
 
 
-def least_seconds(costs):
+def min_seconds(costs):
     """Of all basic solutions: as many ways as tight resources, exactly, in fractions."""
     table = [[Fraction(one) for one in row] for row in costs.tolist()]
     ways, resources = range(len(table)), range(len(table[0]))
@@ -74,7 +74,7 @@ def solve(rows):
 
 @given(tables())
 def test_no_mixture_is_faster(costs):
-    assert solved(costs).seconds == pytest.approx(least_seconds(costs), rel=5e-6, abs=0)
+    assert solved(costs).seconds == pytest.approx(min_seconds(costs), rel=5e-6, abs=0)
 
 
 @given(tables(), st.lists(st.floats(0, 1e7), min_size=5, max_size=5))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.prefetch import BatchAssembler, Gathered, Part
+from frostline.prefetch import BatchAssembler, Gathered, RowRange
 
 
 def rows(ids):
@@ -51,7 +51,7 @@ def test_a_batch_that_lacks_rows_is_filled_up_with_its_own_in_turn(filled, least
 def test_rows_of_several_sources_are_merged_in_order(sources, size):
     assembler = BatchAssembler(batch_size=size, drop_last=False)
     parts = [
-        Part(places=(places := np.flatnonzero(np.array(sources, int) == source)), columns=rows(places))
+        RowRange(places=(places := np.flatnonzero(np.array(sources, int) == source)), columns=rows(places))
         for source in range(3)
     ]
     batches = [*assembler.merge(*parts), *filter(None, [assembler.finish()])]
@@ -71,7 +71,7 @@ def test_rows_of_a_table_are_gathered_in_order(sources, size, width, seed):
     table = np.empty((len(sources), width), np.float32)
     table[order] = ids[:, None]
     parts = [
-        Part(
+        RowRange(
             places=(places := np.flatnonzero(np.array(sources, int) == source)),
             columns=(ids[places], Gathered(table=table, rows=order[places])),
             is_kept=source == 0,

@@ -11,7 +11,7 @@ from frostline.events import Tuned
 from frostline.prefetch import Prefetcher, Tuner, Window
 from frostline.prefetch import requests as stretches
 from frostline.testing import ScriptedTransport
-from frostline.tuning import Change, Setting, rule_of
+from frostline.tuning import NewBounds, Setting, rule_of
 from prefetch.test_prefetcher import features, ids_of, table
 from support.mixing import one_way
 
@@ -30,7 +30,7 @@ class Scripted:
         if not self.left:
             return None
         before, self.setting = self.setting, self.left.pop(0)
-        return Change(before=before, after=self.setting, reason=f"look {len(self.looks)}")
+        return NewBounds(before=before, after=self.setting, reason=f"look {len(self.looks)}")
 
 
 class Clock:
@@ -128,8 +128,8 @@ def test_only_a_window_that_is_followed_begins_with_fewer_bytes_since_no_other_w
     most = LoaderSettings().window_bytes
     assert begins == {"auto": 1000, "prisma": most, "fixed": most}
     assert LoaderSettings(requests_in_flight=5).last_requests == 5
-    assert LoaderSettings(most_requests=3).first_requests == 3
-    assert LoaderSettings(most_requests=99).last_requests == 99
+    assert LoaderSettings(max_requests=3).first_requests == 3
+    assert LoaderSettings(max_requests=99).last_requests == 99
     with pytest.raises(SettingError, match="tuning must be one of auto, fixed, prisma"):
         LoaderSettings(tuning="best")
 

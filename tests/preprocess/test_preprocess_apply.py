@@ -13,7 +13,7 @@ from PIL import Image
 from frostline.core import View
 from frostline.errors import BadRequest, SampleError
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, RandomHorizontalFlip, Resize, imagenet
-from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_into, pixels_needed
+from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed
 from frostline.preprocess.decoder import decoded_classes, size_of
 from frostline.preprocess.scaled import scaled
 from frostline.preprocess.steps import Stored
@@ -37,9 +37,9 @@ def encoded(image, kind="JPEG", **options):
     return sink.getvalue()
 
 
-def decoded(preprocess, data, *, id=1, view=None, most_pixels=10_000_000):
+def decoded(preprocess, data, *, id=1, view=None, max_pixels=10_000_000):
     out = np.full(preprocess.shape, np.nan, np.float32)
-    decode_into(preprocess, data, out, id=id, view=view, most_pixels=most_pixels)
+    decode_into(preprocess, data, out, id=id, view=view, max_pixels=max_pixels)
     return out
 
 
@@ -154,7 +154,7 @@ def test_a_bomb_that_pillow_itself_refuses_has_the_same_reason(side):
     with pytest.raises(SampleError, match="too many pixels"):
         decoded(imagenet(224), bomb)
     with pytest.raises(SampleError, match="too many pixels"):
-        decoded_classes(bomb, most_pixels=MOST_PIXELS)
+        decoded_classes(bomb, max_pixels=MAX_PIXELS)
     with pytest.raises(SampleError, match="too many pixels"):
         scaled(bomb, 8)
     assert size_of(bomb) == (0, 0)
@@ -184,7 +184,7 @@ def test_no_damage_gets_more_than_a_skipped_sample(data, kind):
 
 def reason_for(data):
     try:
-        decoded(pixels(32, 32), data, most_pixels=100_000)
+        decoded(pixels(32, 32), data, max_pixels=100_000)
     except SampleError as error:
         return str(error)
     return ""

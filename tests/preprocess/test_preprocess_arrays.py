@@ -89,7 +89,7 @@ def test_a_broken_array_gets_a_sentence_wherever_it_is_cut():
         with pytest.raises(SampleError, match="broken array"):
             decoded(data[:length])
     with pytest.raises(SampleError, match="too many pixels"):
-        decoded(data, most_pixels=63)
+        decoded(data, max_pixels=63)
 
 
 @given(st.binary(max_size=200))

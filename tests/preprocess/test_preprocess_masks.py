@@ -52,9 +52,9 @@ def as_array(values):
     return file.getvalue()
 
 
-def masked(preprocess, data, *, id=1, view=None, size=(0, 0), most_pixels=1_000_000):
+def masked(preprocess, data, *, id=1, view=None, size=(0, 0), max_pixels=1_000_000):
     out = np.full(preprocess.shape[1:], 7, np.uint16)
-    mask_into(preprocess, data, out, id=id, view=view, size=size, most_pixels=most_pixels)
+    mask_into(preprocess, data, out, id=id, view=view, size=size, max_pixels=max_pixels)
     return out
 
 
@@ -152,6 +152,6 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_is_no_mask_gets_a_sentence(reason):
     with pytest.raises(SampleError) as caught:
-        masked(way(CenterCrop(8)), REFUSED[reason], size=(8, 8), most_pixels=100)
+        masked(way(CenterCrop(8)), REFUSED[reason], size=(8, 8), max_pixels=100)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -18,7 +18,7 @@ from frostline.errors import (
 from frostline.stores.base.cql_urls import CqlPlace, parse_cql
 from frostline.stores.cql.credentials import CqlAccess
 from frostline.stores.cql.errors import error_of_cql
-from frostline.stores.cql.schema import Table, key_of, shape_of
+from frostline.stores.cql.schema import TableSchema, key_of, shape_of
 from frostline.stores.open import is_within, normalise_url
 
 names = st.from_regex(r"[A-Za-z0-9_]{1,48}", fullmatch=True)
@@ -125,7 +125,7 @@ COLUMNS = {"id": "uuid", "data": "blob", 'la"bel': "text", "tags": "set<text>"}
 
 
 def test_names_that_servers_tell_are_quoted_in_statements():
-    table = Table(keyspace="k", name="t", columns=COLUMNS, partition=("id",), clustering=())
+    table = TableSchema(keyspace="k", name="t", columns=COLUMNS, partition=("id",), clustering=())
     shape = shape_of(CqlPlace(hosts=("h",), keyspace="k", table="t"), table, None)
     assert shape.rows is not None
     assert shape.rows.columns == ("id", 'la"bel')
@@ -135,8 +135,8 @@ def test_names_that_servers_tell_are_quoted_in_statements():
 
 def test_metadata_is_scanned_by_its_own_partition_key():
     columns = {"patient": "text", "slide": "int", "id": "uuid", "label": "int"}
-    data = Table(keyspace="k", name="t", columns=COLUMNS, partition=("id",), clustering=())
-    meta = Table(keyspace="k", name="m", columns=columns, partition=("patient", "slide"), clustering=("id",))
+    data = TableSchema(keyspace="k", name="t", columns=COLUMNS, partition=("id",), clustering=())
+    meta = TableSchema(keyspace="k", name="m", columns=columns, partition=("patient", "slide"), clustering=("id",))
     shape = shape_of(CqlPlace(hosts=("h",), keyspace="k", table="t", meta="m"), data, meta)
     assert shape.rows is not None
     assert shape.rows.columns == ("id", "label", "patient", "slide")
@@ -145,7 +145,7 @@ def test_metadata_is_scanned_by_its_own_partition_key():
 
 @pytest.mark.parametrize("kind", ["map<text, int>", "double", "blob"])
 def test_a_key_of_a_type_that_names_no_objects_is_refused(kind):
-    table = Table(keyspace="k", name="t", columns={**COLUMNS, "id": kind}, partition=("id",), clustering=())
+    table = TableSchema(keyspace="k", name="t", columns={**COLUMNS, "id": kind}, partition=("id",), clustering=())
     with pytest.raises(DataError, match="not one of"):
         shape_of(CqlPlace(hosts=("h",), keyspace="k", table="t"), table, None)
 

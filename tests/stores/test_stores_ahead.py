@@ -16,7 +16,7 @@ from frostline.node.scheduling.memory_pool import Pool
 from frostline.stores.base.protocols import Place
 from frostline.stores.open import open_store
 from frostline.stores.reads.batched_reads import Joined
-from frostline.stores.reads.readahead import Ahead, Line, SecondReads
+from frostline.stores.reads.readahead import ReadAhead, ReadAheadQueue, SecondReads
 from frostline.stores.wrappers.faults import Wrapped
 from frostline.stores.wrappers.hedging import LateReads
 
@@ -81,7 +81,7 @@ def threads():
 
 
 def line(threads, room=None, most=32):
-    return Line((room or Pool(1 << 20)).take, threads, most=most)
+    return ReadAheadQueue((room or Pool(1 << 20)).take, threads, most=most)
 
 
 def places(count):
@@ -89,14 +89,14 @@ def places(count):
 
 
 def test_as_many_reads_are_under_way_as_there_are_threads(memory, threads):
-    with closing(Ahead(Met(memory, 32), line(threads))) as ahead:
+    with closing(ReadAhead(Met(memory, 32), line(threads))) as ahead:
         ahead.expect(places(64))
         assert [bytes(ahead.read(*place)) for place in places(64)] == [DATA[n : n + 2] for n in range(64)]
 
 
 def test_a_store_that_takes_many_places_is_given_them_at_once(memory, threads):
     store = Many(memory)
-    with closing(Ahead(store, line(threads))) as ahead:
+    with closing(ReadAhead(store, line(threads))) as ahead:
         ahead.expect(places(200))
         assert [bytes(ahead.read(*place)) for place in places(200)] == [DATA[n : n + 2] for n in range(200)]
     assert store.given == [200]
@@ -104,7 +104,7 @@ def test_a_store_that_takes_many_places_is_given_them_at_once(memory, threads):
 
 def test_no_more_is_read_than_there_is_room_for_and_all_of_it_is_given_back(memory, threads):
     room = Pool(10)
-    ahead = Ahead(memory, line(threads, room))
+    ahead = ReadAhead(memory, line(threads, room))
     ahead.expect(places(50))
     for place in places(20):
         assert bytes(ahead.read(*place)) == DATA[place.offset : place.offset + 2]
@@ -115,7 +115,7 @@ def test_no_more_is_read_than_there_is_room_for_and_all_of_it_is_given_back(memo
 
 
 def test_what_nobody_told_of_and_what_is_asked_for_again_is_read_by_itself(memory, threads):
-    with closing(Ahead(memory, line(threads))) as ahead:
+    with closing(ReadAhead(memory, line(threads))) as ahead:
         ahead.expect(places(2))
         for place in (*places(2), *places(2), Place("x", 9, 5), Place("x", 9, 0)):
             assert bytes(ahead.read(*place)) == DATA[place.offset : place.offset + place.length]
@@ -123,7 +123,7 @@ def test_what_nobody_told_of_and_what_is_asked_for_again_is_read_by_itself(memor
 
 @pytest.mark.parametrize("wrapped", [Wrapped, Many])
 def test_what_is_wrong_with_one_place_is_said_of_that_one(memory, threads, wrapped):
-    with closing(Ahead(wrapped(memory), line(threads))) as ahead:
+    with closing(ReadAhead(wrapped(memory), line(threads))) as ahead:
         ahead.expect([*places(2), Place("y", 0, 1)])
         with pytest.raises(ObjectNotFound):
             ahead.read("y", 0, 1)
@@ -132,7 +132,7 @@ def test_what_is_wrong_with_one_place_is_said_of_that_one(memory, threads, wrapp
 
 def test_a_store_that_fails_under_way_fails_what_it_had_not_given(memory, threads):
     store = Many(memory, StoreUnavailable("gone"))
-    with closing(Ahead(store, line(threads))) as ahead:
+    with closing(ReadAhead(store, line(threads))) as ahead:
         ahead.expect(places(3))
         assert bytes(ahead.read("x", 0, 2)) == DATA[:2]
         with pytest.raises(StoreUnavailable, match="gone"):
@@ -154,7 +154,7 @@ class Waited(LateReads):
 def close_under_who_waits(store, threads, room, expected):
     """Close what reads ahead while somebody waits for the last of some places, who is told."""
     late = Waited()
-    ahead = Ahead(store, line(threads, room), SecondReads(late=late, threads=threads, made=int))
+    ahead = ReadAhead(store, line(threads, room), SecondReads(late=late, threads=threads, made=int))
     ahead.expect(expected)
     assert store.is_reading.wait(60)
     with ThreadPoolExecutor(1) as other:
@@ -185,7 +185,7 @@ def test_who_waits_for_a_read_that_no_thread_has_come_to_is_freed_too(memory):
 
 def test_what_is_closed_reads_no_more(memory, threads):
     store, room = Held(memory), Pool(1 << 20)
-    ahead = Ahead(store, line(threads, room))
+    ahead = ReadAhead(store, line(threads, room))
     ahead.close()
     ahead.expect(places(3))
     with pytest.raises(CancelledError):
@@ -205,7 +205,7 @@ def test_requests_begin_in_the_order_in_which_they_came(memory):
 
     with ThreadPoolExecutor(1) as one:
         waiting, all_places = line(one, room), places(12)
-        first, second, third = (Ahead(Told(memory), waiting) for _ in range(3))
+        first, second, third = (ReadAhead(Told(memory), waiting) for _ in range(3))
         first.expect(all_places[:4])
         second.expect(all_places[4:8])
         for place in all_places[:2]:
@@ -221,7 +221,7 @@ def test_requests_begin_in_the_order_in_which_they_came(memory):
 
 def test_a_place_larger_than_all_room_holds_no_other_up(memory, threads):
     room = Pool(4)
-    with closing(Ahead(memory, Line(room.take, threads, most=4, most_bytes=4))) as ahead:
+    with closing(ReadAhead(memory, ReadAheadQueue(room.take, threads, most=4, max_bytes=4))) as ahead:
         ahead.expect([Place("x", 0, 5), *places(2)])
         assert bytes(ahead.read(*places(2)[1])) == DATA[1:3]
         assert room.statistics().peak_bytes > 0, "those after it were begun"
@@ -232,7 +232,7 @@ def all_read(memory, threads, store, quantile=0.95):
     """Forty places, of which the last but one is held up; how often one was read again."""
     room, again = Pool(1 << 20), Counter()
     second = SecondReads(late=LateReads(quantile), threads=threads, made=lambda: again.update("x"))
-    with closing(Ahead(store, line(threads, room), second)) as ahead:
+    with closing(ReadAhead(store, line(threads, room), second)) as ahead:
         ahead.expect(places(40))
         found = [bytes(ahead.read(*place)) for place in places(40)]
     assert found == [DATA[number : number + 2] for number in range(40)]
@@ -293,7 +293,7 @@ def test_a_second_read_that_nobody_waits_for_any_more_is_not_made(memory, thread
     store, later, room, (place,), made = Held(memory, 0), Later(), Pool(1 << 20), places(1), Counter()
     later.given = store.go.set
     second = SecondReads(late=known(), threads=later, made=lambda: made.update("x"))
-    with closing(Ahead(store, line(threads, room), second)) as ahead:
+    with closing(ReadAhead(store, line(threads, room), second)) as ahead:
         ahead.expect([place])
         assert bytes(ahead.read(*place)) == DATA[:2]
         (make,) = later.calls
@@ -326,7 +326,7 @@ def test_a_second_read_that_ends_late_lets_a_newer_read_of_the_same_place_be(mem
         store.go.set()
 
     later.given = given
-    with closing(Ahead(store, line(threads, room), SecondReads(late=known(), threads=later, made=int))) as ahead:
+    with closing(ReadAhead(store, line(threads, room), SecondReads(late=known(), threads=later, made=int))) as ahead:
         ahead.expect([place])
         assert bytes(ahead.read(*place)) == DATA[:2]
         store.asked[0] = 2  # for the newer read is not held up
@@ -356,7 +356,7 @@ def test_whatever_comes_together_each_gets_its_bytes_and_all_memory_is_given_bac
 
     def asks(number):
         own = random.Random(1000 * seed + number)
-        ahead = Ahead(Uneven(memory), waiting, SecondReads(late=late, threads=urgent, made=int))
+        ahead = ReadAhead(Uneven(memory), waiting, SecondReads(late=late, threads=urgent, made=int))
         wanted = own.sample(places(100), 20)
         ahead.expect(wanted)
         for place in [*wanted, *wanted[:3]][: own.choice([5, 23, 23])]:

@@ -25,11 +25,11 @@ from frostline.stores.cql import connect as cql_session
 from frostline.stores.cql.credentials import CqlAccess
 from frostline.stores.open import open_store
 from frostline.testing.stores import (
+    AccessRefusalTests,
     ListingTests,
     ManyReadingTests,
     MissingRootTests,
     ReadingTests,
-    RefusalTests,
     SharingTests,
     Staged,
     TravellingTests,
@@ -87,7 +87,7 @@ class TestACqlStore(
     WritingTests,
     SharingTests,
     TravellingTests,
-    RefusalTests,
+    AccessRefusalTests,
     MissingRootTests,
 ):
     @pytest.fixture

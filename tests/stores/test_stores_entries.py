@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.datasets.formats.folders import ClassFolders, is_image
+from frostline.datasets.formats.folders import ClassFolderFormat, is_image
 from frostline.errors import EmptyDataset
 from frostline.stores.base import listing as module
 from frostline.stores.base.listing import Entries, Names
@@ -78,7 +78,7 @@ def test_names_are_found(listing, start):
 @given(listings)
 def test_class_folders_of_columns_are_those_of_single_names(listing):
     wanted = sorted(one for one in listing if "/" in one.object and is_image(one.object))
-    form, store = ClassFolders(), open_store("memory://entries")
+    form, store = ClassFolderFormat(), open_store("memory://entries")
     assert form.claims(Entries.of(listing)) == bool(wanted)
     if not wanted:
         with pytest.raises(EmptyDataset):

@@ -64,9 +64,9 @@ def test_the_rate_only_falls_by_refusals_only_grows_by_successes_and_keeps_its_b
             assert rate.rate_per_s >= before
         else:
             rate = rate.refused(now, sent_at_s=now)
-            assert rate.rate_per_s <= max(before, rate.least_per_s)
+            assert rate.rate_per_s <= max(before, rate.min_per_s)
             assert rate.is_bounded
-        assert rate.rate_per_s >= rate.least_per_s
+        assert rate.rate_per_s >= rate.min_per_s
 
 
 @given(happenings, st.floats(0, 30))

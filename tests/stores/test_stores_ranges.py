@@ -15,7 +15,7 @@ def read(plan):
 
 @given(ranges, st.integers(0, 100), st.integers(1, 400))
 def test_what_was_asked_for_is_cut_out_of_what_was_read(asked, gap, most):
-    plan = plan_ranges(asked, most_gap_bytes=gap, most_bytes=most)
+    plan = plan_ranges(asked, max_gap_bytes=gap, max_bytes=most)
     apart = plan_ranges_apart(asked)
     wanted = [OBJECT[one.offset : one.stop] for one in asked]
     assert [bytes(one) for one in plan.cut(read(plan))] == wanted
@@ -25,7 +25,7 @@ def test_what_was_asked_for_is_cut_out_of_what_was_read(asked, gap, most):
 
 @given(ranges, st.integers(0, 100), st.integers(1, 400))
 def test_no_read_is_larger_than_allowed_or_bridges_more_than_a_gap(asked, gap, most):
-    plan = plan_ranges(asked, most_gap_bytes=gap, most_bytes=most)
+    plan = plan_ranges(asked, max_gap_bytes=gap, max_bytes=most)
     assert all(one.length for one in plan.reads)
     largest = max((one.length for one in asked), default=0)
     wanted = {byte for one in asked for byte in range(one.offset, one.stop)}
@@ -37,12 +37,12 @@ def test_no_read_is_larger_than_allowed_or_bridges_more_than_a_gap(asked, gap, m
 
 @given(ranges)
 def test_neighbours_that_may_be_joined_are(asked):
-    plan = plan_ranges(asked, most_gap_bytes=len(OBJECT), most_bytes=len(OBJECT))
+    plan = plan_ranges(asked, max_gap_bytes=len(OBJECT), max_bytes=len(OBJECT))
     assert len(plan.reads) <= 1
 
 
 @given(ranges, st.integers(1, 400))
 def test_without_a_gap_nothing_is_read_in_vain(asked, most):
-    plan = plan_ranges(asked, most_gap_bytes=0, most_bytes=most)
+    plan = plan_ranges(asked, max_gap_bytes=0, max_bytes=most)
     wanted = {byte for one in asked for byte in range(one.offset, one.stop)}
     assert {byte for one in plan.reads for byte in range(one.offset, one.stop)} == wanted

@@ -7,12 +7,12 @@ import pytest
 
 from frostline.stores.open import open_store
 from frostline.testing.stores import (
+    AccessRefusalTests,
     ListingTests,
     MissingRootTests,
     PruningTests,
     ReadingTests,
     ReadOnlyTests,
-    RefusalTests,
     SectionTests,
     SharingTests,
     Staged,
@@ -61,7 +61,7 @@ class TestMemory(Everything):
         return Staged(store=store, put=store.write)
 
 
-class TestS3(Everything, TravellingTests, MissingRootTests, RefusalTests):
+class TestS3(Everything, TravellingTests, MissingRootTests, AccessRefusalTests):
     __test__ = True
 
     @pytest.fixture
@@ -100,7 +100,7 @@ def google(monkeypatch):
         yield peer
 
 
-class TestGoogle(Everything, TravellingTests, MissingRootTests, RefusalTests):
+class TestGoogle(Everything, TravellingTests, MissingRootTests, AccessRefusalTests):
     """Against a peer that was written by hand: no server of Google's kind can be run here."""
 
     __test__ = True
@@ -120,7 +120,7 @@ class TestGoogle(Everything, TravellingTests, MissingRootTests, RefusalTests):
         return open_store("gs://photos")
 
 
-class TestAzure(Everything, TravellingTests, MissingRootTests, RefusalTests):
+class TestAzure(Everything, TravellingTests, MissingRootTests, AccessRefusalTests):
     __test__ = True
 
     @pytest.fixture(autouse=True)

@@ -59,7 +59,7 @@ def found(store, place):
 @given(places, st.integers(0, 50), st.integers(1, 300), st.integers(0, 600), st.integers(1, 8))
 def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(asked, gap, most, room, workers):
     store, memory = Bytes(), Memory(room)
-    together = Together(store, asked, memory.take, most_gap_bytes=gap, most_bytes=most)
+    together = Together(store, asked, memory.take, max_gap_bytes=gap, max_bytes=most)
     with ThreadPoolExecutor(workers) as threads:
         got = list(threads.map(lambda place: found(together, place), asked))
     assert got == [found(Bytes(), place) for place in asked]
@@ -70,7 +70,7 @@ def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(aske
 def test_neighbours_are_read_by_one_request_and_what_was_taken_is_let_go():
     asked = [Place("a", start, 10) for start in range(0, 1000, 10)]
     store, memory = Bytes(), Memory(1000)
-    together = Together(store, asked, memory.take, most_bytes=250)
+    together = Together(store, asked, memory.take, max_bytes=250)
     assert together.joins
     assert [len(together.read(*place)) for place in asked] == [10] * 100
     assert store.asked == [("a", start, 250) for start in range(0, 1000, 250)]
@@ -114,7 +114,7 @@ def test_who_waits_for_a_joined_read_makes_the_next_one_meanwhile():
 
     asked = [Place("a", start, 50) for start in range(0, 200, 50)]
     store = Slow()
-    together = Together(store, asked, Memory(1000).take, most_bytes=100)
+    together = Together(store, asked, Memory(1000).take, max_bytes=100)
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(together.read, *place) for place in asked[:2]]
         assert all(one.wait(60) for one in started)

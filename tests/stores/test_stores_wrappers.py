@@ -86,7 +86,7 @@ class TestJoined(ManyReadingTests):
     @pytest.fixture(params=[0, 1 << 20])
     def staged(self, request):
         store = memory()
-        return Staged(store=Joined(store, most_gap_bytes=request.param), put=store.write)
+        return Staged(store=Joined(store, max_gap_bytes=request.param), put=store.write)
 
 
 class Time:
@@ -333,12 +333,12 @@ places = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120), st.integ
 
 
 @given(places, st.integers(0, 50), st.integers(1, 200), st.integers(1, 4))
-def test_joined_reads_give_what_single_ones_give(asked, gap, most_bytes, most):
+def test_joined_reads_give_what_single_ones_give(asked, gap, max_bytes, most):
     store = memory()
     for name in "ab":
         store.write(name, bytes(range(ord(name), ord(name) + 100)))
     counted = Counted(store)
-    joined = Joined(counted, most_gap_bytes=gap, most_bytes=most_bytes)
+    joined = Joined(counted, max_gap_bytes=gap, max_bytes=max_bytes)
     found = dict(joined.read_many([Place(*one) for one in asked], most=most))
     assert sorted(found) == list(range(len(asked)))
     for row, one in enumerate(asked):
@@ -353,6 +353,6 @@ def test_joined_reads_give_what_single_ones_give(asked, gap, most_bytes, most):
 def test_neighbours_are_read_by_one_request():
     store = Counted(memory())
     store.write("x", bytes(10_000))
-    joined = Joined(store, most_gap_bytes=10, most_bytes=5000)
+    joined = Joined(store, max_gap_bytes=10, max_bytes=5000)
     list(joined.read_many([Place("x", start, 95) for start in range(0, 10_000, 100)]))
     assert store.reads == [("x", 0, 4995), ("x", 5000, 4995)]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from frostline.core import Samples
 from frostline.datasets.formats.ids import stable_ids
 from frostline.datasets.formats.ready_form import ReadyForm
-from frostline.datasets.ready.layout import LAYOUT, TABLE, Layout, Part, masks_beside, object_name, table_file
+from frostline.datasets.ready.layout import LAYOUT, TABLE, Layout, ReadyPart, masks_beside, object_name, table_file
 from frostline.datasets.ready.masks import MaskPlaces
 from frostline.preprocess import Applied
 from frostline.stores.base.urls import object_url
@@ -117,7 +117,7 @@ def put_masked_ready(store, examples):
         lengths=np.array([len(one.data) for one in examples], np.int64),
         labels=np.array([classes.index(one.label) for one in examples], np.int64),
     )
-    part = Part(
+    part = ReadyPart(
         layout=layout.digest,
         number=0,
         sha256=hashlib.sha256(contents).hexdigest(),
@@ -170,7 +170,7 @@ def put_ready(store, examples, part=0):
         )
         sha256 = hashlib.sha256(contents).hexdigest()
         parts.append(
-            Part(layout=layout.digest, number=number, sha256=sha256, samples=samples, names=[name], skipped=())
+            ReadyPart(layout=layout.digest, number=number, sha256=sha256, samples=samples, names=[name], skipped=())
         )
     store.write(TABLE, table_file(layout, parts, classes)[1])
 

@@ -20,7 +20,7 @@ class Run:
     arrivals: list = field(default_factory=list)
     settings: list = field(default_factory=list)
     stalls: list = field(default_factory=list)
-    most_held: int = 0
+    max_held: int = 0
 
     def rate(self, start, stop):
         """Bytes a second in a stretch of time."""
@@ -97,7 +97,7 @@ class Queues:
         while len(self._flights) < self._allowed and not self._is_full:
             number, self._issued = self._issued, self._issued + 1
             self._flights[number] = self.now
-            self.result.most_held = max(self.result.most_held, self._held)
+            self.result.max_held = max(self.result.max_held, self._held)
             self._send(number)
 
     def _send(self, number):

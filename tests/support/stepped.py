@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from frostline.loaders import furthest
+from frostline.loaders import merge_worker_states
 
 __all__ = ("Fitted", "Trained", "stepped")
 
@@ -80,7 +80,7 @@ class Fitted:
         """What Lightning keeps of the loader."""
         if self._last is None:
             return self._loader.state_dict()
-        return furthest(torch.load(self._last, weights_only=True)["loops"]["fit_loop"])
+        return merge_worker_states(torch.load(self._last, weights_only=True)["loops"]["fit_loop"])
 
     def write(self, trainer):
         """Another checkpoint."""

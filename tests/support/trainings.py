@@ -49,7 +49,7 @@ def assignment_for(folder, network=None, **changes) -> Assignment:
         head=portable(network.head),
         recipe=Recipe(epochs=2, batch_size=6),
         views=0,
-        most_skipped=1,
+        max_skipped=1,
     )
     return replace(plain, **changes)
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from frostline.errors import SettingError
 from frostline.planning import POLICIES, make_plan
-from frostline.training.report.what_if import ALL_POLICIES, Measured, Question, WhatIf, answer, relative
+from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer, relative
 from support.plans import a_costless_plan, a_plan, a_situation
 
 ASKED = {"data": "s3://photos/waste", "model": "timm:resnet18"}
 
 
 def ask(situation, question):
-    return answer(Measured(asked=ASKED, at="2026-11-21T09:30:00+00:00", situation=situation), question)
+    return answer(MeasuredSituation(asked=ASKED, at="2026-11-21T09:30:00+00:00", situation=situation), question)
 
 
 def test_no_question_is_answered_by_the_best_plan_of_what_was_measured():

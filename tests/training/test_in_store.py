@@ -418,7 +418,7 @@ def test_data_outside_the_nodes_roots_is_not_trained_on(assignment, idle, folder
 
 def test_more_unreadable_samples_than_allowed_end_it_with_the_reason(assignment, idle):
     gone = replace(assignment.train, objects=["circle/gone.jpg", *assignment.train.objects[1:]], versions=())
-    with training(idle.url, replace(assignment, train=gone, most_skipped=0)) as one:
+    with training(idle.url, replace(assignment, train=gone, max_skipped=0)) as one:
         told = list(one)
     assert [value["object"] for value in told if value["event"] == "SampleSkipped"] == ["circle/gone.jpg"]
     assert told[-1]["event"] == "failed"

@@ -5,7 +5,7 @@ import pytest
 from frostline.core.units import in_percent, in_rate
 from frostline.planning import POLICIES, table
 from frostline.training.report.plan_page import render_plan_page
-from frostline.training.report.what_if import ALL_POLICIES, Measured, Question, WhatIf, answer
+from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer
 from support.pages import (
     HOSTILE,
     asks_for_nothing,
@@ -22,7 +22,7 @@ WHAT_IF = Question(policy=ALL_POLICIES, what_if=WhatIf(bandwidth=125e6, nodes=2,
 
 def a_page(situation=None, question=None, *, every=False, fallback=None, **asked):
     about = {"data": "photos/waste", "model": "timm:resnet18", "until": "features", "near": None, "seed": 0, **asked}
-    measured = Measured(
+    measured = MeasuredSituation(
         asked=about, at="2026-11-21T09:30:00+00:00", situation=situation or a_situation(), fallback=fallback
     )
     return render_plan_page(answer(measured, question or Question()), every=every)

@@ -8,7 +8,7 @@ from frostline.tuning import Following, Look, Setting
 from support.queues import Queues
 
 REQUEST = 160_000
-MOST = Setting(requests=128, window_bytes=256 << 20)
+MAX = Setting(requests=128, window_bytes=256 << 20)
 LINKS = {
     "round_trip_s": st.sampled_from([0.0, 0.02, 0.05, 0.075, 0.15]),
     "bytes_per_s": st.sampled_from([6e6, 12.5e6, 40e6]),
@@ -17,12 +17,12 @@ SIMULATED = settings(max_examples=8, deadline=None)
 
 
 def queues(start=8, **figures):
-    return Queues(Following(MOST, requests=start), **figures)
+    return Queues(Following(MAX, requests=start), **figures)
 
 
 def ideal(round_trip_s, bytes_per_s, **_):
     """With as many requests as allowed, by Little's law."""
-    return min(bytes_per_s, MOST.requests * REQUEST / (round_trip_s + 0.0005 + REQUEST / bytes_per_s))
+    return min(bytes_per_s, MAX.requests * REQUEST / (round_trip_s + 0.0005 + REQUEST / bytes_per_s))
 
 
 def kept(run, start, stop=float("inf")):
@@ -74,7 +74,7 @@ def test_it_stays_within_its_bounds_whatever_happens(start, seed, data, **link):
     assert all(
         1 <= one.requests <= most.requests and 1 <= one.window_bytes <= most.window_bytes for _, one in run.settings
     )
-    assert run.most_held <= most.window_bytes
+    assert run.max_held <= most.window_bytes
     assert all(change.reason for _, change in run.changes)
 
 
@@ -147,14 +147,14 @@ def test_a_loop_that_takes_much_at_once_gets_a_deeper_window():
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.15])
 def test_a_window_that_begins_small_grows_to_what_the_requests_need(round_trip_s):
     def after(first):
-        held = Queues(Following(MOST, requests=8, window_bytes=first), round_trip_s=round_trip_s, bytes_per_s=125e6)
+        held = Queues(Following(MAX, requests=8, window_bytes=first), round_trip_s=round_trip_s, bytes_per_s=125e6)
         return held.run(30)
 
     small, whole = after(10 * REQUEST), after(None)
     assert small.settings[0][1].window_bytes == 10 * REQUEST
     assert small.rate(10, 30) >= 0.95 * whole.rate(10, 30)
     # Nothing is asked for beyond it before it was seen to be too little.
-    assert small.most_held <= whole.most_held
+    assert small.max_held <= whole.max_held
 
 
 def test_answers_without_bytes_ramps_failures_and_ends_say_nothing():
@@ -173,10 +173,10 @@ def test_answers_without_bytes_ramps_failures_and_ends_say_nothing():
         "is_ending": False,
     }
     for nothing in ({"bytes_arrived": 0}, {"requests_allowed": 7}, {"failures": 1}, {"is_ending": True}):
-        rule = Following(MOST, requests=8)
+        rule = Following(MAX, requests=8)
         answers = [rule.look(Look(**{**said, **nothing}, now_s=0.1 * number)) for number in range(50)]
         assert all(one is None or "failed" in one.reason for one in answers), nothing
-    rule = Following(MOST, requests=8)
+    rule = Following(MAX, requests=8)
     assert any(rule.look(Look(**said, now_s=0.1 * number)) for number in range(50))
 
 

@@ -5,7 +5,7 @@ import pytest
 from frostline.tuning import Following, Look, Prisma, Setting, Steady
 from support.queues import Queues
 
-MOST = Setting(requests=64, window_bytes=256 << 20)
+MAX = Setting(requests=64, window_bytes=256 << 20)
 ROWS, REQUEST = 10, 160_000
 
 
@@ -29,7 +29,7 @@ def look(now_s, ready, *, in_flight=1):
 
 def shown(percents, every_s=0.01):
     """The rule after looks at so full a buffer of ten slots."""
-    rule = Prisma(MOST, rows_per_request=ROWS)
+    rule = Prisma(MAX, rows_per_request=ROWS)
     rule.look(look(0.0, 0))  # says how large a request is
     first = rule.setting
     changes = [
@@ -72,7 +72,7 @@ def test_it_latches_where_ours_follows():
         held.run(30)
         return held.run(40, loop_bytes_per_s=1e9).rate(55, 70)
 
-    assert over(Prisma(MOST, rows_per_request=32)) < 0.2 * over(Following(MOST, requests=8))
+    assert over(Prisma(MAX, rows_per_request=32)) < 0.2 * over(Following(MAX, requests=8))
 
 
 @pytest.mark.parametrize("round_trip_s", [0.02, 0.05])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from frostline.core import FeatureBatch, Packed
+from frostline.core import FeatureBatch, PackedTensor
 from frostline.errors import FrostlineError, SettingError
 from frostline.wire.codecs import CODECS, Codec, offered, pack, packing_memory, relative_error, unpack
 
@@ -263,7 +263,7 @@ def test_changed_bytes_give_features_of_that_shape_or_a_sentence(codec, data):
         body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
     bounds = packed.bounds.copy()
     bounds[1] = data.draw(st.integers(0, len(body)))
-    sent = Packed(codec=codec, shape=packed.shape, dtype=packed.dtype, body=body, bounds=bounds)
+    sent = PackedTensor(codec=codec, shape=packed.shape, dtype=packed.dtype, body=body, bounds=bounds)
     sentence = ""
     try:
         (got,) = unpack(FeatureBatch(ids=np.arange(2), packed=(sent,))).tensors
@@ -279,7 +279,7 @@ def test_changed_bytes_give_features_of_that_shape_or_a_sentence(codec, data):
 
 def sent_row(codec, row, shape=(16,)):
     body = np.frombuffer(row, np.uint8)
-    packed = Packed(
+    packed = PackedTensor(
         codec=codec, shape=shape, dtype=np.dtype(np.float32), body=body, bounds=np.array([0, len(body)], np.int64)
     )
     return unpack(FeatureBatch(ids=np.arange(1), packed=(packed,)))
@@ -334,5 +334,5 @@ def test_scales_and_values_of_a_stranger_give_no_warning(codec):
     body = np.full_like(packed.body, 0xFF if packed.bounds is None and packed.body.dtype == np.uint16 else 1)
     if packed.bounds is None:
         scale = None if packed.scale is None else np.full_like(packed.scale, np.float32(3.4e38))
-        sent = Packed(codec=codec, shape=packed.shape, dtype=packed.dtype, body=body, scale=scale)
+        sent = PackedTensor(codec=codec, shape=packed.shape, dtype=packed.dtype, body=body, scale=scale)
         assert unpack(FeatureBatch(ids=np.arange(2), packed=(sent,))).tensors[0].shape == (2, 3, 3, 3)

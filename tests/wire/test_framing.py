@@ -109,7 +109,7 @@ def test_a_changed_byte_gives_a_batch_or_a_sentence(data):
     whole = bytearray(stream(batch(skipped=(Skipped(id=1, object="a", reason="b"),))))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        list(decode(Bytes(whole), most_bytes=1 << 20))
+        list(decode(Bytes(whole), max_bytes=1 << 20))
     except FrostlineError:
         return
 
@@ -117,7 +117,7 @@ def test_a_changed_byte_gives_a_batch_or_a_sentence(data):
 def test_a_part_of_a_senseless_length_is_not_allocated():
     whole = stream(batch(rows=64, shape=(64, 64)))
     with pytest.raises(FrostlineError, match="no stream of features"):
-        list(decode(Bytes(whole), most_bytes=1000))
+        list(decode(Bytes(whole), max_bytes=1000))
 
 
 def test_a_failure_after_the_first_batch_reaches_the_reader_as_itself():
@@ -202,7 +202,7 @@ def test_a_changed_byte_of_a_packed_answer_gives_batches_or_a_sentence(data, cod
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        for got in decode(Bytes(whole), most_bytes=1 << 20):
+        for got in decode(Bytes(whole), max_bytes=1 << 20):
             unpack(got)
     except FrostlineError:
         return

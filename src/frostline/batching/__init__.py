@@ -1,10 +1,10 @@
 """Decides how many samples run at once, which ones together, and whose turn it is. Pure: no clock, no threads."""
 
 from frostline.batching.allowance import Allowance
-from frostline.batching.budget import Budget
+from frostline.batching.budget import MemoryBudget
 from frostline.batching.claims import ANYBODY, Claim
 from frostline.batching.eviction import DRAINED_WITHIN_S, Stay, Wish, leaving
-from frostline.batching.forming import FirstCome, Merging, Part, Rule, Turn, Waiting
+from frostline.batching.forming import BatchingRule, FirstCome, Merging, QueuedRequest, QueueHead, Turn
 from frostline.batching.hapi import Hapi
 from frostline.batching.shares import FairShares
 from frostline.batching.sizes import (
@@ -22,18 +22,18 @@ __all__ = (
     "DRAINED_WITHIN_S",
     "ROWS",
     "Allowance",
-    "Budget",
+    "BatchingRule",
     "Claim",
     "FairShares",
     "FirstCome",
     "Hapi",
     "Limit",
+    "MemoryBudget",
     "Merging",
-    "Part",
-    "Rule",
+    "QueueHead",
+    "QueuedRequest",
     "Stay",
     "Turn",
-    "Waiting",
     "Wish",
     "batch_size",
     "leaving",

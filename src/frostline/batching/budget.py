@@ -8,7 +8,7 @@ from frostline.batching.shares import FairShares
 from frostline.batching.sizes import readable_bytes
 from frostline.errors import OverBudget
 
-__all__ = ("Budget",)
+__all__ = ("MemoryBudget",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class _Asked:
     claim: Claim
 
 
-class Budget:
+class MemoryBudget:
     """Who may use how much of a fixed amount of memory. Not for several threads.
 
     A reservation is a number. It is granted at once or waits. First come is first served, or by the tenants' shares
@@ -167,4 +167,4 @@ class Budget:
 
     def _is_full(self, nbytes: int, claim: Claim) -> bool:
         held = self._held[claim.tenant]
-        return held > 0 and held + nbytes > claim.most_bytes
+        return held > 0 and held + nbytes > claim.max_bytes

@@ -14,12 +14,12 @@ class Claim:
         tenant: whose it is.
         device_s: what it will probably take of the device; only the order of tenants depends on it, and what it
             really took is charged later.
-        most_bytes: its tenant never holds more than this, but for one piece alone.
+        max_bytes: its tenant never holds more than this, but for one piece alone.
     """
 
     tenant: str
     device_s: float = 0.0
-    most_bytes: float = math.inf
+    max_bytes: float = math.inf
 
     def __post_init__(self) -> None:
         assert self.device_s >= 0, f"work takes no less than nothing, not {self.device_s} s"

@@ -4,11 +4,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ("FirstCome", "Merging", "Part", "Rule", "Turn", "Waiting")
+__all__ = ("BatchingRule", "FirstCome", "Merging", "QueueHead", "QueuedRequest", "Turn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class QueuedRequest:
     """Rows of one request that wait for the device.
 
     Attributes:
@@ -36,7 +36,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class QueueHead:
     """So many of the rows that wait under a number, the first of them."""
 
     number: int
@@ -52,17 +52,17 @@ class Turn:
         rows: of the run; what is left over are zeros.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[QueueHead, ...]
     rows: int
 
     def __post_init__(self) -> None:
         assert 1 <= sum(part.rows for part in self.parts) <= self.rows, "a run holds its parts, and is not empty"
 
 
-class Rule(Protocol):
+class BatchingRule(Protocol):
     """Decides the next run. Not for several threads."""
 
-    def next(self, waiting: Sequence[Waiting], tag: Callable[[str], float]) -> Turn:
+    def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:
         """The next run.
 
         Args:
@@ -78,15 +78,15 @@ class Merging:
     which a part has run goes on when its turn comes.
     """
 
-    def next(self, waiting: Sequence[Waiting], tag: Callable[[str], float]) -> Turn:
-        """See ``Rule``."""
+    def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:
+        """See ``BatchingRule``."""
         tags = {tenant: tag(tenant) for tenant in {one.tenant for one in waiting}}
         lead, *others = sorted(waiting, key=lambda one: (tags[one.tenant], one.number))
-        parts = [Part(number=lead.number, rows=lead.rows)]
+        parts = [QueueHead(number=lead.number, rows=lead.rows)]
         room = 0 if lead.is_apart else lead.run_rows - lead.rows
         for one in others:
             if room and one.kind == lead.kind and not one.is_apart:
-                parts.append(Part(number=one.number, rows=min(room, one.rows)))
+                parts.append(QueueHead(number=one.number, rows=min(room, one.rows)))
                 room -= parts[-1].rows
         return Turn(parts=tuple(parts), rows=lead.run_rows)
 
@@ -94,7 +94,7 @@ class Merging:
 class FirstCome:
     """A fixed batch of one request after another: what ``Merging`` and ``Hapi`` have to be better than."""
 
-    def next(self, waiting: Sequence[Waiting], tag: Callable[[str], float]) -> Turn:  # noqa: ARG002 (no order but one)
-        """See ``Rule``."""
+    def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:  # noqa: ARG002 (no order but one)
+        """See ``BatchingRule``."""
         first = min(waiting, key=lambda one: one.number)
-        return Turn(parts=(Part(number=first.number, rows=first.rows),), rows=first.run_rows)
+        return Turn(parts=(QueueHead(number=first.number, rows=first.rows),), rows=first.run_rows)

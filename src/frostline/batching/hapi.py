@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from frostline.batching.forming import Part, Turn, Waiting
+from frostline.batching.forming import QueuedRequest, QueueHead, Turn
 from frostline.batching.sizes import ROWS, padded
 
 __all__ = ("Hapi", "allotted")
 
 
-def allotted(waiting: Sequence[Waiting], free_bytes: int) -> dict[int, int]:
+def allotted(waiting: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int]:
     """The rows of each request's batch, by its number; requests that found no room are not named.
 
     HAPI's batch adaptation ("Accelerating Transfer Learning with Near-Data Computation on Cloud Object Stores",
@@ -32,7 +32,7 @@ def allotted(waiting: Sequence[Waiting], free_bytes: int) -> dict[int, int]:
     return {}
 
 
-def _solved(asking: Sequence[Waiting], free_bytes: int) -> dict[int, int] | None:
+def _solved(asking: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int] | None:
     from scipy.optimize import Bounds, LinearConstraint, milp  # takes a second to import, and few nodes need it
 
     room = free_bytes - sum(one.model_bytes for one in asking)
@@ -53,7 +53,7 @@ def _solved(asking: Sequence[Waiting], free_bytes: int) -> dict[int, int] | None
     return _within(room, asking, eights)
 
 
-def _within(room: int, asking: Sequence[Waiting], eights: list[int]) -> dict[int, int]:
+def _within(room: int, asking: Sequence[QueuedRequest], eights: list[int]) -> dict[int, int]:
     """The solver's answer held to the byte: it may be beyond the bound by its tolerance."""
     rows = {one.number: ROWS * count for one, count in zip(asking, eights, strict=True)}
     while (over := sum(one.bytes_per_row * rows[one.number] for one in asking) - room) > 0:
@@ -78,7 +78,7 @@ class Hapi:
         self._free_bytes = free_bytes
         self._round: deque[tuple[int, int]] = deque()
 
-    def next(self, waiting: Sequence[Waiting], tag: Callable[[str], float]) -> Turn:  # noqa: ARG002 (no shares)
+    def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:  # noqa: ARG002 (no shares)
         """See ``Rule``."""
         present = {one.number: one for one in sorted(waiting, key=lambda one: one.number)}
         while self._round and self._round[0][0] not in present:
@@ -89,4 +89,4 @@ class Hapi:
             self._round.extend((allotted(list(present.values()), self._free_bytes) or {first: ROWS}).items())
         number, rows = self._round.popleft()
         one = present[number]
-        return Turn(parts=(Part(number=number, rows=min(rows, one.rows)),), rows=min(rows, one.run_rows))
+        return Turn(parts=(QueueHead(number=number, rows=min(rows, one.rows)),), rows=min(rows, one.run_rows))

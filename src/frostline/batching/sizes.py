@@ -18,7 +18,7 @@ class Limit:
     bytes_per_row: int = 0
 
     @property
-    def most_rows(self) -> float:
+    def max_rows(self) -> float:
         """The most rows that fit; infinite where a row takes nothing."""
         free = self.room_bytes - self.fixed_bytes
         if free < 0:
@@ -43,34 +43,34 @@ def batch_size(limits: Iterable[Limit], *, wanted: int, most: int) -> int:
         The largest multiple of ``ROWS`` within all bounds and not above ``wanted`` padded; 0 where not even
         ``ROWS`` rows fit.
     """
-    fitting = min((limit.most_rows for limit in limits), default=float("inf"))
+    fitting = min((limit.max_rows for limit in limits), default=float("inf"))
     return int(min(fitting, most, padded(wanted))) // ROWS * ROWS
 
 
-def stretches_of_bytes(lengths: Sequence[int], *, most_rows: int, most_bytes: int) -> list[range]:
-    """Cut rows of unequal length into stretches; a row that is longer than ``most_bytes`` stands alone."""
+def stretches_of_bytes(lengths: Sequence[int], *, max_rows: int, max_bytes: int) -> list[range]:
+    """Cut rows of unequal length into stretches; a row that is longer than ``max_bytes`` stands alone."""
     stretches: list[range] = []
     start = held = 0
     for row, length in enumerate(lengths):
-        if row > start and (held + length > most_bytes or row - start == most_rows):
+        if row > start and (held + length > max_bytes or row - start == max_rows):
             stretches.append(range(start, row))
             start, held = row, 0
         held += length
     return [*stretches, range(start, len(lengths))]
 
 
-def stretches_of_work(needs_work: Sequence[bool], *, run_rows: int, most_rows: int) -> list[range]:
+def stretches_of_work(needs_work: Sequence[bool], *, run_rows: int, max_rows: int) -> list[range]:
     """Cut rows into stretches; what lies ready costs a stretch nothing but its length.
 
     Args:
         needs_work: of each row.
         run_rows: most rows of a stretch that need work, so that they are done in one run.
-        most_rows: of a stretch.
+        max_rows: of a stretch.
     """
     stretches: list[range] = []
     start = work = 0
     for row, is_work in enumerate(needs_work):
-        if row - start == most_rows or work + is_work > run_rows:
+        if row - start == max_rows or work + is_work > run_rows:
             stretches.append(range(start, row))
             start, work = row, 0
         work += is_work

@@ -3,17 +3,17 @@
 from frostline.cache.keys import Scope, row_keys
 from frostline.cache.local.disk import DiskStatistics, FeatureStore
 from frostline.cache.local.memory import CacheStatistics, FeatureCache
-from frostline.cache.local.tiers import DiskCache, Held, RowNames, TieredCache
+from frostline.cache.local.tiers import CachedIn, DiskCache, RowNames, TieredCache
 from frostline.cache.rows import RowLayout
 from frostline.cache.shared.store import SharedStatistics, SharedStore
 
 __all__ = (
     "CacheStatistics",
+    "CachedIn",
     "DiskCache",
     "DiskStatistics",
     "FeatureCache",
     "FeatureStore",
-    "Held",
     "RowLayout",
     "RowNames",
     "Scope",

@@ -40,7 +40,7 @@ def demo(data: str | None, epochs: int | None, out: Path, as_json: bool) -> int:
         folder = data or str(_own_photographs(out / "photographs", progress))
         job = JobSettings(data=folder, model=_MODEL, until="features")
         settings = TrainSettings(job=job, epochs=epochs, out=out)
-        with begin(job, progress, least_classes=2) as begun:
+        with begin(job, progress, min_classes=2) as begun:
             from frostline.training.run import train
 
             report = train(settings, progress, begun=begun, began_at=click.get_current_context().obj)

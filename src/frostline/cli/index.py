@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ("index",)
 
-_MOST_CLASSES = 60
-_MOST_SHOWN = 10
+_MAX_CLASSES = 60
+_MAX_SHOWN = 10
 
 
 @click.command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
@@ -105,16 +105,16 @@ def _show_checked(checked: "Checked") -> None:
         f"checked in {in_seconds(checked.seconds)}: {len(checked.unreadable)} samples cannot be read, and "
         f"{checked.surplus} have the bytes of another"
     )
-    for group in checked.duplicates[:_MOST_SHOWN]:
-        click.echo(f"the same bytes: {', '.join(group[:_MOST_SHOWN])}{', …' if len(group) > _MOST_SHOWN else ''}")
-    if len(checked.duplicates) > _MOST_SHOWN:
-        click.echo(f"and {len(checked.duplicates) - _MOST_SHOWN} more groups; --json has all")
+    for group in checked.duplicates[:_MAX_SHOWN]:
+        click.echo(f"the same bytes: {', '.join(group[:_MAX_SHOWN])}{', …' if len(group) > _MAX_SHOWN else ''}")
+    if len(checked.duplicates) > _MAX_SHOWN:
+        click.echo(f"and {len(checked.duplicates) - _MAX_SHOWN} more groups; --json has all")
 
 
 def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
     shown = found.per_class
-    if len(shown) > _MOST_CLASSES:
-        shown = tuple(sorted(shown, key=lambda one: -one[1])[:_MOST_CLASSES])
+    if len(shown) > _MAX_CLASSES:
+        shown = tuple(sorted(shown, key=lambda one: -one[1])[:_MAX_CLASSES])
     most = max((count for _, count in shown), default=0)
     rows = [(name, str(count), bar(count, most)) for name, count in shown]
     print_table(f"{dataset.url}: {found.samples} samples", ("class", "samples", ""), rows, left=(0, 2))

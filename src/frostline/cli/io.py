@@ -89,7 +89,7 @@ def io(
     from frostline.io_service.upstream import Upstream
 
     settings = IoSettings(memory_bytes=memory, window_bytes=window or 0)
-    node = NodeSettings(memory_bytes=node_memory, read_threads=read_threads, max_requests=settings.most_connections)
+    node = NodeSettings(memory_bytes=node_memory, read_threads=read_threads, max_requests=settings.max_connections)
     with (
         _until_told() as wait,
         Upstream(near=near, roots=roots, node=node).opened() as upstream,

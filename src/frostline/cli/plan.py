@@ -16,7 +16,7 @@ from frostline.errors import OutOfSpace, SettingError
 from frostline.planning import POLICIES
 from frostline.training.files import make_folder, write_text
 from frostline.training.measured import find, just_measured, keep
-from frostline.training.report.what_if import ALL_POLICIES, Answer, Measured, Question, WhatIf, answer
+from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, WhatIfPlan, answer
 from frostline.training.settings import JobSettings
 
 __all__ = ("plan",)
@@ -72,14 +72,14 @@ def plan(
         _draw(answered, html, every=every)
 
 
-def _draw(answered: Answer, html: Path, *, every: bool) -> None:
+def _draw(answered: WhatIfPlan, html: Path, *, every: bool) -> None:
     from frostline.training.report.plan_page import render_plan_page
 
     write_text(html, render_plan_page(answered, every=every))
     click.echo(f"drawn in {html}", err=True)
 
 
-def _measure(job: JobSettings, *, is_needed: bool) -> Measured:
+def _measure(job: JobSettings, *, is_needed: bool) -> MeasuredSituation:
     """Measure, and keep what was found for later questions."""
     with collector_rests():
         from frostline.training.setup import measured_first, set_up

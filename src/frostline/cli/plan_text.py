@@ -6,12 +6,12 @@ from frostline.cli.show import print_table
 from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds
 from frostline.planning import Plan, Situation, engines, table
 from frostline.planning.replanning import mixture_in_words
-from frostline.training.report.what_if import Answer, relative
+from frostline.training.report.what_if import WhatIfPlan, relative
 
 __all__ = ("print_answer",)
 
 
-def print_answer(answer: Answer, *, every: bool) -> None:
+def print_answer(answer: WhatIfPlan, *, every: bool) -> None:
     """Print a plan on stdout.
 
     Args:
@@ -40,7 +40,7 @@ def print_answer(answer: Answer, *, every: bool) -> None:
         _print_as_measured(answer, answer.as_measured)
 
 
-def _print_as_measured(answer: Answer, before: Plan) -> None:
+def _print_as_measured(answer: WhatIfPlan, before: Plan) -> None:
     """Say what changes against the situation as it was measured."""
     share = relative(answer.plan, before)
     beside = "" if share is None else f", {share:.2f} times as many as in the situation as it was measured"
@@ -48,7 +48,7 @@ def _print_as_measured(answer: Answer, before: Plan) -> None:
     click.echo(f"from {_ways(before, answer.situation)} to {_ways(answer.plan, answer.situation)}")
 
 
-def _print_rules(answer: Answer) -> None:
+def _print_rules(answer: WhatIfPlan) -> None:
     rows = []
     for one in answer.rules:
         share = relative(one, answer.plan)

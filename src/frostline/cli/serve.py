@@ -53,7 +53,7 @@ __all__ = ("serve",)
 )
 @click.option("--max-requests", default=64, show_default=True, help="In work or waiting; one more gets 429.")
 @click.option(
-    "--least-rate",
+    "--min-upload-rate",
     type=BYTES,
     default="64KiB",
     show_default=True,
@@ -134,7 +134,7 @@ def serve(
     open_to_all: bool,
     batching: str,
     max_requests: int,
-    least_rate: int,
+    min_upload_rate: int,
     device_batch: int,
     threads: int | None,
     max_run: float,
@@ -174,7 +174,7 @@ def serve(
         node,
         batching=batching,
         max_requests=max_requests,
-        least_bytes_per_s=least_rate,
+        min_bytes_per_s=min_upload_rate,
         device_batch=device_batch,
         decode_threads=threads or node.decode_threads,
         compute_threads=threads or node.compute_threads,

@@ -47,7 +47,7 @@ def train(job: JobSettings, out: Path | None, as_json: bool, **how: Any) -> int:
     from frostline.training.start import begin
 
     settings = TrainSettings(job=job, out=out, **how)
-    with ProgressBar() as progress, begin(job, progress, least_classes=2) as begun:
+    with ProgressBar() as progress, begin(job, progress, min_classes=2) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
             from frostline.training.run import train as run

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from frostline.client.http_training import HttpTraining
-from frostline.client.responses import Answering
+from frostline.client.responses import ResponseStream
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError
@@ -56,7 +56,7 @@ class HttpTransport:
             host,
             port,
             deadline_s=settings.deadline_s,
-            most_idle=settings.last_requests + 1,
+            max_idle=settings.last_requests + 1,
         )
         self._identity = {} if settings.token is None else {"Authorization": f"Bearer {settings.token}"}
         self._deadline = {"Frostline-Deadline": f"{_ANSWER_WITHIN * settings.deadline_s:.6g}"}
@@ -155,8 +155,8 @@ class HttpTransport:
             raise FrostlineError(f"what answers at {self._url} is no node: its answer is no JSON") from error
 
 
-class HttpAnswer(Answering):
-    """The batches of one answer; see ``Answering``."""
+class HttpAnswer(ResponseStream):
+    """The batches of one answer; see ``ResponseStream``."""
 
     def __init__(self, exchange: Exchange, message: Message, transport: HttpTransport) -> None:
         super().__init__(transport)

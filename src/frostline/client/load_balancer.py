@@ -13,7 +13,7 @@ from frostline.transport.cancellation import Cancellation
 from frostline.transport.protocol import Transport, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("SpreadAnswer", "SpreadTransport", "Turns")
+__all__ = ("LoadBalancer", "SpreadAnswer", "SpreadTransport")
 
 # A node that is away is tried again after so long: soon enough for one that restarts, rare enough for one that is gone.
 _AWAY_S = 2.0
@@ -32,7 +32,7 @@ class _Place:
     away_until: float = 0.0
 
 
-class Turns:
+class LoadBalancer:
     """Decides which node takes the next request. Takes the time and reads no clock; not for several threads.
 
     Args:
@@ -95,7 +95,7 @@ class SpreadTransport:
         self._unable: dict[tuple[int, str], EngineNotReady] = {}
         self._clock = clock
         self._lock = threading.Lock()
-        self._turns = Turns(len(self._nodes))
+        self._turns = LoadBalancer(len(self._nodes))
 
     def health(self) -> Health:
         """See ``Transport``; of the first node that answers."""

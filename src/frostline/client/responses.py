@@ -8,7 +8,7 @@ from typing import Protocol, Self
 from frostline.core import FeatureBatch
 from frostline.errors import Unavailable
 
-__all__ = ("Answering", "Counts")
+__all__ = ("Counts", "ResponseStream")
 
 
 class Counts(Protocol):
@@ -18,7 +18,7 @@ class Counts(Protocol):
         """Count requests, and the failure where there is one, and the seconds until it has ended."""
 
 
-class Answering(ABC):
+class ResponseStream(ABC):
     """The batches of one answer; the request is sent when the first is asked for.
 
     ``close`` may be called from any thread and frees one that waits in ``next``.

@@ -1,7 +1,7 @@
 """The nouns: samples, features and the frozen graph, as plain values."""
 
-from frostline.core.features import FeatureBatch, Packed, Skipped
-from frostline.core.graph import Cut, Dim, Graph, Node, Ref, TensorSpec, Token
+from frostline.core.features import FeatureBatch, PackedTensor, Skipped
+from frostline.core.graph import Cut, Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.levels import Levels
 from frostline.core.readings import CELLS, OBJECTS, READINGS, URLS, read_as
 from frostline.core.routes import EXACT, FLOAT32, REFERENCE, Route
@@ -19,9 +19,9 @@ __all__ = (
     "Dim",
     "FeatureBatch",
     "Graph",
+    "GraphNode",
     "Levels",
-    "Node",
-    "Packed",
+    "PackedTensor",
     "Ref",
     "Route",
     "SampleTable",

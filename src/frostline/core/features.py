@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("FeatureBatch", "Packed", "Skipped")
+__all__ = ("FeatureBatch", "PackedTensor", "Skipped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Packed:
+class PackedTensor:
     """One tensor of a batch as it crosses the wire; ``wire.codecs`` makes these and reads them.
 
     Attributes:
@@ -65,7 +65,7 @@ class FeatureBatch:
     tensors: tuple[npt.NDArray[np.generic], ...] = ()
     encoded: Sequence[bytes | memoryview] = ()
     skipped: tuple[Skipped, ...] = ()
-    packed: tuple[Packed, ...] = ()
+    packed: tuple[PackedTensor, ...] = ()
     error: float = 0.0
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ node (as JSON, see ``models.files.artifact``), the frozen rest of it at the trai
 
 from dataclasses import dataclass
 
-__all__ = ("Argument", "Cut", "Dim", "Graph", "Node", "Ref", "TensorSpec", "Token", "references")
+__all__ = ("Argument", "Cut", "Dim", "Graph", "GraphNode", "Ref", "TensorSpec", "Token", "references")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Dim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class GraphNode:
     """One operation.
 
     Attributes:
@@ -120,7 +120,7 @@ class Graph:
 
     inputs: tuple[str, ...]
     leaves: tuple[tuple[str, str], ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     outputs: tuple[Argument, ...]
 
 

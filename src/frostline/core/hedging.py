@@ -10,9 +10,9 @@ __all__ = ("Stragglers",)
 # Times the median: what is quicker is no straggler.
 _LATE = 2.0
 # Nor is what took less than this: a second request saves less than it costs.
-_LEAST_S = 0.02
+_MIN_S = 0.02
 # So many answers of one way before its times say anything of its tail: a 95th percentile of fewer is their maximum.
-_FEWEST = 20
+_MIN = 20
 # The times that count: few enough to follow a link that changes, enough to place a 95th percentile.
 _REMEMBERED = 128
 
@@ -59,9 +59,9 @@ class Stragglers:
         return known.late_after_s[size]
 
     def _late(self, times: Sequence[float]) -> float | None:
-        if len(times) < _FEWEST:
+        if len(times) < _MIN:
             return None
-        return max(_rank(times, self._quantile), _LATE * _rank(times, 0.5), _LEAST_S)
+        return max(_rank(times, self._quantile), _LATE * _rank(times, 0.5), _MIN_S)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from frostline.config import CHANGED, cache_folder
 from frostline.core import URLS, SampleTable
-from frostline.datasets.formats.columns import Rows
+from frostline.datasets.formats.columns import SelectedRows
 from frostline.datasets.formats.known import form_named
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.formats.url_reader import places_in
@@ -19,19 +19,19 @@ from frostline.datasets.manifest.listing import nobody
 from frostline.datasets.manifest.manifest import Manifest
 from frostline.datasets.manifest.named_splits import NamedSplits
 from frostline.datasets.manifest.row_subset import JoinedRows, as_chosen, numbered, rows_of_ids, within
-from frostline.datasets.manifest.source import Source
+from frostline.datasets.manifest.source import ManifestSource
 from frostline.datasets.manifest.statistics import DatasetStatistics
 from frostline.datasets.select.evaluate import select_rows
 from frostline.datasets.select.selection import Selection
 from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
-from frostline.ordering import Chosen, Places
+from frostline.ordering import Chosen, RowIndices
 from frostline.preprocess import Applied, Preprocess
 from frostline.stores.open import normalise_url
 
 __all__ = ("Dataset", "DatasetStatistics")
 
-_MOST_PARTS = 255
+_MAX_PARTS = 255
 
 
 class Dataset:
@@ -86,10 +86,10 @@ class Dataset:
             "form": form,
             "relist": relist,
             "changed": changed,
-            "near": Source.nodes(near),
+            "near": ManifestSource.nodes(near),
             "token": token,
         }
-        self._source = Source(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
+        self._source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
         self._observe = observe
         self._selected: Selection | None = None
 
@@ -168,12 +168,12 @@ class Dataset:
         return whole.take(rows_of_ids(whole.samples.ids, self.samples.ids))
 
     @property
-    def rows(self) -> Rows | None:
+    def rows(self) -> SelectedRows | None:
         """Which rows of the whole data set these samples are; None where they are all of them."""
         return None if self._selected is None else self._selected.rows
 
     def require_store(self) -> None:
-        """Make sure that samples are read by who has the data listed; see ``Source.require_store``."""
+        """Make sure that samples are read by who has the data listed; see ``ManifestSource.require_store``."""
         self._source.require_store()
 
     @property
@@ -214,7 +214,7 @@ class Dataset:
     def take(self, rows: npt.NDArray[np.int64]) -> "Dataset":
         """The samples at the given rows, in the given order, as a data set of its own."""
         rows = np.asarray(rows, np.int64)
-        return self._with(Places(rows if self.rows is None else self.rows.at(rows)))
+        return self._with(RowIndices(rows if self.rows is None else self.rows.at(rows)))
 
     def kept(self, mask: npt.NDArray[np.bool_]) -> "Dataset":
         """The samples at which a mask is true, one value a sample, in the samples' order; a bit a sample is held."""
@@ -327,8 +327,8 @@ class Dataset:
             DataError: a sample has no value there.
         """
         numbers, values = self._selection.groups(column)
-        if len(values) > _MOST_PARTS:
-            raise SettingError(f"column {column!r} has {len(values)} values, and a split up to {_MOST_PARTS} parts")
+        if len(values) > _MAX_PARTS:
+            raise SettingError(f"column {column!r} has {len(values)} values, and a split up to {_MAX_PARTS} parts")
         parts = numbers.astype(np.uint8)
         return {str(value): self._part_number(parts, number) for number, value in enumerate(values)}
 
@@ -391,7 +391,7 @@ class Dataset:
     def _manifest_of_all(self) -> Manifest:
         return self._selection.whole
 
-    def _with(self, rows: Rows | None) -> "Dataset":
+    def _with(self, rows: SelectedRows | None) -> "Dataset":
         part = Dataset(self._url, **self._asked)
         part._selected = Selection(self._manifest_of_all, rows)
         return part

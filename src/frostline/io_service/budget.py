@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ("Budget", "JobBytes")
+__all__ = ("InFlightBudget", "JobBytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class _Ticket:
     is_granted: bool = False
 
 
-class Budget:
+class InFlightBudget:
     """Bytes under way: those that were asked for and have not come, and those that a job was lent. Not for threads.
 
     The next request is the oldest of the job with the fewest bytes, and goes ahead where there is room for it. So a job

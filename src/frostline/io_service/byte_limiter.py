@@ -1,4 +1,4 @@
-"""Lets requests wait for room among the bytes under way: the threads around ``Budget``."""
+"""Lets requests wait for room among the bytes under way: the threads around ``InFlightBudget``."""
 
 import threading
 from collections import OrderedDict
@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from frostline.core import FeatureBatch
-from frostline.io_service.budget import Budget, JobBytes
+from frostline.io_service.budget import InFlightBudget, JobBytes
 from frostline.wire.blocks import row_bytes
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Room",)
+__all__ = ("ByteLimiter",)
 
-_MOST_KNOWN = 1024
+_MAX_KNOWN = 1024
 
 
-class Room:
+class ByteLimiter:
     """Bytes under way, all jobs together. Safe for threads.
 
     Args:
-        total_bytes: the bound; see ``Budget``.
+        total_bytes: the bound; see ``InFlightBudget``.
     """
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
-        self._budget = Budget(total_bytes)
+        self._budget = InFlightBudget(total_bytes)
         self._changed = threading.Condition()
         self._granted: set[int] = set()
         self._row_bytes: OrderedDict[bytes, float] = OrderedDict()
@@ -63,7 +63,7 @@ class Room:
         with self._changed:
             self._row_bytes[scope] = row_bytes(batch)
             self._row_bytes.move_to_end(scope)
-            if len(self._row_bytes) > _MOST_KNOWN:
+            if len(self._row_bytes) > _MAX_KNOWN:
                 self._row_bytes.popitem(last=False)
 
     def wake(self) -> None:

@@ -8,15 +8,15 @@ import numpy as np
 
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError
-from frostline.io_service.byte_limiter import Room
+from frostline.io_service.byte_limiter import ByteLimiter
 from frostline.io_service.keys import request_keys, scope_of
-from frostline.io_service.row_cache import Flight, Row, Shelf
+from frostline.io_service.row_cache import Row, RowCache, RowFetch
 from frostline.io_service.sessions import Gone
 from frostline.transport.protocol import Transport
-from frostline.wire.blocks import Block, Piece, is_alike, lay_out
+from frostline.wire.blocks import Block, RowBlock, is_alike, lay_out
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Answering", "Delivered")
+__all__ = ("Delivered", "RequestHandler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,7 +25,7 @@ class Delivered:
 
     Attributes:
         block: as they lie in shared memory; its buffers stay as they are.
-        ticket: of ``Room``, under which they are lent.
+        ticket: of ``ByteLimiter``, under which they are lent.
         read_bytes: of them, those that were read for this request.
     """
 
@@ -35,7 +35,7 @@ class Delivered:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Answering:
+class RequestHandler:
     """One request on its way. ``deliver`` is called from one thread; ``abandon`` from any.
 
     Attributes:
@@ -50,11 +50,11 @@ class Answering:
     request: FeatureRequest
     job: str
     upstream: Transport
-    shelf: Shelf
-    room: Room
+    shelf: RowCache
+    room: ByteLimiter
     deliver: Callable[[Delivered], None]
     _is_gone: threading.Event = field(default_factory=threading.Event)
-    _flight: Flight | None = None
+    _flight: RowFetch | None = None
     _rows: list[Row | None] = field(default_factory=list)
     _own: set[int] = field(default_factory=set)
     _cursor: int = 0
@@ -89,9 +89,9 @@ class Answering:
         """Fetch what nobody else does, then wait for what others fetch; what they did not bring is left over."""
         lacking = [place for place in range(self._cursor, len(keys)) if self._rows[place] is None]
         fetching = _Fetching()
-        flight = self._flight = Flight(fetching.close)
+        flight = self._flight = RowFetch(fetching.close)
         claims = list(zip(lacking, self.shelf.claim([keys[place] for place in lacking], flight), strict=True))
-        others = {one for _, one in claims if isinstance(one, Flight)}
+        others = {one for _, one in claims if isinstance(one, RowFetch)}
         try:
             for place, claim in claims:
                 if isinstance(claim, Row):
@@ -103,7 +103,7 @@ class Answering:
                 self.shelf.end(flight, [keys[place] for place in own])
             self._hand_out()
             for place, claim in claims:
-                if isinstance(claim, Flight):
+                if isinstance(claim, RowFetch):
                     self._rows[place] = self.shelf.wait(claim, keys[place] or b"", self._is_gone.is_set)
                     self._hand_out()
         finally:
@@ -114,7 +114,7 @@ class Answering:
         own: Sequence[int],
         keys: Sequence[bytes | None],
         scope: bytes,
-        flight: Flight,
+        flight: RowFetch,
         fetching: "_Fetching",
     ) -> None:
         """Have the node send these rows, and hand out what can be while they come."""
@@ -139,7 +139,7 @@ class Answering:
             self._check_gone()
             raise FrostlineError("the node's answer lacks samples that it was asked for")
 
-    def _go_on(self, flight: Flight) -> None:
+    def _go_on(self, flight: RowFetch) -> None:
         """Hand out what came; where nobody takes it any more, go on only for others."""
         try:
             self._hand_out()
@@ -224,14 +224,14 @@ def _rows_of(batch: FeatureBatch, places: dict[int, int]) -> Iterator[tuple[int,
             yield places[one.id], Row(batch=batch, place=0, skipped=one)
 
 
-def _pieces(rows: Sequence[Row]) -> Iterator[Piece]:
+def _pieces(rows: Sequence[Row]) -> Iterator[RowBlock]:
     """Neighbours of one batch together."""
     start = 0
     for place in range(1, len(rows) + 1):
         if place < len(rows) and _follows(rows[place - 1], rows[place]):
             continue
         first, last = rows[start], rows[place - 1]
-        yield Piece(batch=first.batch, start=first.place, stop=first.place if first.skipped else last.place + 1)
+        yield RowBlock(batch=first.batch, start=first.place, stop=first.place if first.skipped else last.place + 1)
         start = place
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from frostline.core import FeatureBatch, Skipped
 
-__all__ = ("Flight", "Key", "Row", "Shelf", "ShelfStatistics")
+__all__ = ("Key", "Row", "RowCache", "RowFetch", "ShelfStatistics")
 
 Key = bytes
 """Names a row: what its numbers depend on, and the version of its sample."""
@@ -54,8 +54,8 @@ class ShelfStatistics:
     evicted: int
 
 
-class Flight:
-    """Rows that one request fetches; others may wait for them. ``Shelf`` guards all of it but ``close``.
+class RowFetch:
+    """Rows that one request fetches; others may wait for them. ``RowCache`` guards all of it but ``close``.
 
     Args:
         close: ends the fetching from any thread; called once nobody wants what it brings.
@@ -77,7 +77,7 @@ class _Shelved:
         self.nbytes = nbytes
 
 
-class Shelf:
+class RowCache:
     """Rows by their keys. Safe for threads.
 
     Rows that came together share memory, so they are kept and dropped together. One that is dropped lives on where an
@@ -92,14 +92,14 @@ class Shelf:
         self._changed = threading.Condition()
         self._kept: dict[Key, tuple[Row, _Shelved]] = {}
         self._order: OrderedDict[_Shelved, None] = OrderedDict()
-        self._coming: dict[Key, Flight] = {}
+        self._coming: dict[Key, RowFetch] = {}
         self._bytes = 0
         self._hits = 0
         self._joined = 0
         self._misses = 0
         self._evicted = 0
 
-    def claim(self, keys: Sequence[Key | None], flight: Flight) -> list[Row | Flight | None]:
+    def claim(self, keys: Sequence[Key | None], flight: RowFetch) -> list[Row | RowFetch | None]:
         """For each row: itself, or the flight that brings it, or None: then it is this flight that has to.
 
         A row without a key is nobody else's. The caller counts as waiting for each other flight that is named, until
@@ -107,11 +107,11 @@ class Shelf:
         """
         with self._changed:
             found = [self._claimed(key, flight) for key in keys]
-            for other in {one for one in found if isinstance(one, Flight)}:
+            for other in {one for one in found if isinstance(one, RowFetch)}:
                 other.others += 1
             return found
 
-    def arrived(self, flight: Flight, rows: Sequence[tuple[Key | None, Row]], nbytes: int) -> None:
+    def arrived(self, flight: RowFetch, rows: Sequence[tuple[Key | None, Row]], nbytes: int) -> None:
         """Rows of one batch came; keep them as far as there is room, and hand them to whoever waits."""
         named = [(key, row) for key, row in rows if key is not None]
         with self._changed:
@@ -124,7 +124,7 @@ class Shelf:
                 self._forget(key, flight)
             self._changed.notify_all()
 
-    def wait(self, flight: Flight, key: Key, is_over: Callable[[], bool]) -> Row | None:
+    def wait(self, flight: RowFetch, key: Key, is_over: Callable[[], bool]) -> Row | None:
         """A row that a flight brings; None where it ended without it, or where ``is_over`` says so."""
         with self._changed:
             self._changed.wait_for(lambda: key in flight.rows or flight.has_ended or is_over())
@@ -135,7 +135,7 @@ class Shelf:
         with self._changed:
             self._changed.notify_all()
 
-    def leave(self, flights: Iterable[Flight]) -> None:
+    def leave(self, flights: Iterable[RowFetch]) -> None:
         """Wait for these no more; what nobody wants is ended."""
         with self._changed:
             for flight in (flights := list(flights)):
@@ -144,13 +144,13 @@ class Shelf:
         for flight in unwanted:
             flight.close()
 
-    def orphan(self, flight: Flight) -> bool:
+    def orphan(self, flight: RowFetch) -> bool:
         """Whoever made the flight is gone; whether others still want what it brings. ``leave`` ends it otherwise."""
         with self._changed:
             flight.is_orphan = True
             return flight.others > 0
 
-    def end(self, flight: Flight, keys: Iterable[Key | None]) -> None:
+    def end(self, flight: RowFetch, keys: Iterable[Key | None]) -> None:
         """A flight brings no more: whoever waits for these of its rows fetches them."""
         with self._changed:
             flight.has_ended = True
@@ -172,7 +172,7 @@ class Shelf:
                 evicted=self._evicted,
             )
 
-    def _claimed(self, key: Key | None, flight: Flight) -> Row | Flight | None:
+    def _claimed(self, key: Key | None, flight: RowFetch) -> Row | RowFetch | None:
         kept = None if key is None else self._kept.get(key)
         if kept is not None:
             row, shelved = kept
@@ -188,7 +188,7 @@ class Shelf:
             self._coming[key] = flight
         return None
 
-    def _forget(self, key: Key, flight: Flight) -> None:
+    def _forget(self, key: Key, flight: RowFetch) -> None:
         if self._coming.get(key) is flight:
             del self._coming[key]
 

@@ -3,7 +3,7 @@
 import os
 import socket
 
-from frostline.io_service.byte_limiter import Room
+from frostline.io_service.byte_limiter import ByteLimiter
 from frostline.io_service.handler import Delivered
 from frostline.io_service.sessions import Gone, Session
 from frostline.io_service.shared_memory import shared
@@ -20,7 +20,7 @@ class Sender:
         bytes_read: of them, those that were read for this answer.
     """
 
-    def __init__(self, one: socket.socket, session: Session, answer: int, room: Room) -> None:
+    def __init__(self, one: socket.socket, session: Session, answer: int, room: ByteLimiter) -> None:
         self._socket = one
         self._session = session
         self._answer = answer

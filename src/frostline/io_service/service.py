@@ -14,10 +14,10 @@ from typing import Any
 from frostline.config import IoSettings
 from frostline.errors import BadRequest, FrostlineError, NodeUnreachable, Unidentified
 from frostline.io_service.budget import JobBytes
-from frostline.io_service.byte_limiter import Room
-from frostline.io_service.handler import Answering
+from frostline.io_service.byte_limiter import ByteLimiter
+from frostline.io_service.handler import RequestHandler
 from frostline.io_service.poller import Watch
-from frostline.io_service.row_cache import Shelf
+from frostline.io_service.row_cache import RowCache
 from frostline.io_service.sending import Sender
 from frostline.io_service.sessions import Gone, Records, Session, hang_up, peer_of, watched_process
 from frostline.transport.cancellation import Cancellation
@@ -52,8 +52,8 @@ class IoService:
         self._upstream = upstream
         self._settings = settings
         self._listening = listening
-        self._shelf = Shelf(settings.memory_bytes - settings.window_bytes)
-        self._room = Room(settings.window_bytes)
+        self._shelf = RowCache(settings.memory_bytes - settings.window_bytes)
+        self._room = ByteLimiter(settings.window_bytes)
         self._watch = Watch()
         self._tidy = ThreadPoolExecutor(1, "frostline-io-tidy")
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ class IoService:
             one, _ = self._listening.accept()
             thread = threading.Thread(target=self._serve, args=(one,), name="frostline-io", daemon=True)
             with self._lock:
-                is_refused = self._is_stopped or len(self._connections) >= self._settings.most_connections
+                is_refused = self._is_stopped or len(self._connections) >= self._settings.max_connections
                 if not is_refused:
                     self._connections[one] = thread
                     thread.start()  # before anybody can wait for it to end
@@ -175,7 +175,7 @@ class IoService:
             self._sessions[session.name] = session
         process = watched_process(one, pid)
         try:
-            welcome = {"version": __version__, "most_bytes": self._settings.memory_bytes}
+            welcome = {"version": __version__, "max_bytes": self._settings.memory_bytes}
             send(one, {"kind": "welcome", **welcome, **self._transfers()})
             one.setblocking(False)
             self._watch.readable(one.fileno(), told.read)
@@ -245,7 +245,7 @@ class IoService:
         if not isinstance(number, int) or not 0 <= number < 1 << 63:
             raise BadRequest("a request has a number")
         sender = Sender(one, session, number, self._room)
-        answering = Answering(
+        answering = RequestHandler(
             request=request,
             job=session.job,
             upstream=self._upstream,
@@ -286,14 +286,14 @@ class IoService:
         return {"transfer_bytes": seen.transfer_bytes, "transfer_s": seen.transfer_s}
 
 
-def _received(one: socket.socket, most_bytes: int = 0) -> Frame | None:
+def _received(one: socket.socket, max_bytes: int = 0) -> Frame | None:
     """The next frame.
 
     Raises:
         BadRequest: It is none.
     """
     try:
-        return receive(one, most_bytes=most_bytes)
+        return receive(one, max_bytes=max_bytes)
     except BrokenFrame as error:
         raise BadRequest(str(error)) from error
 

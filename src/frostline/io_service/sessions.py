@@ -12,7 +12,7 @@ __all__ = ("Gone", "Records", "Session", "hang_up", "peer_of", "watched_process"
 
 _CREDENTIALS = struct.Struct("3i")
 _PEER_PIDFD = 77  # SO_PEERPIDFD, from Linux 6.5 on; this Python has no name for it
-_MOST_RECORDS = 4096
+_MAX_RECORDS = 4096
 
 
 class Gone(Exception):
@@ -115,7 +115,7 @@ class Records:
     def read(self) -> None:
         """Read what there is."""
         try:
-            came = self._socket.recv(RECORD.size * _MOST_RECORDS)
+            came = self._socket.recv(RECORD.size * _MAX_RECORDS)
         except BlockingIOError:
             return
         except OSError:

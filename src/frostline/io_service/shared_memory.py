@@ -8,7 +8,7 @@ from frostline.errors import Overloaded
 
 __all__ = ("shared",)
 
-_MOST_PARTS = 512  # of one call; Linux takes 1,024
+_MAX_PARTS = 512  # of one call; Linux takes 1,024
 # Whoever gets the descriptor can rely on it that nobody writes to the memory or cuts it short under its feet.
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -31,7 +31,7 @@ def _written(parts: Sequence[memoryview]) -> int:
     try:
         left = list(parts)
         while left:
-            left = _without(left, os.writev(descriptor, left[:_MOST_PARTS]))
+            left = _without(left, os.writev(descriptor, left[:_MAX_PARTS]))
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(descriptor)

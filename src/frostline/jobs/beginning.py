@@ -17,7 +17,7 @@ from frostline.planning.worth import is_worth_measuring, is_worth_trying
 from frostline.transport.cancellation import Cancellation
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
-    from frostline.jobs.partition import Network
+    from frostline.jobs.partition import PartitionedModel
 
 __all__ = ("Beginning", "begin")
 
@@ -25,7 +25,7 @@ _MEASURING = "measuring the cuts"
 # A trial in the node's own process takes one to two seconds on two cores (``benchmarks/first_step.py``); a job of
 # fewer samples does not win that back with any network.
 _SOON_S = 3.0
-_FEWEST_TO_TRY = 200
+_MIN_TO_TRY = 200
 _TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
 
 
@@ -49,7 +49,13 @@ class Beginning:
 
 
 def begin(
-    scene: Scene, network: "Network | None", nodes: Sequence[str], lacking: set[int], *, policy: str, codec: str | None
+    scene: Scene,
+    network: "PartitionedModel | None",
+    nodes: Sequence[str],
+    lacking: set[int],
+    *,
+    policy: str,
+    codec: str | None,
 ) -> Beginning:
     """Begin with what is known, and measure while the job runs; or measure first, where somebody asks for it.
 
@@ -84,7 +90,7 @@ def begin(
     if found is None:
         only_engine = len(nodes) < 2 and shares_cores(health, scene.device)
         measuring = _later(scene, network, nodes, lacking, kept, only_engine=only_engine)
-        if only_engine and scene.accuracy != EXACT and computed_in_all(scene) >= _FEWEST_TO_TRY:
+        if only_engine and scene.accuracy != EXACT and computed_in_all(scene) >= _MIN_TO_TRY:
             found = _soon(scene, measuring)
     if found is None:
         return Beginning(engine=engine, measuring=measuring)
@@ -108,7 +114,7 @@ def _soon(scene: Scene, measuring: Measuring) -> Findings | None:
 
 def _later(
     scene: Scene,
-    network: "Network",
+    network: "PartitionedModel",
     nodes: Sequence[str],
     lacking: set[int],
     kept: KeptFindings,

@@ -17,7 +17,7 @@ from frostline.jobs.cache_setup import Keeper, keeps_all
 from frostline.jobs.explanation import Explanation, whereabouts
 from frostline.jobs.feedback import follow
 from frostline.jobs.findings import Findings
-from frostline.jobs.loader_factory import Maker, tuner_of
+from frostline.jobs.loader_factory import LoaderFactory, tuner_of
 from frostline.jobs.measuring import Measuring
 from frostline.jobs.router import Pilot
 from frostline.jobs.statistics import JobStatistics, Ledger
@@ -26,10 +26,10 @@ from frostline.loaders.epoch.arguments import check_names, checked_options
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.fetch import Fetcher
-from frostline.loaders.epoch.mixture import Blend, GivenWeights
+from frostline.loaders.epoch.mixture import GivenWeights, Mixture
 from frostline.loaders.epoch.node_engine import EngineChoice
 from frostline.loaders.epoch.ranks import Ranks
-from frostline.ordering import Blocks, RecordedOrder
+from frostline.ordering import BlockShuffle, RecordedOrder
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
 from frostline.transport.protocol import TrainsBeside
@@ -86,7 +86,7 @@ class Job:
         self._near = near
         self._trains_in_store = trains_in_store
         self._close = close
-        self._maker = Maker(
+        self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,
             keeper=keeper,
@@ -175,12 +175,12 @@ class Job:
         self,
         batch_size: int,
         *,
-        shuffle: bool | Blocks = False,
+        shuffle: bool | BlockShuffle = False,
         seed: int = 0,
         epoch: int = 0,
-        data: Dataset | Blend | None = None,
+        data: Dataset | Mixture | None = None,
         weights: GivenWeights | None = None,
-        draws: int | None = None,
+        num_samples: int | None = None,
         preprocess: Preprocess | None = None,
         last: str = "keep",
         drop_last: bool = False,
@@ -194,15 +194,15 @@ class Job:
 
         Args:
             batch_size: rows of every batch but perhaps the last, at each rank.
-            shuffle: draw the order from the seed; else it is the manifest's. ``Blocks`` draws blocks of neighbours,
-                which are read by one request, and mixes some of them at a time.
+            shuffle: draw the order from the seed; else it is the manifest's. ``BlockShuffle`` draws blocks of
+                neighbours, which are read by one request, and mixes some of them at a time.
             seed: of the order and of random preprocessing.
             epoch: each epoch has its own order.
             data: a part of the job's data set, such as one side of ``Dataset.split``, or a blend of parts; all of it
                 by default.
             weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
                 class's samples then have together. They draw an order of their own, so that ``shuffle`` stays False.
-            draws: how many of them are an epoch; as many as there are samples by default.
+            num_samples: how many of them are an epoch; as many as there are samples by default.
             preprocess: another one than the job's that gives the same shape, such as one without random steps for
                 the held-out samples.
             last: what becomes of samples that fill no batch: ``keep``, ``drop``, ``pad`` or ``uneven``, as
@@ -233,7 +233,7 @@ class Job:
             epoch=epoch,
             data=data,
             weights=weights,
-            draws=draws,
+            num_samples=num_samples,
             preprocess=preprocess,
             last=last,
             drop_last=drop_last,
@@ -338,7 +338,7 @@ class Job:
             head=portable(self.head),
             recipe=recipe,
             views=self._settings.views,
-            most_skipped=self._settings.most_skipped(len(self._data)),
+            max_skipped=self._settings.max_skipped(len(self._data)),
         )
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
         return train_beside(transport, assignment, self._observe)

@@ -17,24 +17,24 @@ from frostline.loaders.epoch.decode_pool import UndecodedDealer, undecoded_bytes
 from frostline.loaders.epoch.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
 from frostline.loaders.epoch.fetch import Fetcher
-from frostline.loaders.epoch.mixture import Blend, GivenWeights, order_of, replayed
+from frostline.loaders.epoch.mixture import GivenWeights, Mixture, order_of, replayed
 from frostline.loaders.epoch.ranks import Ranks
-from frostline.loaders.epoch.row_source import Decode, Source
+from frostline.loaders.epoch.row_source import Decode, RowSource
 from frostline.loaders.epoch.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
 from frostline.loaders.torch.pinned_memory import memory_for
-from frostline.ordering import BlockOrder, Blocks, RecordedOrder
+from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
 from frostline.prefetch import Dealer, Tuner
 from frostline.preprocess import Preprocess
 from frostline.tuning import rule_of
 
-__all__ = ("Maker", "tuner_of")
+__all__ = ("LoaderFactory", "tuner_of")
 
 # Of the window's bytes, those of batches that were decoded here and wait for the loop.
 _FINISHED_PART = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Maker:
+class LoaderFactory:
     """What a job's loaders share.
 
     Attributes:
@@ -63,12 +63,12 @@ class Maker:
         self,
         batch_size: int,
         *,
-        shuffle: bool | Blocks = False,
+        shuffle: bool | BlockShuffle = False,
         seed: int = 0,
         epoch: int = 0,
-        data: Dataset | Blend | None = None,
+        data: Dataset | Mixture | None = None,
         weights: GivenWeights | None = None,
-        draws: int | None = None,
+        num_samples: int | None = None,
         preprocess: Preprocess | None = None,
         last: str = "keep",
         drop_last: bool = False,
@@ -82,7 +82,7 @@ class Maker:
         """A loader of one epoch; see ``Job.loader`` for what the arguments mean, and what is refused."""
         if drop_last and last not in ("keep", "drop"):
             raise SettingError(f"drop_last=True and last={last!r} say different things: give one of them")
-        blend, data = (data, data.joined()) if isinstance(data, Blend) else (None, data)
+        blend, data = (data, data.joined()) if isinstance(data, Mixture) else (None, data)
         data = self.own(data)
         fetcher = self.fetcher
         if preprocess is not None:
@@ -92,7 +92,7 @@ class Maker:
             refuse_encoded(fetcher, targets=targets)
         make = self._encoded if encoded else self._source
         ranks = Ranks.current() if ranks is None else ranks
-        order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, draws=draws)
+        order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, num_samples=num_samples)
         # With slack each rank would be somewhere else in a step, and a replay would be another order.
         is_strict = ranks.are_several or replay is not None
         settings = replace(self.settings, slack=0) if is_strict else self.settings
@@ -138,12 +138,12 @@ class Maker:
             )
         return data
 
-    def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
+    def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> RowSource:
         """Where the rows of an epoch come from."""
         view = self.keeper.view(fetcher.preprocess, seed, epoch)
         decodes = _decodes(fetcher, self.pilot)
         dealer: Dealer = UndecodedDealer(self.pilot) if decodes else self.pilot
-        return Source(
+        return RowSource(
             fetch=fetch_of(fetcher, view, has_targets=has_targets, decodes=not decodes),
             dealer=MaskedDealer(dealer, mask_bytes(fetcher.preprocess)) if has_targets else dealer,
             cache=self.keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
@@ -157,10 +157,10 @@ class Maker:
             tensors=self.tensors,
             begins_short=fetcher.shipment is None,
             decode=_decode(fetcher, view) if decodes else None,
-            most_finished_bytes=_finished_bytes(self.settings) if decodes else None,
+            max_finished_bytes=_finished_bytes(self.settings) if decodes else None,
         )
 
-    def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> Source:
+    def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> RowSource:
         """The same, of samples that nobody decodes; they are of any length, so none is kept."""
         source = self._source(fetcher, seed, epoch, has_targets=has_targets)
         fetch, dealer = fetch_encoded(fetcher), EncodedDealer(self.pilot)
@@ -172,7 +172,7 @@ class Maker:
             memory=None,
             tensors=(ENCODED,),
             decode=None,
-            most_finished_bytes=None,
+            max_finished_bytes=None,
         )
 
 

@@ -39,7 +39,7 @@ from frostline.wire.codecs.names import offered_precisions
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from torch import nn
 
-    from frostline.jobs.partition import Network
+    from frostline.jobs.partition import PartitionedModel
 
 __all__ = ("offload",)
 
@@ -130,9 +130,9 @@ def offload(
         if model is not None:
             observe(PhaseStarted(name="tracing the network"))
             # PyTorch takes a second to import and 220 MB, of which a plain loader has no use.
-            from frostline.jobs.partition import Network
+            from frostline.jobs.partition import PartitionedModel
 
-            network = Network.of(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
+            network = PartitionedModel.of(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
             if network.parts.fallback is not None:
                 observe(NotAsAsked(reason=network.parts.fallback))
         asking = Asking(retry_for_s=settings.retry_for_s, observe=observe)
@@ -155,7 +155,7 @@ def offload(
         skipped = SkipLog()
         ledger = Ledger(
             observe,
-            most_skipped=settings.most_skipped(len(data)),
+            max_skipped=settings.max_skipped(len(data)),
             refuses_changes=data.changed == "refuse",
             shared=skipped,
         )
@@ -204,7 +204,7 @@ def _warn(event: Event) -> None:
         warnings.warn(event.reason, stacklevel=_CALLER)
 
 
-def _fallback(network: "Network | None", begun: Beginning) -> str | None:
+def _fallback(network: "PartitionedModel | None", begun: Beginning) -> str | None:
     if begun.refused is not None:
         return f"the node does not run it, and all of it runs here: {begun.refused}"
     return None if network is None else network.parts.fallback
@@ -248,7 +248,7 @@ def _keeper(scene: Scene, scope: Scope, stack: ExitStack) -> Keeper:
     return Keeper(scope, scene.data.samples, settings, store)
 
 
-def _scope(scene: Scene, network: "Network | None") -> Scope:
+def _scope(scene: Scene, network: "PartitionedModel | None") -> Scope:
     """What the job's features depend on beside preprocessing and view."""
     frost_line = scene.cuts[-1]
     computed_by = "" if network is None else f"{network.computed_by}, "
@@ -283,7 +283,9 @@ def _pilot(scene: Scene, begun: Beginning, *, follows: bool, cut: int) -> Pilot:
     )
 
 
-def _fetcher(scene: Scene, network: "Network | None", pilot: Pilot, ledger: Ledger, engine: NodeEngine) -> Fetcher:
+def _fetcher(
+    scene: Scene, network: "PartitionedModel | None", pilot: Pilot, ledger: Ledger, engine: NodeEngine
+) -> Fetcher:
     def arrived(route: Route, batch: FeatureBatch) -> None:
         pilot.arrived(route, batch)
         ledger.arrived(route, batch)

@@ -26,11 +26,11 @@ from frostline.transport.cancellation import Cancellation
 from frostline.transport.protocol import Transport
 from frostline.wire.messages import ProfileRequest
 
-__all__ = ("Network", "rest_of")
+__all__ = ("PartitionedModel", "rest_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Network:
+class PartitionedModel:
     """A job's network.
 
     Attributes:
@@ -42,7 +42,7 @@ class Network:
     device: str
 
     @classmethod
-    def of(cls, model: nn.Module, shape: tuple[int, ...], *, frozen_in_eval: bool) -> "Network":
+    def of(cls, model: nn.Module, shape: tuple[int, ...], *, frozen_in_eval: bool) -> "PartitionedModel":
         """Find the frost line of a network.
 
         Args:

@@ -11,7 +11,7 @@ from frostline.private import make_private_folder
 from frostline.profiles import CodecCost, CutCost
 from frostline.version import __version__
 
-__all__ = ("KeptProfiles", "Measured", "ProfileKey")
+__all__ = ("KeptProfiles", "MeasuredPrefix", "ProfileKey")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class ProfileKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredPrefix:
     """A prefix from its input on; reading and decoding belong to the data and are measured each time.
 
     Attributes:
@@ -64,18 +64,18 @@ class KeptProfiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, key: ProfileKey) -> Measured | None:
+    def get(self, key: ProfileKey) -> MeasuredPrefix | None:
         """What was kept under this key."""
         try:
             value = json.loads(self._path(key).read_bytes())
-            return Measured(
+            return MeasuredPrefix(
                 cuts=tuple(CutCost(**cut) for cut in value["cuts"]),
                 codecs=tuple(CodecCost(**codec) for codec in value["codecs"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def put(self, key: ProfileKey, measured: Measured) -> None:
+    def put(self, key: ProfileKey, measured: MeasuredPrefix) -> None:
         """Keep it; a file is whole or not there."""
         value = {"key": asdict(key), "cuts": _plain(measured.cuts), "codecs": _plain(measured.codecs)}
         try:

@@ -12,7 +12,7 @@ from frostline.core import Cut, FeatureBatch, Samples, View
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.engines.choice.codec_costs import codec_costs, worth_packing
 from frostline.engines.machine.hardware import hardware_name, host_digest
-from frostline.jobs.profile_cache import KeptProfiles, Measured, ProfileKey
+from frostline.jobs.profile_cache import KeptProfiles, MeasuredPrefix, ProfileKey
 from frostline.loaders.epoch.fetch import joined
 from frostline.loaders.epoch.local_stage import decode
 from frostline.models.files.artifact import Prefix
@@ -29,7 +29,7 @@ __all__ = ("LinkSample", "TrainerProfiler", "measure_link")
 _ROUND_TRIPS = 3
 _REPEATS = 3
 # Rows of the measured runs: eight take a tenth less time a sample than the sixteen and more of real runs.
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,11 +123,11 @@ class TrainerProfiler:
 
     @property
     def _rows(self) -> int:
-        return min(self.device_batch, _MOST_ROWS)
+        return min(self.device_batch, _MAX_ROWS)
 
-    def _network(self, pixels: npt.NDArray[np.float32]) -> Measured:
+    def _network(self, pixels: npt.NDArray[np.float32]) -> MeasuredPrefix:
         if self.prefix is None:
-            return Measured(cuts=(), codecs=())
+            return MeasuredPrefix(cuts=(), codecs=())
         packed = worth_packing(self.prefix.cuts, self.encoded_bytes) if self.codecs else ()
         key = ProfileKey(
             prefix=self.digest,
@@ -143,15 +143,15 @@ class TrainerProfiler:
             self.kept.put(key, found)
         return found
 
-    def _measure(self, prefix: Prefix, pixels: npt.NDArray[np.float32], packed: Sequence[Cut]) -> Measured:
+    def _measure(self, prefix: Prefix, pixels: npt.NDArray[np.float32], packed: Sequence[Cut]) -> MeasuredPrefix:
         cuts, device = prefix.cuts, self.device
-        engine = TorchEngine(prefix.graph, cuts, prefix.tensors, device=device, most_rows=self.device_batch)
+        engine = TorchEngine(prefix.graph, cuts, prefix.tensors, device=device, max_rows=self.device_batch)
         seconds = engine.cut_seconds(pixels, repeats=_REPEATS, clock=time.perf_counter)
         middle = np.median(seconds, axis=0)
         spread = np.subtract(*np.percentile(seconds, (75, 25), axis=0))
         measured = zip(cuts, middle.tolist(), spread.tolist(), strict=True)
         cores = len(usable_cores())
-        return Measured(
+        return MeasuredPrefix(
             cuts=tuple(_cost(cut, engine, to_here_s, spread_s) for cut, to_here_s, spread_s in measured),
             codecs=codec_costs(engine.cut_values(packed, pixels), packed, self.codecs, cores=cores),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from frostline.core import Cut, FeatureBatch, Route
 from frostline.errors import SettingError
-from frostline.events import BatchTaken, EpochFinished, EpochStarted, Event, Replanned, Waiting
+from frostline.events import BatchTaken, EpochFinished, EpochStarted, Event, Replanned, WaitingForRows
 from frostline.planning import Plan, Situation
 from frostline.planning.replanning import (
     SILENCE_S,
@@ -169,7 +169,7 @@ class Pilot:
                     self._is_fetching = False
                 case BatchTaken():
                     self._taken(event)
-                case Waiting():
+                case WaitingForRows():
                     self._since.waits += 1
                 case _:
                     pass

@@ -21,7 +21,7 @@ __all__ = ("agreed", "situate")
 
 # What crosses to measure the link and this side counts as traffic: enough for a rate, and no more.
 _CROSSING_BYTES = 512 << 10
-_FEWEST, _MOST = 8, 256
+_MIN, _MAX = 8, 256
 # The trainer's own run needs no more than one small batch.
 _DECODED = 8
 
@@ -40,7 +40,7 @@ def situate(scene: Scene) -> Situation:
     data, transport = scene.data, scene.transport
     health = scene.asking(transport.health)
     mean_bytes = data.samples.encoded_bytes / len(data)
-    crossing = some_of(scene, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _FEWEST), _MOST)))
+    crossing = some_of(scene, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _MIN), _MAX)))
     crossed = scene.asking(lambda: measure_link(transport, request_of(scene, crossing, cut=0)))
     same_host = health.host == host_digest() and bool(set(health.cores).intersection(usable_cores()))
     few = crossing.take(np.arange(min(_DECODED, len(crossing))))

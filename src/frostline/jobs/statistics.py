@@ -81,20 +81,20 @@ class Ledger:
 
     Args:
         observe: told every event.
-        most_skipped: samples that may be unreadable.
+        max_skipped: samples that may be unreadable.
         refuses_changes: none may have changed since it was listed.
         shared: with other processes of the job: what any of them cannot read counts here too. None for none.
     """
 
     def __init__(
-        self, observe: Observer, *, most_skipped: int, refuses_changes: bool = False, shared: SkipLog | None = None
+        self, observe: Observer, *, max_skipped: int, refuses_changes: bool = False, shared: SkipLog | None = None
     ) -> None:
         self._observe = observe
         self._shared = shared
         self._heard = 0
         self._untold: list[Skipped] = []
         self._refuses_changes = refuses_changes
-        self._most_skipped = most_skipped
+        self._max_skipped = max_skipped
         self._lock = threading.Lock()
         self._skipped: dict[int, Skipped] = {}
         self._routed: Counter[Route] = Counter()
@@ -113,7 +113,7 @@ class Ledger:
         with self._lock:
             self._count(event)
             self._hear()
-            too_many = len(self._skipped) > self._most_skipped
+            too_many = len(self._skipped) > self._max_skipped
         self.tell()
         self._observe(event)
         if self._refuses_changes and isinstance(event, SampleSkipped) and event.changed:
@@ -121,7 +121,7 @@ class Ledger:
         if too_many and isinstance(event, SampleSkipped):
             whose = "this process alone" if self._shared is None else "the job's process and its workers together"
             raise TooManySkipped(
-                f"{len(self._skipped)} samples are unreadable and the job allows {self._most_skipped}, by the count of "
+                f"{len(self._skipped)} samples are unreadable and the job allows {self._max_skipped}, by the count of "
                 f"{whose}; the last is {event.object} ({event.reason}); mend the data or raise skip_allowance"
             )
 

@@ -16,7 +16,7 @@ from frostline.datasets import Dataset
 from frostline.events import Event
 from frostline.jobs.cache_setup import Keeper
 from frostline.jobs.connect import reach
-from frostline.jobs.loader_factory import Maker, tuner_of
+from frostline.jobs.loader_factory import LoaderFactory, tuner_of
 from frostline.jobs.router import Clocks, Pilot
 from frostline.jobs.statistics import Ledger
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
@@ -76,7 +76,7 @@ class Blueprint:
             values["settings"] = replace(self.settings, token=None)
         return _unpacked, ({**values, "forked": None}, from_environment)
 
-    def open(self, shares: Mapping[Route, float], workers: int) -> Maker:
+    def open(self, shares: Mapping[Route, float], workers: int) -> LoaderFactory:
         """Make what loaders are made with, in this process and for as long as it lives.
 
         Args:
@@ -115,7 +115,7 @@ class Blueprint:
         store = None
         if settings.cache_folder is not None:
             store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
-        return Maker(
+        return LoaderFactory(
             data=self.data,
             fetcher=fetcher,
             keeper=Keeper(self.scope, self.data.samples, settings, store),
@@ -128,8 +128,8 @@ class Blueprint:
         )
 
     def _ledger(self) -> Ledger:
-        most, refuses = self.settings.most_skipped(len(self.data)), self.data.changed == "refuse"
-        return Ledger(_ignore, most_skipped=most, refuses_changes=refuses, shared=self.skipped)
+        most, refuses = self.settings.max_skipped(len(self.data)), self.data.changed == "refuse"
+        return Ledger(_ignore, max_skipped=most, refuses_changes=refuses, shared=self.skipped)
 
     def _trainer_side(self) -> TrainerSide:
         rest = None
@@ -148,7 +148,7 @@ class Origin:
         blueprint: of its job.
         shares: of the samples, by way, when it was made.
         batch_size: of the loader.
-        options: as ``Maker.arrays`` took them, but what the passport says.
+        options: as ``LoaderFactory.arrays`` took them, but what the passport says.
     """
 
     blueprint: Blueprint
@@ -177,7 +177,7 @@ def _share(settings: LoaderSettings, workers: int) -> LoaderSettings:
     return replace(
         settings,
         requests_in_flight=None if requests is None else max(1, requests // workers),
-        most_requests=max(1, settings.most_requests // workers),
+        max_requests=max(1, settings.max_requests // workers),
         window_bytes=max(1, settings.window_bytes // workers),
         cache_bytes=0,
         slack=0,

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.epochs import Epochs
-from frostline.loaders.epoch.mixture import Blend
+from frostline.loaders.epoch.mixture import Mixture
 from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.loaders.epoch.ranks import Ranks
-from frostline.loaders.epoch.worker_state import furthest
+from frostline.loaders.epoch.worker_state import merge_worker_states
 
 if TYPE_CHECKING:
     from frostline.loaders.torch.augment import FeatureMixup, FeatureNoise
@@ -20,14 +20,14 @@ __all__ = (
     "ArrayLoader",
     "Arrays",
     "Batch",
-    "Blend",
     "Epochs",
     "FeatureMixup",
     "FeatureNoise",
     "Loader",
+    "Mixture",
     "Ranks",
     "WorkerLoader",
-    "furthest",
+    "merge_worker_states",
 )
 
 # Of PyTorch, which loops of other frameworks do without: imported when they are named.

@@ -10,7 +10,7 @@ from typing import Any, Self
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, Unavailable
 from frostline.node import Node
-from frostline.node.request.answer import Answer
+from frostline.node.request.answer import BatchStream
 from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.profiles import Profile
 from frostline.stores.reads.block_reads import BlockReads
@@ -61,9 +61,9 @@ class LocalTransport:
         self.count(requests=1)
         return LocalAnswer(lambda: self._node.features(request), self)
 
-    def blocks(self, data: str, reading: str, most_bytes: int) -> BlockReads | None:
+    def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
         """See ``ReadsBlocks``."""
-        return self._node.blocks(data, reading, most_bytes)
+        return self._node.blocks(data, reading, max_bytes)
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``."""
@@ -101,11 +101,11 @@ class LocalTransport:
 class LocalAnswer:
     """The batches of one answer. ``close`` may be called from any thread and frees one that waits in ``next``."""
 
-    def __init__(self, begin: Callable[[], Answer], transport: LocalTransport) -> None:
+    def __init__(self, begin: Callable[[], BatchStream], transport: LocalTransport) -> None:
         self._begin = begin
         self._transport = transport
         self._lock = threading.Lock()
-        self._answer: Answer | None = None
+        self._answer: BatchStream | None = None
         self._is_closed = False
 
     def __iter__(self) -> Self:
@@ -129,7 +129,7 @@ class LocalAnswer:
         if answer is not None:
             answer.close()
 
-    def _opened(self) -> Answer:
+    def _opened(self) -> BatchStream:
         with self._lock:
             if self._is_closed:
                 raise StopIteration

@@ -1,11 +1,11 @@
 """Decides which sample stands where: orders of epochs, shares of ranks, states to go on from, splits, chosen rows."""
 
-from frostline.ordering.block_shuffle import BlockOrder, Blocks
-from frostline.ordering.chosen import Chosen, Places
+from frostline.ordering.block_shuffle import BlockOrder, BlockShuffle
+from frostline.ordering.chosen import Chosen, RowIndices
 from frostline.ordering.interleaving import Interleaving
-from frostline.ordering.mixture import Mixture
+from frostline.ordering.mixture import MixtureOrder
 from frostline.ordering.order import EpochOrder, Order
-from frostline.ordering.rank_agreement import Gather, Terms, check_terms
+from frostline.ordering.rank_agreement import Gather, ReadingPlan, check_terms
 from frostline.ordering.recorded import RecordedOrder, Replay
 from frostline.ordering.resumed import Progress, Resumed
 from frostline.ordering.sharding import EVEN, LAST, Shard
@@ -24,22 +24,22 @@ __all__ = (
     "EVEN",
     "LAST",
     "BlockOrder",
-    "Blocks",
+    "BlockShuffle",
     "Chosen",
     "EpochOrder",
     "Gather",
     "Interleaving",
     "Labels",
-    "Mixture",
+    "MixtureOrder",
     "Order",
     "OrderState",
-    "Places",
     "Progress",
+    "ReadingPlan",
     "RecordedOrder",
     "Replay",
     "Resumed",
+    "RowIndices",
     "Shard",
-    "Terms",
     "Weighted",
     "Weights",
     "check_terms",

@@ -10,10 +10,10 @@ from frostline.errors import SettingError
 from frostline.ordering.order import check_inside
 from frostline.ordering.permutation import check_epoch, check_number, permute_at, permute_each, round_keys
 
-__all__ = ("BlockOrder", "Blocks")
+__all__ = ("BlockOrder", "BlockShuffle")
 
 _BLOCKS = 0x424C4F434B53  # "BLOCKS": keeps the keys within groups apart from those of epochs
-_MOST_MIXED = 1 << 30
+_MAX_MIXED = 1 << 30
 # Of the epoch's first group: what a link of 200 Mbit/s brings in a third of a second, of photographs of 60 kB.
 _FIRST_MIXED = 8
 
@@ -21,7 +21,7 @@ _Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
+class BlockShuffle:
     """A shuffle of neighbours that are read together; see ``BlockOrder``.
 
     Attributes:
@@ -39,8 +39,10 @@ class Blocks:
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.mixed < 1:
-            raise SettingError(f"Blocks have 1 or more samples and mixed blocks, not {self.samples} and {self.mixed}")
-        check_number("samples times mixed of Blocks", self.group, _MOST_MIXED)
+            raise SettingError(
+                f"BlockShuffle takes 1 or more samples and mixed blocks, not {self.samples} and {self.mixed}"
+            )
+        check_number("samples times mixed of BlockShuffle", self.group, _MAX_MIXED)
 
     @property
     def group(self) -> int:
@@ -76,7 +78,7 @@ class BlockOrder:
     size: int
     seed: int
     epoch: int
-    blocks: Blocks
+    blocks: BlockShuffle
 
     def __post_init__(self) -> None:
         check_epoch(self.size, self.seed, self.epoch)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("Chosen", "Places")
+__all__ = ("Chosen", "RowIndices")
 
 _Rows = npt.NDArray[np.int64]
 _Bytes = npt.NDArray[np.uint8]
@@ -114,7 +114,7 @@ class Chosen:
         return found
 
 
-class Places:
+class RowIndices:
     """Rows of a table in any order, as they were given. Immutable.
 
     Args:

@@ -13,12 +13,12 @@ from frostline.ordering.interleaving import Interleaving
 from frostline.ordering.order import check_inside
 from frostline.ordering.permutation import check_epoch, check_number, permute_each, round_keys
 
-__all__ = ("ENDS", "Mixture")
+__all__ = ("ENDS", "MixtureOrder")
 
 ENDS = ("first", "all")
-"""What ends an epoch of a mixture; see ``Mixture.of``."""
+"""What ends an epoch of a mixture; see ``MixtureOrder.of``."""
 
-_MOST = 1 << 62
+_MAX = 1 << 62
 _MASK = (1 << 64) - 1
 _MIX = 0x4D4958  # "MIX": keeps the keys of members apart from those of epochs
 
@@ -26,7 +26,7 @@ _Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
+class MixtureOrder:
     """An ``EpochOrder`` over several data sets, whose rows are numbered one data set after the other.
 
     Whose turn it is follows from the ratios (``Interleaving``). Each member has epochs and permutations of its own,
@@ -55,7 +55,7 @@ class Mixture:
             )
         if min(self.sizes) < 1:
             raise SettingError(f"a mixture needs members with samples, and number {self.sizes.index(0)} has none")
-        check_number("samples of all members", sum(self.sizes), _MOST)
+        check_number("samples of all members", sum(self.sizes), _MAX)
         check_epoch(self.size, self.seed, self.epoch)
 
     @classmethod

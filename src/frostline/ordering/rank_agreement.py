@@ -10,7 +10,7 @@ from frostline.errors import OrderMismatch, SettingError
 from frostline.ordering.permutation import check_number
 from frostline.ordering.state import OrderState
 
-__all__ = ("RECORD_BYTES", "Gather", "Terms", "check_terms")
+__all__ = ("RECORD_BYTES", "Gather", "ReadingPlan", "check_terms")
 
 RECORD_BYTES = 256
 """Of every rank's record, in this and every later version, so that different versions can still say so."""
@@ -22,11 +22,11 @@ _SCHEMA = 2
 _MAGIC = b"frostord"
 _LAYOUT = struct.Struct("<8sIII5q8s64s64s16s")
 _NUMBERS = ("seed", "epoch", "position", "samples", "batch_size")
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class ReadingPlan:
     """What a rank is about to read.
 
     Attributes:
@@ -61,7 +61,7 @@ class Terms:
         return hashlib.sha256(struct.pack(f"<{len(self.state.ahead)}q", *self.state.ahead)).digest()[:16]
 
     @classmethod
-    def from_bytes(cls, record: bytes, *, at: int) -> "Terms":
+    def from_bytes(cls, record: bytes, *, at: int) -> "ReadingPlan":
         """What ``to_bytes`` gave.
 
         Args:
@@ -96,7 +96,7 @@ def check_terms(records: Sequence[bytes]) -> None:
     Raises:
         OrderMismatch: they are not; the sentence says what differs, and at which ranks.
     """
-    found = [Terms.from_bytes(record, at=rank) for rank, record in enumerate(records)]
+    found = [ReadingPlan.from_bytes(record, at=rank) for rank, record in enumerate(records)]
     for place, terms in enumerate(found):
         if terms.rank != place or terms.world_size != len(found):
             raise OrderMismatch(
@@ -112,8 +112,8 @@ def _same(name: str, values: Sequence[object]) -> None:
     others = [rank for rank, value in enumerate(values) if value != values[0]]
     if not others:
         return
-    named = ", ".join(f"rank {rank} has {_short(values[rank])}" for rank in others[:_MOST_NAMED])
-    more = f", and {len(others) - _MOST_NAMED} more differ" if len(others) > _MOST_NAMED else ""
+    named = ", ".join(f"rank {rank} has {_short(values[rank])}" for rank in others[:_MAX_NAMED])
+    more = f", and {len(others) - _MAX_NAMED} more differ" if len(others) > _MAX_NAMED else ""
     raise OrderMismatch(
         f"the ranks would not read the same epoch, {_WORDS[name]} differs: rank 0 has {_short(values[0])}, "
         f"{named}{more}"

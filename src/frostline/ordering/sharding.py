@@ -16,7 +16,7 @@ LAST = ("keep", "drop", "pad", "uneven")
 EVEN = ("drop", "pad")
 """With these all ranks have as many rows in a step: where one cannot read some, others of its batch come again."""
 
-_MOST = 1 << 62
+_MAX = 1 << 62
 _Rows = npt.NDArray[np.int64]
 
 
@@ -61,7 +61,7 @@ class Shard:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        check_number("size", self.size, _MOST)
+        check_number("size", self.size, _MAX)
         check_number("start", self.start, self.size)
         for name in ("batch_size", "world_size", "workers"):
             if getattr(self, name) < 1:

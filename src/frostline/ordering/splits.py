@@ -28,7 +28,7 @@ __all__ = (
 
 _MASK = (1 << 64) - 1
 _SPLIT = 0x53504C4954  # "SPLIT": keeps the keys of splits apart from those of epochs
-_MOST_PARTS = 255
+_MAX_PARTS = 255
 # Draws made at once.
 _AT_ONCE = 1 << 20
 # Labels that are counted and sorted at once: what is made of them stays within a core's cache (benchmarks/manifest.py).
@@ -150,8 +150,8 @@ def split_by_group(groups: npt.NDArray[np.int64], shares: Sequence[float], seed:
 
 def _check(shares: Sequence[float], seed: int) -> None:
     check_number("seed", seed, (1 << 63) - 1)
-    if not 1 <= len(shares) <= _MOST_PARTS:
-        raise SettingError(f"a split has 1 to {_MOST_PARTS} parts, not {len(shares)}")
+    if not 1 <= len(shares) <= _MAX_PARTS:
+        raise SettingError(f"a split has 1 to {_MAX_PARTS} parts, not {len(shares)}")
     if not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6 or not shares[0]:
         said = ", ".join(f"{share:g}" for share in shares)
         raise SettingError(f"the shares of a split lie from 0 to 1, sum to 1, and the first is not 0; not {said}")

@@ -15,10 +15,10 @@ SCHEMA = 2
 
 # What the first schema does not know of would be handed out again by those who read no other.
 _WITHOUT_AHEAD = 1
-_MOST_AHEAD = 1 << 20
+_MAX_AHEAD = 1 << 20
 
 _KEY = "frostline_order"
-_MOST = (1 << 63) - 1
+_MAX = (1 << 63) - 1
 _TEXT = 64
 
 
@@ -54,11 +54,11 @@ class OrderState:
             if not isinstance(value, str) or len(value) > _TEXT or not value.isascii():
                 raise SettingError(f"{name} of a state has up to {_TEXT} ASCII characters, not {value!r}")
         for name in ("seed", "epoch", "samples", "batch_size"):
-            check_number(name, getattr(self, name), _MOST)
+            check_number(name, getattr(self, name), _MAX)
         if not 0 <= self.position <= self.samples:
             raise SettingError(f"position {self.position} lies beyond the {self.samples} samples of the epoch")
         bounds = (self.position, *self.ahead, self.samples)
-        if len(self.ahead) > _MOST_AHEAD or any(one >= other for one, other in pairwise(bounds) if self.ahead):
+        if len(self.ahead) > _MAX_AHEAD or any(one >= other for one, other in pairwise(bounds) if self.ahead):
             raise SettingError("what was handed out ahead is no ascending list of positions of the epoch")
 
     @property

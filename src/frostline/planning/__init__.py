@@ -5,7 +5,7 @@ from frostline.planning.choice import fixed, make_plan
 from frostline.planning.plan import Plan, Share
 from frostline.planning.policies import ALL_IN_STORE, POLICIES
 from frostline.planning.situation import Link, Situation
-from frostline.planning.text import Table, engines, explain, table
+from frostline.planning.text import TextTable, engines, explain, table
 from frostline.planning.whatif import vary
 
 __all__ = (
@@ -16,7 +16,7 @@ __all__ = (
     "Plan",
     "Share",
     "Situation",
-    "Table",
+    "TextTable",
     "engines",
     "explain",
     "fixed",

@@ -271,8 +271,8 @@ def _on_trainer(cut: Cut, decode: CodecCost | None, job: _Job) -> dict[str, floa
 
 
 def _rate(seconds: Mapping[str, float]) -> float:
-    most_s = max(seconds.values())
-    return 1 / most_s if most_s > 0 else math.inf
+    max_s = max(seconds.values())
+    return 1 / max_s if max_s > 0 else math.inf
 
 
 def _memory(cut: Cut, job: _Job) -> tuple[int, int]:

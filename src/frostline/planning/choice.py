@@ -24,7 +24,7 @@ NOISE = 0.05
 # of 57 predicted from a mixture that shipped pixels for half of the samples (benchmarks/results).
 _LIGHTER = 0.02
 # A way with a smaller share gains less than it takes to keep it ready.
-_LEAST_SHARE = 0.01
+_MIN_SHARE = 0.01
 # A user's loop stays where it is; that it could run elsewhere is worth saying from this gain on.
 _WORTH_SAYING = 0.25
 # Rates and loads this near to each other are the same but for rounding.
@@ -94,9 +94,9 @@ def _best(situation: Situation, noise: float) -> Plan:
     if near:
         mix = _Mix.of([(near[0], 1.0)])
         fewest = min(one.candidate.wire_bytes_per_sample for one in near)
-        why = single(near[0].candidate, near=len(near), noise=noise, encoded=found[0].candidate, fewest_bytes=fewest)
+        why = single(near[0].candidate, near=len(near), noise=noise, encoded=found[0].candidate, min_bytes=fewest)
     else:
-        mix = _Mix.of(_used(possible, exact.shares.tolist(), least=_LEAST_SHARE if noise else 0.0))
+        mix = _Mix.of(_used(possible, exact.shares.tolist(), least=_MIN_SHARE if noise else 0.0))
         fastest = max(one.candidate.samples_per_s for one in possible)
         why = mixed([(one.candidate, share) for one, share in mix.ways], gain=mix.samples_per_s / fastest - 1)
     prices = dict(zip(names, exact.prices.tolist(), strict=True))
@@ -156,8 +156,8 @@ class _Mix:
 
     @property
     def samples_per_s(self) -> float:
-        most_s = max(self.loads.values())
-        return 1 / most_s if most_s > 0 else math.inf
+        max_s = max(self.loads.values())
+        return 1 / max_s if max_s > 0 else math.inf
 
     @property
     def wire_bytes_per_sample(self) -> float:
@@ -165,8 +165,8 @@ class _Mix:
 
     def bottleneck(self, prices: Mapping[str, float]) -> str:
         """The busiest resource; of several equally busy ones the one with the highest price."""
-        most_s = max(self.loads.values())
-        busiest = [name for name, load_s in self.loads.items() if load_s >= (1 - _ROUNDING) * most_s]
+        max_s = max(self.loads.values())
+        busiest = [name for name, load_s in self.loads.items() if load_s >= (1 - _ROUNDING) * max_s]
         return max(busiest, key=lambda name: prices.get(name, 0.0))
 
 

@@ -80,11 +80,11 @@ def hapi_v1(cuts: Sequence[Candidate], situation: Situation) -> int:
     if not layers:
         return 0
     input_bytes = situation.cuts[1].bytes_per_sample
-    most_bytes = min(input_bytes * _BATCH, situation.link.bytes_per_s * _LINK_S)
+    max_bytes = min(input_bytes * _BATCH, situation.link.bytes_per_s * _LINK_S)
     costs = {cost.number: cost for cost in situation.trainer.cuts}
     everything_bytes = _rest_memory(costs[1])
     for one in layers:
-        is_thin = one.wire_bytes_per_sample * _BATCH < most_bytes
+        is_thin = one.wire_bytes_per_sample * _BATCH < max_bytes
         if is_thin and one.memory_bytes + _rest_memory(costs[one.cut]) < everything_bytes:
             return one.cut
     return min(layers, key=lambda one: (one.wire_bytes_per_sample, one.cut)).cut

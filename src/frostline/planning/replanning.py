@@ -14,10 +14,10 @@ from frostline.planning.whatif import vary
 
 __all__ = (
     "SILENCE_S",
-    "Change",
     "Observed",
     "Probe",
     "Rates",
+    "Replan",
     "as_measured",
     "better",
     "is_news",
@@ -29,7 +29,7 @@ __all__ = (
 SILENCE_S = 3.0
 """A link that nobody uses much is tried anew after so long, with real work."""
 # Measurements on a busy machine differ by a tenth; a change that gains little more would be undone by the next one.
-_LEAST_GAIN = 0.15
+_MIN_GAIN = 0.15
 # Fewer bytes say more about one packet's luck than about the link.
 _TELLING_BYTES = 128 << 10
 # Two rates of a link within this factor are one rate, and within the smaller one no news.
@@ -105,7 +105,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Replan:
     """Another plan, and in a sentence why."""
 
     plan: Plan
@@ -166,7 +166,7 @@ def busy(situation: Situation, shares: Mapping[Route, float]) -> dict[str, float
     return {name: sum(share * found[route][name] for route, share in shares.items()) for name in names}
 
 
-def better(situation: Situation, shares: Mapping[Route, float]) -> Change | None:
+def better(situation: Situation, shares: Mapping[Route, float]) -> Replan | None:
     """The best plan, where it gains more over the present mixture than noise would.
 
     Args:
@@ -179,14 +179,14 @@ def better(situation: Situation, shares: Mapping[Route, float]) -> Change | None
     if seconds[limit] <= 0:
         return None
     rate = 1 / seconds[limit]
-    if plan.samples_per_s < (1 + _LEAST_GAIN) * rate:
+    if plan.samples_per_s < (1 + _MIN_GAIN) * rate:
         return None
     gain = f"{plan.samples_per_s:.4g} samples/s" if math.isfinite(plan.samples_per_s) else "no bound"
     reason = (
         f"the link gives {in_bytes(situation.link.bytes_per_s)}/s, the mixture before would be held to {rate:.4g} "
         f"samples/s by the {limit}, this one has {gain}"
     )
-    return Change(plan=plan, reason=reason)
+    return Replan(plan=plan, reason=reason)
 
 
 def probe(

@@ -10,7 +10,7 @@ from frostline.planning.candidates import LINK, Candidate
 from frostline.planning.plan import Plan
 
 __all__ = (
-    "Table",
+    "TextTable",
     "against",
     "bounds",
     "engines",
@@ -25,7 +25,7 @@ __all__ = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TextTable:
     """Cells as text: the names of the columns, the rows, and the candidate that each row is about."""
 
     columns: tuple[str, ...]
@@ -63,7 +63,7 @@ def engines(plan: Plan) -> list[str]:
     return [first, *(f"  not {engine}: {why_not}" for engine, why_not in others.items())]
 
 
-def table(plan: Plan, *, every: bool = False) -> Table:
+def table(plan: Plan, *, every: bool = False) -> TextTable:
     """One row a cut, of the fastest codec there that is possible, and one for each way in use, with its share.
 
     Seconds and bytes are a sample's, memory is the node's.
@@ -78,7 +78,7 @@ def table(plan: Plan, *, every: bool = False) -> Table:
         here = [one for one in plan.candidates if one.cut == number]
         shown += here if every else [one for one in here if one.route in shares] or [_best(here)]
     rows = tuple(_row(one, shares.get(one.route)) for one in shown)
-    return Table(columns=_COLUMNS, rows=rows, candidates=tuple(shown))
+    return TextTable(columns=_COLUMNS, rows=rows, candidates=tuple(shown))
 
 
 def named(one: Candidate) -> str:
@@ -87,12 +87,12 @@ def named(one: Candidate) -> str:
     return f"cut {one.cut} ({one.name}{codec})"
 
 
-def single(best: Candidate, *, near: int, noise: float, encoded: Candidate, fewest_bytes: float) -> str:
+def single(best: Candidate, *, near: int, noise: float, encoded: Candidate, min_bytes: float) -> str:
     """Why one way was taken for all samples."""
     among = "is the fastest"
     if near > 1:
         among = f"ships the fewest bytes of the {near} ways within {_percent(noise)} of the fastest"
-    if near > 1 and best.wire_bytes_per_sample > fewest_bytes:
+    if near > 1 and best.wire_bytes_per_sample > min_bytes:
         among = f"has the fastest codec on one machine, of the {near} ways within {_percent(noise)} of the fastest"
     return f"{named(best)} {among}: {in_bytes(best.wire_bytes_per_sample)} a sample{_beside_encoded(best, encoded)}"
 

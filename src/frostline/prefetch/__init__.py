@@ -1,6 +1,6 @@
 """The window and its driver: what to ask for now, what may be handed out."""
 
-from frostline.prefetch.assemble import BatchAssembler, Gathered, Part
+from frostline.prefetch.assemble import BatchAssembler, Gathered, RowRange
 from frostline.prefetch.driver import Fetch, Prefetcher
 from frostline.prefetch.requests import Ask, Deal, Dealer, Delivery, Stretch, stretches
 from frostline.prefetch.tuner import Tuner
@@ -16,8 +16,8 @@ __all__ = (
     "Fetch",
     "Gathered",
     "Mixer",
-    "Part",
     "Prefetcher",
+    "RowRange",
     "Stretch",
     "Tuner",
     "Window",

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from frostline.prefetch.slabs import Memory, Slabs
 
-__all__ = ("BatchAssembler", "Column", "Columns", "Gathered", "Part")
+__all__ = ("BatchAssembler", "Column", "Columns", "Gathered", "RowRange")
 
 Columns = tuple[npt.NDArray[np.generic], ...]
 _Places = slice | npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ Column = npt.NDArray[np.generic] | Gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
+class RowRange:
     """Some rows of a run of rows, from one source: the node's answer, or the cache.
 
     Attributes:
@@ -86,9 +86,9 @@ class BatchAssembler:
 
     def add(self, *columns: Column) -> Iterator[Columns]:
         """Add rows from one source; see ``merge``."""
-        return self.merge(Part(columns=columns))
+        return self.merge(RowRange(columns=columns))
 
-    def merge(self, *parts: Part) -> Iterator[Columns]:
+    def merge(self, *parts: RowRange) -> Iterator[Columns]:
         """Add a run of rows that come from several sources, and yield each batch that they complete.
 
         Args:
@@ -138,7 +138,7 @@ class BatchAssembler:
         if given != self._layout:
             raise ValueError(f"a batch of rows like {self._layout} cannot take rows like {given}")
 
-    def _copy(self, parts: Sequence[Part], start: int, rows: int) -> None:
+    def _copy(self, parts: Sequence[RowRange], start: int, rows: int) -> None:
         """Copy the run's rows from ``start`` on to where the batch is filled up to."""
         if not self._slabs:
             self._slabs = tuple(self._memory.empty((self._batch_size, *shape), dtype) for shape, dtype in self._layout)

@@ -9,7 +9,7 @@ from typing import Self
 from frostline.background import in_background
 from frostline.core import FeatureBatch
 from frostline.errors import StoreUnavailable, Unavailable
-from frostline.events import Event, Observer, RequestFinished, RequestHedged, SampleSkipped, Waiting
+from frostline.events import Event, Observer, RequestFinished, RequestHedged, SampleSkipped, WaitingForRows
 from frostline.prefetch.requests import Ask, Delivery
 from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window, WindowStatistics
@@ -191,7 +191,7 @@ class Prefetcher:
         try:
             return self.happened.get(timeout=_WAIT_S)
         except Empty:
-            return Waiting(requests_in_flight=self.statistics().requests_in_flight)
+            return WaitingForRows(requests_in_flight=self.statistics().requests_in_flight)
 
     def _tell(self, event: Event | None) -> None:
         if event is not None:

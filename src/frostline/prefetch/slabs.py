@@ -15,7 +15,7 @@ _LARGE = 64 << 10
 # Where a cache line begins; frameworks whose kernels ask for that take an array's memory as it is.
 _ALIGNED = 64
 # A loop holds a batch while the next one is made; what comes back beyond that is given to the system.
-_MOST_IDLE = 2
+_MAX_IDLE = 2
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -36,11 +36,11 @@ class Slabs:
     that was freed. What is not in use goes when the slabs themselves do.
 
     Args:
-        most_idle: arrays of one size that are kept while nobody refers to them.
+        max_idle: arrays of one size that are kept while nobody refers to them.
     """
 
-    def __init__(self, most_idle: int = _MOST_IDLE) -> None:
-        self._most_idle = most_idle
+    def __init__(self, max_idle: int = _MAX_IDLE) -> None:
+        self._max_idle = max_idle
         self._idle: dict[int, list[_Bytes]] = {}
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
@@ -57,7 +57,7 @@ class Slabs:
     def take_back(self, whole: _Bytes) -> None:
         """Keep memory for the next array of that size."""
         idle = self._idle.setdefault(whole.nbytes, [])
-        if len(idle) < self._most_idle:
+        if len(idle) < self._max_idle:
             idle.append(whole)
 
 

@@ -4,12 +4,12 @@ import threading
 
 from frostline.events import Tuned
 from frostline.prefetch.window import Window, WindowStatistics
-from frostline.tuning import Change, Look, Rule
+from frostline.tuning import Look, NewBounds, TuningRule
 
 __all__ = ("Tuner",)
 
 # A look takes tens of microseconds; PRISMA's rule wants ten of them in 100 ms.
-_LEAST_S = 0.005
+_MIN_S = 0.005
 
 
 class Tuner:
@@ -23,7 +23,7 @@ class Tuner:
         now: monotonic seconds when the job was made.
     """
 
-    def __init__(self, rule: Rule, now: float) -> None:
+    def __init__(self, rule: TuningRule, now: float) -> None:
         self._rule = rule
         self._born = now
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class Tuner:
             The change, which is in force already.
         """
         with self._lock:
-            if self._window is not window or now - self._looked_at < _LEAST_S:
+            if self._window is not window or now - self._looked_at < _MIN_S:
                 return None
             change = self._rule.look(self._seen_now(window, stalled_s, now))
             if change is None:
@@ -100,7 +100,7 @@ class Tuner:
         self._took_s.clear()
         return look
 
-    def _event(self, change: Change, now: float) -> Tuned:
+    def _event(self, change: NewBounds, now: float) -> Tuned:
         return Tuned(
             at_s=now - self._born,
             requests_before=change.before.requests,

@@ -47,7 +47,7 @@ class Mixer:
 
     def deal(self, left: int) -> Deal:
         """See ``Dealer``."""
-        route, rows = self._probe or (self._most_owed(left), self._samples_per_request)
+        route, rows = self._probe or (self._max_owed(left), self._samples_per_request)
         rows = min(rows, left)
         self._dealt += rows
         if self._probe is None:
@@ -57,6 +57,6 @@ class Mixer:
         self._probe = None
         return Deal(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
 
-    def _most_owed(self, left: int) -> Route:
+    def _max_owed(self, left: int) -> Route:
         rows = min(self._samples_per_request, left)
         return max(self._shares, key=lambda route: self._owed[route] + self._shares[route] * rows)

@@ -94,11 +94,11 @@ class Window:
         self._waiting: list[Opened] = []
         self._flights: dict[int, _Flight] = {}
         self._given_up: list[int] = []
-        self._most_requests = settings.first_requests
-        self._most_bytes = settings.window_bytes
-        self._rows_allowed = self._most_rows
+        self._max_requests = settings.first_requests
+        self._max_bytes = settings.window_bytes
+        self._rows_allowed = self._max_rows
         if settings.ramp:
-            self._rows_allowed = min(FIRST_REQUESTS * settings.samples_per_request, self._most_rows)
+            self._rows_allowed = min(FIRST_REQUESTS * settings.samples_per_request, self._max_rows)
         self._rows_under_way = 0
         self._asks = 0
         self._stop = 0  # the place after the last row of the stretches that left whole
@@ -128,14 +128,14 @@ class Window:
         return 0 if self._held_after is None else max(0, self._bytes_taken - self._held_after)
 
     @property
-    def _most_rows(self) -> int:
+    def _max_rows(self) -> int:
         """Under way at once, in whole requests."""
-        return self._most_requests * self._settings.samples_per_request
+        return self._max_requests * self._settings.samples_per_request
 
     @property
     def _may_ask(self) -> bool:
         """One more request may be under way; the last of them may bring more rows than its part."""
-        return len(self._flights) < self._most_requests and self._rows_under_way < self._rows_allowed
+        return len(self._flights) < self._max_requests and self._rows_under_way < self._rows_allowed
 
     @property
     def _requests_allowed(self) -> int:
@@ -149,8 +149,8 @@ class Window:
             window_bytes: most bytes asked for and not yet handed out; never more than the settings allow.
         """
         assert requests >= 1, "a window without requests would wait for ever"
-        self._most_requests, self._most_bytes = requests, min(window_bytes, self._settings.window_bytes)
-        self._rows_allowed = min(self._rows_allowed, self._most_rows)
+        self._max_requests, self._max_bytes = requests, min(window_bytes, self._settings.window_bytes)
+        self._rows_allowed = min(self._rows_allowed, self._max_rows)
 
     def hold_after(self, bytes_taken: int | None) -> None:
         """Count what was or will be taken after so many bytes as not handed out; None counts nothing so."""
@@ -210,7 +210,7 @@ class Window:
             return None
         if flight.opened.missing:
             return self.failed(ask, NodeUnreachable("the answer ended before its last row"), now)
-        self._rows_allowed = min(self._rows_allowed + flight.rows, self._most_rows)
+        self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
         self._end(ask.number)
         self._stragglers.took(ask.route, flight.rows, now - flight.since)
         for number in tuple(flight.opened.attempts):
@@ -318,7 +318,7 @@ class Window:
 
     def _has_room(self, stretch: Stretch) -> bool:
         held = self._expected_bytes + self._ready_bytes + self._held_bytes
-        return not held or held + stretch.expected_bytes <= self._most_bytes
+        return not held or held + stretch.expected_bytes <= self._max_bytes
 
     def _ask(self, one: Opened, now: float) -> Ask:
         self._asks += 1

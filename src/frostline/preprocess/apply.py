@@ -25,9 +25,9 @@ from frostline.preprocess.steps import (
     Step,
 )
 
-__all__ = ("MOST_PIXELS", "decode_applied", "decode_into", "pixels_into", "pixels_needed", "scratch_bytes")
+__all__ = ("MAX_PIXELS", "decode_applied", "decode_into", "pixels_into", "pixels_needed", "scratch_bytes")
 
-MOST_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
+MAX_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -39,7 +39,7 @@ def decode_into(
     *,
     id: int,
     view: View | None,
-    most_pixels: int = MOST_PIXELS,
+    max_pixels: int = MAX_PIXELS,
 ) -> None:
     """Decode one image and write the network's input into ``out``.
 
@@ -52,7 +52,7 @@ def decode_into(
         out: ``float32[C, H, W]`` of ``preprocess.shape``; its content is undefined after a ``SampleError``.
         id: of the sample; with the view it seeds the random steps, so that every side draws the same.
         view: which random view; None where no step is random.
-        most_pixels: of the image, and of any image on the way; looked up before anything is decoded, so that
+        max_pixels: of the image, and of any image on the way; looked up before anything is decoded, so that
             memory stays within ``scratch_bytes``.
 
     Raises:
@@ -63,7 +63,7 @@ def decode_into(
     """
     levels = preprocess.levels
     if levels is not None:
-        levels.into(_pixels(preprocess, encoded, draws(preprocess, id, view), most_pixels), out)
+        levels.into(_pixels(preprocess, encoded, draws(preprocess, id, view), max_pixels), out)
     else:
         assert preprocess.stored is not None
         np.copyto(out, unpacked(preprocess.stored, encoded))
@@ -76,7 +76,7 @@ def pixels_into(
     *,
     id: int,
     view: View | None,
-    most_pixels: int = MOST_PIXELS,
+    max_pixels: int = MAX_PIXELS,
 ) -> None:
     """Decode one image and write its pixels into ``out``, as they are before the last step.
 
@@ -86,14 +86,14 @@ def pixels_into(
         out: ``uint8[H, W, C]``.
         id: of the sample.
         view: which random view.
-        most_pixels: of the image.
+        max_pixels: of the image.
     """
     assert preprocess.levels is not None, "there are no pixels left to take"
-    np.copyto(out, _pixels(preprocess, encoded, draws(preprocess, id, view), most_pixels))
+    np.copyto(out, _pixels(preprocess, encoded, draws(preprocess, id, view), max_pixels))
 
 
 def decode_applied(
-    applied: Applied, encoded: bytes | memoryview, *, rest: Preprocess | None = None, most_pixels: int = MOST_PIXELS
+    applied: Applied, encoded: bytes | memoryview, *, rest: Preprocess | None = None, max_pixels: int = MAX_PIXELS
 ) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
     """What a ready form keeps of one image.
 
@@ -101,7 +101,7 @@ def decode_applied(
         applied: the steps.
         encoded: the image as stored.
         rest: what is left of the steps, where ``encoded`` is the record of another ready form; by default all of them.
-        most_pixels: see ``decode_into``.
+        max_pixels: see ``decode_into``.
 
     Returns:
         ``uint8[H, W, C]``, or ``float16[C, H, W]``.
@@ -111,16 +111,16 @@ def decode_applied(
     """
     whole = applied.whole if rest is None else rest
     if applied.dtype == "uint8":
-        return _pixels(whole, encoded, no_draw, most_pixels)
+        return _pixels(whole, encoded, no_draw, max_pixels)
     out = np.empty(whole.shape, np.float32)
-    decode_into(whole, encoded, out, id=0, view=None, most_pixels=most_pixels)
+    decode_into(whole, encoded, out, id=0, view=None, max_pixels=max_pixels)
     if np.abs(out).max() > np.finfo(np.float16).max:
         raise SampleError("its normalised pixels are too large for 16-bit floats")
     return out.astype(np.float16)
 
 
 def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
-    """The least ``most_pixels`` with which ``decode_into`` takes an image, from its header alone.
+    """The least ``max_pixels`` with which ``decode_into`` takes an image, from its header alone.
 
     Returns:
         0 where the header is broken: decoding says why and needs next to nothing for it.
@@ -144,13 +144,13 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
     return most
 
 
-def scratch_bytes(most_pixels: int = MOST_PIXELS) -> int:
+def scratch_bytes(max_pixels: int = MAX_PIXELS) -> int:
     """An upper bound of the memory that one call of ``decode_into`` uses beside ``out`` and a copy of ``encoded``.
 
     Measured at the peak, in bytes a pixel: WebP 20, whose reader has canvases of its own; every other format 12,
     which are the decoded image, the scaled one and the one between the two passes of scaling.
     """
-    return 22 * most_pixels + (1 << 20)
+    return 22 * max_pixels + (1 << 20)
 
 
 def _size(preprocess: Preprocess, encoded: bytes | memoryview) -> tuple[int, int]:
@@ -159,20 +159,20 @@ def _size(preprocess: Preprocess, encoded: bytes | memoryview) -> tuple[int, int
 
 
 def _pixels(
-    preprocess: Preprocess, encoded: bytes | memoryview, draw: Callable[[], float], most_pixels: int
+    preprocess: Preprocess, encoded: bytes | memoryview, draw: Callable[[], float], max_pixels: int
 ) -> npt.NDArray[np.uint8]:
     """The pixels before ``Normalize``: ``uint8[H, W, C]``."""
     stored, between = preprocess.stored, preprocess.steps[1:-1]
     if stored is None:
         enough = _enough(preprocess)
-        image = decoded(encoded, preprocess.mode, most_pixels=most_pixels, enough=enough)
+        image = decoded(encoded, preprocess.mode, max_pixels=max_pixels, enough=enough)
     else:
         pixels = unpacked(stored, encoded).astype(np.uint8, copy=False)
         if not between:
             return pixels
         image = Image.fromarray(pixels if stored.mode == "RGB" else pixels[:, :, 0])
     for step in between:
-        image = _applied(step, image, draw, most_pixels)
+        image = _applied(step, image, draw, max_pixels)
     found = np.asarray(image)
     return found if found.ndim == 3 else found[:, :, None]
 
@@ -185,15 +185,15 @@ def _enough(preprocess: Preprocess) -> Callable[[tuple[int, int]], tuple[int, in
     return partial(scaled_size, second)
 
 
-def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_pixels: int) -> Image.Image:
+def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", max_pixels: int) -> Image.Image:
     match step:
         case Resize():
-            return _resized(step, image, most_pixels)
+            return _resized(step, image, max_pixels)
         case CenterCrop():
             return image.crop(middle(image.size, step.size))
         case RandomResizedCrop():
             box = random_box(step, image.size, draw)
-            check_size((step.size, box[3] - box[1]), most_pixels, "scaled it has")
+            check_size((step.size, box[3] - box[1]), max_pixels, "scaled it has")
             return image.crop(box).resize((step.size, step.size), _FILTERS[step.filter])
         case RandomHorizontalFlip():
             return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw() < step.p else image
@@ -203,7 +203,7 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", most_p
             raise AssertionError(f"{step} stands between Decode and Normalize")
 
 
-def _resized(step: Resize, image: Image.Image, most_pixels: int) -> Image.Image:
+def _resized(step: Resize, image: Image.Image, max_pixels: int) -> Image.Image:
     size = scaled_size(step, image.size)
-    check_size((max(size[0], 1), max(size[1], image.size[1])), most_pixels, "scaled it has")
+    check_size((max(size[0], 1), max(size[1], image.size[1])), max_pixels, "scaled it has")
     return image if size == image.size else image.resize(size, _FILTERS[step.filter])

@@ -60,7 +60,7 @@ def pixels_of(encoded: bytes | memoryview) -> npt.NDArray[np.uint8]:
     return pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
 
 
-def classes_of(encoded: bytes | memoryview, most_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
+def classes_of(encoded: bytes | memoryview, max_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
     """The whole numbers of a mask ``[H, W]``, or ``[H, W, 1]``, a view of ``encoded``.
 
     Raises:
@@ -69,8 +69,8 @@ def classes_of(encoded: bytes | memoryview, most_pixels: int) -> npt.NDArray[np.
     shape, is_fortran, dtype, start = _header(encoded)
     if dtype.kind not in "biu" or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)) or not all(shape):
         raise SampleError(f"an array of {dtype.name} {list(shape)} is no mask: one is [H, W] of whole numbers")
-    if shape[0] * shape[1] > most_pixels:
-        raise SampleError(f"too many pixels: it has {shape[1]} x {shape[0]}, the most are {most_pixels}")
+    if shape[0] * shape[1] > max_pixels:
+        raise SampleError(f"too many pixels: it has {shape[1]} x {shape[0]}, the most are {max_pixels}")
     values = _values(encoded, shape, dtype, start)
     return values.reshape(shape[:2], order="F" if is_fortran else "C")
 

@@ -43,14 +43,14 @@ _TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def decoded(
-    encoded: bytes | memoryview, mode: str, *, most_pixels: int, enough: Callable[[Size], Size] | None = None
+    encoded: bytes | memoryview, mode: str, *, max_pixels: int, enough: Callable[[Size], Size] | None = None
 ) -> Image.Image:
     """The pixels of an image.
 
     Args:
         encoded: the image as stored.
         mode: to convert to, as Pillow does.
-        most_pixels: of the image; looked up in its header before anything is decoded.
+        max_pixels: of the image; looked up in its header before anything is decoded.
         enough: from the image's size the least one that is still large enough: a JPEG is then decoded at the smallest
             scale that keeps it. None decodes whole.
 
@@ -58,12 +58,12 @@ def decoded(
         SampleError: it is broken, too large or of a kind that is not read.
     """
     if is_array(encoded):
-        check_size(size_of_array(encoded), most_pixels, "it has")
+        check_size(size_of_array(encoded), max_pixels, "it has")
         image = Image.fromarray(pixels_of(encoded))
         return image if image.mode == mode else image.convert(mode)
-    with _in_words(most_pixels):
+    with _in_words(max_pixels):
         image = Image.open(BytesIO(encoded), formats=_FORMATS)
-        check_size(image.size, most_pixels, "it has")
+        check_size(image.size, max_pixels, "it has")
         if image.mode not in _MODES:
             raise SampleError(f"pixels of kind {image.mode} are not read: 8 bits a channel are")
         if enough is not None:
@@ -73,21 +73,21 @@ def decoded(
         return image if image.mode == mode else image.convert(mode)
 
 
-def decoded_classes(encoded: bytes | memoryview, *, most_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
+def decoded_classes(encoded: bytes | memoryview, *, max_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
     """The numbers of a mask, ``[H, W]``: of a palette image the indices, of a grey one its values.
 
     Args:
         encoded: the mask as stored: an image of one channel, of up to 32 bits, or an array of whole numbers.
-        most_pixels: see ``decoded``.
+        max_pixels: see ``decoded``.
 
     Raises:
         SampleError: it is broken, too large, or has colours and no palette.
     """
     if is_array(encoded):
-        return classes_of(encoded, most_pixels)
-    with _in_words(most_pixels):
+        return classes_of(encoded, max_pixels)
+    with _in_words(max_pixels):
         image = Image.open(BytesIO(encoded), formats=_FORMATS)
-        check_size(image.size, most_pixels, "it has")
+        check_size(image.size, max_pixels, "it has")
         if image.mode not in _CLASS_MODES:
             raise SampleError(
                 f"pixels of kind {image.mode} are no classes: a mask has one whole number a pixel, as grey images and "
@@ -97,14 +97,14 @@ def decoded_classes(encoded: bytes | memoryview, *, most_pixels: int) -> npt.NDA
 
 
 @contextmanager
-def _in_words(most_pixels: int) -> Iterator[None]:
+def _in_words(max_pixels: int) -> Iterator[None]:
     """Say what Pillow found wrong."""
     try:
         yield
     except UnidentifiedImageError as error:
         raise SampleError("not an image of a known format, or its header is broken") from error
     except _TOO_LARGE as error:
-        raise SampleError(f"too many pixels: the most are {most_pixels}") from error
+        raise SampleError(f"too many pixels: the most are {max_pixels}") from error
     except _BROKEN as error:
         raise SampleError(f"broken image: {_reason(error)}") from error
 
@@ -119,15 +119,15 @@ def size_of(encoded: bytes | memoryview) -> Size:
         return 0, 0
 
 
-def check_size(size: Size, most_pixels: int, what: str) -> None:
+def check_size(size: Size, max_pixels: int, what: str) -> None:
     """Refuse an image, or what is to be made of it, with more pixels than allowed.
 
     Raises:
         SampleError: the sentence says ``what`` it has.
     """
     width, height = size
-    if width * height > most_pixels:
-        raise SampleError(f"too many pixels: {what} {width} x {height}, the most are {most_pixels}")
+    if width * height > max_pixels:
+        raise SampleError(f"too many pixels: {what} {width} x {height}, the most are {max_pixels}")
 
 
 def _reason(error: BaseException) -> str:

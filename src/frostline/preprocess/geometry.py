@@ -34,8 +34,8 @@ def random_box(step: RandomResizedCrop, size: tuple[int, int], draw: Callable[[]
     """A random part of an image, by torchvision's rule."""
     width, height = size
     for _ in range(10):
-        area = width * height * (step.least_area + (step.most_area - step.least_area) * draw())
-        least, most = math.log(step.least_ratio), math.log(step.most_ratio)
+        area = width * height * (step.min_area + (step.max_area - step.min_area) * draw())
+        least, most = math.log(step.min_ratio), math.log(step.max_ratio)
         ratio = math.exp(least + (most - least) * draw())
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
@@ -75,9 +75,9 @@ def _offset(length: int, side: int) -> int:
 def _widest_box(step: RandomResizedCrop, width: int, height: int) -> Box:
     # No draw fitted: the middle of the image, as wide or high as the ratios allow.
     w, h = width, height
-    if width / height < step.least_ratio:
-        h = max(1, round(width / step.least_ratio))
-    elif width / height > step.most_ratio:
-        w = max(1, round(height * step.most_ratio))
+    if width / height < step.min_ratio:
+        h = max(1, round(width / step.min_ratio))
+    elif width / height > step.max_ratio:
+        w = max(1, round(height * step.max_ratio))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h

@@ -9,7 +9,7 @@ from PIL import Image
 
 from frostline.core import View
 from frostline.errors import SampleError
-from frostline.preprocess.apply import MOST_PIXELS
+from frostline.preprocess.apply import MAX_PIXELS
 from frostline.preprocess.colours import JITTER_DRAWS
 from frostline.preprocess.decoder import check_size, decoded_classes
 from frostline.preprocess.geometry import Box, draws, middle, random_box, scaled_size
@@ -31,8 +31,8 @@ IGNORED = 255
 MASK_DTYPE = "uint16"
 """Of masks while they are carried and kept: the classes of 8-bit and 16-bit ones."""
 
-_MOST_OF_A_BYTE = (1 << 8) - 1
-_MOST_CLASS = (1 << 16) - 1
+_MAX_OF_A_BYTE = (1 << 8) - 1
+_MAX_CLASS = (1 << 16) - 1
 _NEAREST = Image.Resampling.NEAREST
 
 
@@ -44,7 +44,7 @@ def mask_into(
     id: int,
     view: View | None,
     size: tuple[int, int] = (0, 0),
-    most_pixels: int = MOST_PIXELS,
+    max_pixels: int = MAX_PIXELS,
 ) -> None:
     """Decode one mask and write the classes that belong to the network's input into ``out``.
 
@@ -55,28 +55,28 @@ def mask_into(
         id: of the sample; with the view it seeds the random steps, as it does for the image.
         view: which random view; None where no step is random.
         size: width and height of the image; zeros where nobody knows them.
-        most_pixels: see ``apply.decode_into``.
+        max_pixels: see ``apply.decode_into``.
 
     Raises:
         SampleError: the mask is broken, of a kind that is not read or of another size than its image.
         BadRequest: a step is random and there is no view.
     """
     draw = draws(preprocess, id, view)
-    mask = open_mask(encoded, size=size, most_pixels=most_pixels)
+    mask = open_mask(encoded, size=size, max_pixels=max_pixels)
     for step in preprocess.steps[1:-1]:
-        mask = _applied(step, mask, draw, most_pixels)
+        mask = _applied(step, mask, draw, max_pixels)
     np.copyto(out, np.asarray(mask), casting="unsafe")  # all of it fits: see _as_image
 
 
 def open_mask(
-    encoded: bytes | memoryview, *, size: tuple[int, int] = (0, 0), most_pixels: int = MOST_PIXELS
+    encoded: bytes | memoryview, *, size: tuple[int, int] = (0, 0), max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
     """A mask whose pixels are classes; see ``mask_into``.
 
     Raises:
         SampleError: it is broken, of a kind that is not read or of another size than its image.
     """
-    mask = _as_image(decoded_classes(encoded, most_pixels=most_pixels))
+    mask = _as_image(decoded_classes(encoded, max_pixels=max_pixels))
     if 0 not in size and mask.size != size:
         raise SampleError(
             f"the mask has {mask.width} x {mask.height} pixels and its image {size[0]} x {size[1]}: make them the same"
@@ -112,7 +112,7 @@ def kept_mask(preprocess: Preprocess, encoded: bytes | memoryview, *, size: tupl
     """
     classes = np.empty(preprocess.shape[1:], MASK_DTYPE)
     mask_into(preprocess, encoded, classes, id=0, view=None, size=size)
-    return _png(classes if classes.max() > _MOST_OF_A_BYTE else classes.astype(np.uint8))
+    return _png(classes if classes.max() > _MAX_OF_A_BYTE else classes.astype(np.uint8))
 
 
 def _png(classes: npt.NDArray[np.generic]) -> bytes:
@@ -126,16 +126,16 @@ def _as_image(classes: npt.NDArray[np.integer | np.bool_]) -> Image.Image:
     if classes.dtype.itemsize == 1 and classes.dtype.kind != "i":
         return Image.fromarray(classes.astype(np.uint8))
     least, most = int(classes.min()), int(classes.max())
-    if least < 0 or most > _MOST_CLASS:
-        raise SampleError(f"{least if least < 0 else most} is no class: those of masks go from 0 to {_MOST_CLASS}")
+    if least < 0 or most > _MAX_CLASS:
+        raise SampleError(f"{least if least < 0 else most} is no class: those of masks go from 0 to {_MAX_CLASS}")
     return Image.fromarray(classes.astype(np.int32))
 
 
-def _applied(step: Step, mask: Image.Image, draw: Callable[[], float], most_pixels: int) -> Image.Image:
+def _applied(step: Step, mask: Image.Image, draw: Callable[[], float], max_pixels: int) -> Image.Image:
     match step:
         case Resize():
             width, height = scaled_size(step, mask.size)
-            check_size((max(width, 1), max(height, mask.height)), most_pixels, "scaled it has")
+            check_size((max(width, 1), max(height, mask.height)), max_pixels, "scaled it has")
             return mask.resize((width, height), _NEAREST)
         case CenterCrop():
             return _cropped(mask, middle(mask.size, step.size))

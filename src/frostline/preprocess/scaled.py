@@ -4,7 +4,7 @@ from io import BytesIO
 
 from PIL import Image
 
-from frostline.preprocess.apply import MOST_PIXELS
+from frostline.preprocess.apply import MAX_PIXELS
 from frostline.preprocess.decoder import decoded, size_of
 
 __all__ = ("scaled",)
@@ -25,7 +25,7 @@ def scaled(encoded: bytes | memoryview, shorter_side: int) -> bytes:
     width, height = size_of(encoded)
     if 0 < min(width, height) <= shorter_side:
         return bytes(encoded)
-    image = decoded(encoded, "RGB", most_pixels=MOST_PIXELS)
+    image = decoded(encoded, "RGB", max_pixels=MAX_PIXELS)
     share = shorter_side / min(image.size)
     size = (round(image.width * share), round(image.height * share))
     file = BytesIO()

@@ -28,8 +28,8 @@ from frostline.preprocess.steps import (
 
 __all__ = ("Preprocess", "decoder_name", "step_from_json", "step_to_json")
 
-_MOST_STEPS = 16
-_FEWEST_STEPS = 3
+_MAX_STEPS = 16
+_MIN_STEPS = 3
 
 _STEPS: dict[str, type[Step]] = {
     "center_crop": CenterCrop,
@@ -56,8 +56,8 @@ class Preprocess:
     steps: tuple[Step, ...]
 
     def __post_init__(self) -> None:
-        if len(self.steps) > _MOST_STEPS:
-            raise SettingError(f"preprocessing has up to {_MOST_STEPS} steps, not {len(self.steps)}")
+        if len(self.steps) > _MAX_STEPS:
+            raise SettingError(f"preprocessing has up to {_MAX_STEPS} steps, not {len(self.steps)}")
         if self.steps and isinstance(self.steps[0], Stored):
             _check_stored(self.steps[0], self.steps[1:])
         else:
@@ -113,8 +113,8 @@ class Preprocess:
         """
         if not isinstance(value, dict) or set(value) != {"steps"} or not isinstance(value["steps"], list):
             raise BadRequest("preprocess must be an object with the list 'steps' and nothing else")
-        if len(value["steps"]) > _MOST_STEPS:
-            raise BadRequest(f"preprocess has more than {_MOST_STEPS} steps")
+        if len(value["steps"]) > _MAX_STEPS:
+            raise BadRequest(f"preprocess has more than {_MAX_STEPS} steps")
         try:
             return cls(steps=tuple(step_from_json(one) for one in value["steps"]))
         except SettingError as error:
@@ -153,8 +153,8 @@ def decoder_name() -> str:
 
 
 def _check_decoded(steps: tuple[Step, ...]) -> None:
-    if len(steps) < _FEWEST_STEPS:
-        raise SettingError(f"preprocessing has at least {_FEWEST_STEPS} steps, not {len(steps)}")
+    if len(steps) < _MIN_STEPS:
+        raise SettingError(f"preprocessing has at least {_MIN_STEPS} steps, not {len(steps)}")
     first, *between, last = steps
     if not isinstance(first, Decode) or not isinstance(last, Normalize):
         raise SettingError("preprocessing starts with Decode and ends with Normalize")

@@ -23,7 +23,7 @@ __all__ = (
 
 Filter = Literal["bilinear", "bicubic"]
 
-_MOST_SIDE = 4096
+_MAX_SIDE = 4096
 CHANNELS = {"RGB": 3, "L": 1}
 """Of the modes that pixels are decoded to."""
 _DTYPES = ("uint8", "fp16")
@@ -78,26 +78,26 @@ class RandomResizedCrop:
 
     Attributes:
         size: side of the result in pixels.
-        least_area: least share of the image's area that is cut out.
-        most_area: greatest share of it.
-        least_ratio: least width over height of the part.
-        most_ratio: greatest one.
+        min_area: least share of the image's area that is cut out.
+        max_area: greatest share of it.
+        min_ratio: least width over height of the part.
+        max_ratio: greatest one.
         filter: of the scaling.
     """
 
     size: int
-    least_area: float = 0.08
-    most_area: float = 1.0
-    least_ratio: float = 3 / 4
-    most_ratio: float = 4 / 3
+    min_area: float = 0.08
+    max_area: float = 1.0
+    min_ratio: float = 3 / 4
+    max_ratio: float = 4 / 3
     filter: Filter = "bilinear"
 
     def __post_init__(self) -> None:
         _side("size", self.size)
-        _between("least_area", self.least_area, 0.0001, 1)
-        _between("most_area", self.most_area, self.least_area, 1)
-        _between("least_ratio", self.least_ratio, 0.01, 100)
-        _between("most_ratio", self.most_ratio, self.least_ratio, 100)
+        _between("min_area", self.min_area, 0.0001, 1)
+        _between("max_area", self.max_area, self.min_area, 1)
+        _between("min_ratio", self.min_ratio, 0.01, 100)
+        _between("max_ratio", self.max_ratio, self.min_ratio, 100)
         _one_of("filter", self.filter, ("bilinear", "bicubic"))
 
 
@@ -188,8 +188,8 @@ Step = Decode | Stored | Resize | CenterCrop | RandomResizedCrop | RandomHorizon
 
 
 def _side(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_SIDE:
-        raise SettingError(f"{name} must be a whole number from 1 to {_MOST_SIDE}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIDE:
+        raise SettingError(f"{name} must be a whole number from 1 to {_MAX_SIDE}")
 
 
 def _between(name: str, value: object, least: float, most: float) -> float:

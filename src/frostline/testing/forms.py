@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, Form, Listed
+from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, Form, ListedSamples
 from frostline.datasets.open import open_samples
 from frostline.errors import EmptyDataset
 from frostline.stores.base.protocols import Buffer, Entry, ObjectStore, Tabular
@@ -125,7 +125,7 @@ class FormTests:
         """An empty store that ``frostline.stores.open.open_store`` opens by its URL."""
         return open_store(f"memory://{uuid.uuid4()}/forms")
 
-    def read(self, store: ObjectStore, before: Listed | None = None) -> Listed:
+    def read(self, store: ObjectStore, before: ListedSamples | None = None) -> ListedSamples:
         """What the form makes of all that lies in a store."""
         return self.form.read(store, list(store.list()), before)
 
@@ -242,7 +242,7 @@ class MaskTests:
         """An empty store that ``frostline.stores.open.open_store`` opens by its URL."""
         return open_store(f"memory://{uuid.uuid4()}/forms")
 
-    def read(self, store: ObjectStore, before: Listed | None = None) -> Listed:
+    def read(self, store: ObjectStore, before: ListedSamples | None = None) -> ListedSamples:
         """What the form makes of all that lies in a store."""
         return self.form.read(store, list(store.list()), before)
 
@@ -332,7 +332,7 @@ class _CountingTable(_Counting):
         return self._table.contents(objects)
 
 
-def _found(store: ObjectStore, listed: Listed) -> list[tuple[str, bytes]]:
+def _found(store: ObjectStore, listed: ListedSamples) -> list[tuple[str, bytes]]:
     samples, found = open_samples(store.url, listed.reading), []
     for row in listed.table.to_pylist():
         data, version = samples.read_version(row["object"], row["offset"], row["length"])
@@ -342,7 +342,7 @@ def _found(store: ObjectStore, listed: Listed) -> list[tuple[str, bytes]]:
     return sorted(found)
 
 
-def _found_masks(store: ObjectStore, listed: Listed) -> list[tuple[bytes, bytes]]:
+def _found_masks(store: ObjectStore, listed: ListedSamples) -> list[tuple[bytes, bytes]]:
     samples, found = open_samples(store.url, listed.reading), []
     for row in listed.table.to_pylist():
         data, mask = samples.read(row["object"], row["offset"], row["length"]), b""

@@ -42,7 +42,7 @@ __all__ = (
     "FailureTests",
     "LoaderTests",
     "OrderTests",
-    "RefusalTests",
+    "StateRefusalTests",
     "StateTests",
 )
 
@@ -139,12 +139,12 @@ class OrderTests(LoaderTests):
         found = self.whole(self.make(job, batch_size, shuffle=True))
         assert found == split(flat(reference(job)), batch_size)
 
-    @pytest.mark.parametrize(("draws", "batch_size"), [(1, BATCH), (BATCH, BATCH)])
-    def test_an_epoch_of_one_batch_comes_whole_and_again(self, job: Job, draws: int, batch_size: int) -> None:
-        options: dict[str, Any] = {"weights": {"odd": 1, "even": 1}, "draws": draws}
+    @pytest.mark.parametrize(("num_samples", "batch_size"), [(1, BATCH), (BATCH, BATCH)])
+    def test_an_epoch_of_one_batch_comes_whole_and_again(self, job: Job, num_samples: int, batch_size: int) -> None:
+        options: dict[str, Any] = {"weights": {"odd": 1, "even": 1}, "num_samples": num_samples}
         loader = self.make(job, batch_size, **options)
         expected = ids_of(job.arrays(batch_size, **options))
-        assert [len(ids) for ids in expected] == [draws]
+        assert [len(ids) for ids in expected] == [num_samples]
         assert self.whole(loader) == self.whole(loader) == expected
 
     def test_an_epoch_without_a_batch_is_empty_each_time(self, job: Job) -> None:
@@ -312,7 +312,7 @@ class BreakTests(LoaderTests):
         assert head + [self.ids_of(batch) for batch in passing] == reference(job)
 
 
-class RefusalTests(LoaderTests):
+class StateRefusalTests(LoaderTests):
     """States that do not fit are refused with a sentence."""
 
     @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from PIL import Image
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
 from frostline.jobs import Job, offload
-from frostline.loaders import Blend, Ranks
+from frostline.loaders import Mixture, Ranks
 from frostline.loaders.epoch.numpy_batch import Arrays
-from frostline.ordering import Blocks, Order
+from frostline.ordering import BlockShuffle, Order
 from frostline.preprocess import imagenet
 
 __all__ = (
@@ -81,11 +81,11 @@ def split(ids: list[int], batch_size: int) -> list[list[int]]:
 def options_of(job: Job, order: str) -> dict[str, Any]:
     """What a loader with such an order is asked for."""
     if order == "in blocks":
-        return {"shuffle": Blocks(samples=3, mixed=4), "seed": 2, "epoch": 1}
+        return {"shuffle": BlockShuffle(samples=3, mixed=4), "seed": 2, "epoch": 1}
     if order == "drawn by weights":
-        return {"weights": {"odd": 3, "even": 1}, "draws": 10, "seed": 2}
+        return {"weights": {"odd": 3, "even": 1}, "num_samples": 10, "seed": 2}
     if order == "a mixture":
-        return {"data": Blend(parts=job.data.split(0.5), ratios=(2, 1)), "shuffle": True}
+        return {"data": Mixture(parts=job.data.split(0.5), ratios=(2, 1)), "shuffle": True}
     if order == "a padded share of ranks":
         return {"shuffle": True, "last": "pad", "ranks": Ranks(rank=1, world_size=3)}
     happened = job.arrays(BATCH, shuffle=True, epoch=2, record=True)

@@ -24,13 +24,13 @@ __all__ = (
     "ABSENT",
     "ODD_NAMES",
     "OUTSIDE",
+    "AccessRefusalTests",
     "ListingTests",
     "ManyReadingTests",
     "MissingRootTests",
     "PruningTests",
     "ReadOnlyTests",
     "ReadingTests",
-    "RefusalTests",
     "SectionTests",
     "SharingTests",
     "Staged",
@@ -310,7 +310,7 @@ class TravellingTests(StoreTests):
             assert processes.submit(_read, staged.store, "x", 3, 4).result() == b"3456"
 
 
-class RefusalTests:
+class AccessRefusalTests:
     """For stores that know who asks: ``refused`` is one that is told wrong credentials, ``secret`` the wrong secret."""
 
     secret = "hunter2"

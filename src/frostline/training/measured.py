@@ -11,21 +11,21 @@ from frostline.config import NodeSettings, cache_folder
 from frostline.planning import Situation
 from frostline.stores.base.urls import normalise_url
 from frostline.training.files import make_folder, write_text
-from frostline.training.report.what_if import Measured
+from frostline.training.report.what_if import MeasuredSituation
 from frostline.training.settings import RANDOM, JobSettings
 from frostline.version import __version__
 
 __all__ = ("asked_of", "find", "just_measured", "keep")
 
 
-def just_measured(job: JobSettings, situation: Situation, *, fallback: str | None = None) -> Measured:
+def just_measured(job: JobSettings, situation: Situation, *, fallback: str | None = None) -> MeasuredSituation:
     """A situation that was measured for a job a moment ago.
 
     Raises:
         SettingError: the data's URL is none that Frostline reads.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Measured(asked=asked_of(job), at=now, situation=situation, fallback=fallback)
+    return MeasuredSituation(asked=asked_of(job), at=now, situation=situation, fallback=fallback)
 
 
 def asked_of(job: JobSettings) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def asked_of(job: JobSettings) -> dict[str, Any]:
     }
 
 
-def keep(measured: Measured) -> Path:
+def keep(measured: MeasuredSituation) -> Path:
     """Write a measurement where ``find`` looks for it, in the place of an older one, and say where that is.
 
     Raises:
@@ -70,13 +70,13 @@ def keep(measured: Measured) -> Path:
     return path
 
 
-def find(job: JobSettings) -> Measured | None:
+def find(job: JobSettings) -> MeasuredSituation | None:
     """The latest measurement that answers for a job, or None where this version of Frostline kept none."""
     asked = asked_of(job)
     try:
         kept = json.loads(_place(asked).read_text(encoding="utf-8"))
         situation = Situation.from_json(kept["situation"])
-        return Measured(asked=asked, at=kept["measured"], situation=situation, fallback=kept["fallback"])
+        return MeasuredSituation(asked=asked, at=kept["measured"], situation=situation, fallback=kept["fallback"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

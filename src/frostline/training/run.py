@@ -28,14 +28,14 @@ from frostline.training.report.versions import versions
 from frostline.training.settings import TrainSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.sides import sides_of
-from frostline.training.start import Begun
+from frostline.training.start import StartedJob
 from frostline.wire.recipes import FEW_EPOCHS
 
 __all__ = ("train",)
 
 
 def train(
-    settings: TrainSettings, observe: Observer, *, begun: Begun | None = None, began_at: float | None = None
+    settings: TrainSettings, observe: Observer, *, begun: StartedJob | None = None, began_at: float | None = None
 ) -> Report:
     """Train the head and write ``head.safetensors``, ``model.safetensors``, ``report.json`` and ``report.html``.
 
@@ -56,7 +56,7 @@ def train(
         make_folder(settings.out)
     record = Record(observe)
     epochs = settings.epochs or FEW_EPOCHS
-    with set_up(settings.job, record, begun=begun, least_classes=2, epochs=epochs) as setup:
+    with set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs) as setup:
         run = _Run(settings, setup, record, began_at)
         try:
             run.epochs()

@@ -10,7 +10,7 @@ from frostline.jobs import Job, offload
 from frostline.models import freeze
 from frostline.training.networks import Pretrained, load_model
 from frostline.training.settings import JobSettings
-from frostline.training.start import Begun, begin
+from frostline.training.start import StartedJob, begin
 
 __all__ = ("Setup", "measured_first", "set_up")
 
@@ -37,8 +37,8 @@ def set_up(
     settings: JobSettings,
     observe: Observer,
     *,
-    begun: Begun | None = None,
-    least_classes: int = 1,
+    begun: StartedJob | None = None,
+    min_classes: int = 1,
     epochs: int = 1,
 ) -> Iterator[Setup]:
     """Build and freeze the network, and make the job; undo it at the end.
@@ -47,7 +47,7 @@ def set_up(
         settings: what the job is about.
         observe: told what happens.
         begun: what has begun already, which the caller ends; None begins here.
-        least_classes: that the data must have.
+        min_classes: that the data must have.
         epochs: that the plan reckons with.
 
     Raises:
@@ -57,7 +57,7 @@ def set_up(
     """
     with ExitStack() as stack:
         if begun is None:
-            begun = stack.enter_context(begin(settings, observe, least_classes=least_classes))
+            begun = stack.enter_context(begin(settings, observe, min_classes=min_classes))
         observe(PhaseStarted(name="building the network"))
         network = load_model(
             settings.model,
@@ -102,7 +102,7 @@ class _Watch:
         NodeUnreachable: The job's own node did not come up.
     """
 
-    def __init__(self, begun: Begun, observe: Observer) -> None:
+    def __init__(self, begun: StartedJob, observe: Observer) -> None:
         self._process = begun.process
         self._observe = observe
         if begun.process is not None:

@@ -12,11 +12,11 @@ from frostline.node.process.launch import NodeProcess
 from frostline.planning import ALL_IN_STORE
 from frostline.training.settings import JobSettings
 
-__all__ = ("Begun", "begin", "chosen_of")
+__all__ = ("StartedJob", "begin", "chosen_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Begun:
+class StartedJob:
     """A job that has its data, and a node on its way.
 
     Attributes:
@@ -33,7 +33,7 @@ class Begun:
 
 
 @contextmanager
-def begin(settings: JobSettings, observe: Observer, *, least_classes: int = 1) -> Iterator[Begun]:
+def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> Iterator[StartedJob]:
     """List the data, or have the job's node list it, and launch a node unless there is one; end it with the context.
 
     To import PyTorch takes seconds at the node and here, each on a core of its own: so nobody waits for the other.
@@ -41,7 +41,7 @@ def begin(settings: JobSettings, observe: Observer, *, least_classes: int = 1) -
     Args:
         settings: what the job is about.
         observe: told what happens.
-        least_classes: that the data must have.
+        min_classes: that the data must have.
 
     Raises:
         UserError: what the user can put right.
@@ -57,17 +57,17 @@ def begin(settings: JobSettings, observe: Observer, *, least_classes: int = 1) -
         observe=observe,
     )
     data = chosen_of(whole, settings, settings.split)
-    data.require_classes(least_classes)
+    data.require_classes(min_classes)
     near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
     if near is not None:
-        yield Begun(whole=whole, data=data, near=near, process=None)
+        yield StartedJob(whole=whole, data=data, near=near, process=None)
         return
     observe(PhaseStarted(name="starting a node"))
     allow_training = settings.policy == ALL_IN_STORE
     node = replace(settings.node, allow_training=allow_training, trial_niceness=0, trials_here=True)
     with NodeProcess(data.roots, node, "127.0.0.1", 0) as process:
         process.launch()
-        yield Begun(whole=whole, data=data, near=None, process=process)
+        yield StartedJob(whole=whole, data=data, near=None, process=process)
 
 
 def chosen_of(whole: Dataset, settings: JobSettings, split: str | None) -> Dataset:

@@ -122,5 +122,5 @@ class TrainsBeside(Protocol):
 class ReadsBlocks(Protocol):
     """A way to a node that can be told long before which samples will be asked for."""
 
-    def blocks(self, data: str, reading: str, most_bytes: int) -> BlockReads | None:
+    def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
         """What is told; None where neighbours are no faster together. See ``Node.blocks``."""

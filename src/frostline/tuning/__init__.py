@@ -3,7 +3,7 @@
 from frostline.tuning.chosen import rule_of
 from frostline.tuning.feedback import Following
 from frostline.tuning.prisma import Prisma
-from frostline.tuning.rule import Rule, Steady
-from frostline.tuning.values import Change, Look, Setting
+from frostline.tuning.rule import Steady, TuningRule
+from frostline.tuning.values import Look, NewBounds, Setting
 
-__all__ = ("Change", "Following", "Look", "Prisma", "Rule", "Setting", "Steady", "rule_of")
+__all__ = ("Following", "Look", "NewBounds", "Prisma", "Setting", "Steady", "TuningRule", "rule_of")

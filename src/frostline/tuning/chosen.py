@@ -3,13 +3,13 @@
 from frostline.config import LoaderSettings
 from frostline.tuning.feedback import Following
 from frostline.tuning.prisma import Prisma
-from frostline.tuning.rule import Rule, Steady
+from frostline.tuning.rule import Steady, TuningRule
 from frostline.tuning.values import Setting
 
 __all__ = ("rule_of",)
 
 
-def rule_of(settings: LoaderSettings, *, window_bytes: int | None = None) -> Rule:
+def rule_of(settings: LoaderSettings, *, window_bytes: int | None = None) -> TuningRule:
     """The rule for one job's windows.
 
     Args:

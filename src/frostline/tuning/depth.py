@@ -11,11 +11,11 @@ _REQUESTS_TIMES = 2.0
 _LATE_TIMES = 2.0
 # The loop waited though the window was full: some of the time, at some of the looks.
 _WAITS, _FULL = 0.03, 0.1
-_MORE, _MOST = 2.0, 256.0
+_MORE, _MAX = 2.0, 256.0
 # What was too little is tried again after so long without waiting for it.
 _PATIENCE_S = 30.0
 # What is set is more than what is wanted, and stays while that is neither more nor so much less: changes are events.
-_AMPLE, _LEAST_USED = 1.5, 0.4
+_AMPLE, _MIN_USED = 1.5, 0.4
 
 
 class Depth:
@@ -50,7 +50,7 @@ class Depth:
             self._times = max(1.0, self._times / _MORE)
             self._patient_until_s = period.now_s + _PATIENCE_S
         wanted = self._wanted(period, requests)
-        is_less = wanted < _LEAST_USED * self.nbytes
+        is_less = wanted < _MIN_USED * self.nbytes
         if wanted <= self.nbytes and not (is_less and may_shrink):
             return None
         self.nbytes = min(self._most, int(_AMPLE * wanted))
@@ -61,7 +61,7 @@ class Depth:
         if self.nbytes >= self._most:
             return None
         wanted = max(self._wanted(period, requests), int(_MORE * self.nbytes))
-        self._times = min(_MOST, self._times * max(1.0, wanted / self._wanted(period, requests)))
+        self._times = min(_MAX, self._times * max(1.0, wanted / self._wanted(period, requests)))
         self.nbytes = min(wanted, self._most)
         return f"the window was full, and the loop waited {in_percent(period.stalled)} of the time"
 

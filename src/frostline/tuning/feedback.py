@@ -5,7 +5,7 @@ from dataclasses import replace
 from frostline.tuning.depth import Depth
 from frostline.tuning.parallelism import Move, Parallelism
 from frostline.tuning.periods import Period, Periods
-from frostline.tuning.values import Change, Look, Setting
+from frostline.tuning.values import Look, NewBounds, Setting
 
 __all__ = ("Following",)
 
@@ -32,7 +32,7 @@ class Following:
         """The bounds in force."""
         return Setting(requests=self._parallelism.requests, window_bytes=self._depth.nbytes)
 
-    def look(self, look: Look) -> Change | None:
+    def look(self, look: Look) -> NewBounds | None:
         """See ``Rule``."""
         before = replace(self.setting, requests=self._parallelism.kept)
         if look.failures:
@@ -44,7 +44,7 @@ class Following:
             return None
         return self._moved(self._parallelism.judge(period, self._most.window_bytes), before, period)
 
-    def _moved(self, move: Move | None, before: Setting, period: Period | None = None) -> Change | None:
+    def _moved(self, move: Move | None, before: Setting, period: Period | None = None) -> NewBounds | None:
         reasons = [] if move is None else [move.reason]
         if period is not None:
             is_settled = move is None and self._parallelism.is_settled
@@ -56,4 +56,4 @@ class Following:
         is_trial = move is not None and move.is_trial
         if is_trial:  # what was tried before it may have been kept
             before = replace(before, requests=self._parallelism.kept)
-        return Change(before=before, after=self.setting, is_trial=is_trial, reason="; ".join(reasons))
+        return NewBounds(before=before, after=self.setting, is_trial=is_trial, reason="; ".join(reasons))

@@ -33,7 +33,7 @@ _FED_S, _CAUTION_S = 3.0, 60.0
 # only where these are so many fewer.
 _AMPLE, _LESS = 2.0, 0.8
 # One answer on the way while another is read.
-_LEAST = 2
+_MIN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Parallelism:
         self._quickest: deque[tuple[float, float]] = deque()
         self._surprises: list[float] = []
         self._fed_since_s: float | None = None
-        self._floor, self._floor_until_s = _LEAST, -math.inf
+        self._floor, self._floor_until_s = _MIN, -math.inf
         self._ceiling, self._ceiling_until_s = most, -math.inf
         self._caution_s = _CAUTION_S
 
@@ -161,15 +161,15 @@ class Parallelism:
         self._rest(now_s)
         return Move(requests=self._base.requests, reason=f"requests failed with {before} under way")
 
-    def judge(self, period: Period, most_bytes: int) -> Move | None:
+    def judge(self, period: Period, max_bytes: int) -> Move | None:
         """What comes of a period; another number of requests, where it is worth trying or keeping.
 
         Args:
             period: with the requests in force.
-            most_bytes: that may be under way.
+            max_bytes: that may be under way.
         """
         if self._trial is not None:
-            return self._tried(self._trial, period, most_bytes)
+            return self._tried(self._trial, period, max_bytes)
         self._base.rates.append(period.bytes_per_s)
         if period.stalled < _FED:
             return self._fewer(period)
@@ -177,7 +177,7 @@ class Parallelism:
         if period.stalled < _WAITS:
             return None
         self._wake(period, was_fed=was_fed)
-        return self._next_try(period, most_bytes)
+        return self._next_try(period, max_bytes)
 
     def _wake(self, period: Period, *, was_fed: bool) -> None:
         """End a rest that is over, or that what happened made pointless."""
@@ -203,10 +203,10 @@ class Parallelism:
         self._surprises = [*self._surprises, apart] if apart > max(_NEWS, 3 * self._base.noise) else []
         return len(self._surprises) >= 2
 
-    def _next_try(self, period: Period, most_bytes: int) -> Move | None:
+    def _next_try(self, period: Period, max_bytes: int) -> Move | None:
         while self._tries:
             factor = self._tries[0]
-            requests = self._target(factor, period, most_bytes)
+            requests = self._target(factor, period, max_bytes)
             if requests is not None:
                 self._trial = _Trial(requests=requests, factor=factor)
                 return Move(requests=requests, is_trial=True, reason=self._why(self._trial, period))
@@ -215,15 +215,15 @@ class Parallelism:
                 self._rest(period.now_s)
         return None
 
-    def _target(self, factor: float, period: Period, most_bytes: int) -> int | None:
+    def _target(self, factor: float, period: Period, max_bytes: int) -> int | None:
         """What a try would set; None where it is not worth trying."""
         now = self._base.requests
         if factor > 1:
-            fits = max(1, int(most_bytes / period.request_bytes))
+            fits = max(1, int(max_bytes / period.request_bytes))
             most = min(self._most, fits, self._ceiling if period.now_s < self._ceiling_until_s else self._most)
             target = min(most, max(now + 1, math.ceil(factor * now)))
             return target if target > now and period.full < 0.5 else None
-        least = max(_LEAST, self._floor if period.now_s < self._floor_until_s else 0)
+        least = max(_MIN, self._floor if period.now_s < self._floor_until_s else 0)
         target = max(least, math.floor(factor * now))
         # A queue that never empties hides what the link takes without it: seldom, fewer are tried whatever it says.
         if self._rest_s >= _LONGEST_REST_S:
@@ -244,7 +244,7 @@ class Parallelism:
             f"are {trial.requests} as fast?"
         )
 
-    def _tried(self, trial: _Trial, period: Period, most_bytes: int) -> Move | None:
+    def _tried(self, trial: _Trial, period: Period, max_bytes: int) -> Move | None:
         trial.rates.append(period.bytes_per_s)
         rate = statistics.median(trial.rates)
         gain = rate / (self._base.rate if trial.is_up else max(self._base.rate, self._base.before)) - 1
@@ -258,7 +258,7 @@ class Parallelism:
             return self._go_back(trial, rate, period.now_s)
         kept = self._keep(trial, rate, gain)
         # What was tried is measured already: a link that has room is not kept waiting for another period of the same.
-        further = self._next_try(period, most_bytes) if trial.is_up and period.stalled >= _WAITS else None
+        further = self._next_try(period, max_bytes) if trial.is_up and period.stalled >= _WAITS else None
         return kept if further is None else replace(further, reason=f"{kept.reason}; {further.reason}")
 
     def _more_is_better(self, trial: _Trial, gain: float) -> bool | None:

@@ -9,10 +9,10 @@ from frostline.tuning.values import Look
 __all__ = ("Period", "Periods")
 
 # A period is shorter where requests are: in less, the consumer's batches and the processor's other work are all noise.
-_LEAST_S = 0.25
+_MIN_S = 0.25
 # A period has so many rounds of all requests under way: they come in bursts, and a part of a round would be no rate.
 _ROUNDS = 2
-_FEWEST = 8
+_MIN = 8
 _REMEMBERED = 256
 _LATE = 0.95
 
@@ -90,7 +90,7 @@ class Periods:
         # What ends within this look ends its round: rounds are whole at the look at which their last request came.
         is_round = finished % under_way < max(1, len(self._looks[-1].took_s))
         has_rows = any(one.bytes_arrived for one in self._looks)  # samples that cannot be read have no bytes
-        return has_rows and seconds >= _LEAST_S and finished >= max(_FEWEST, _ROUNDS * under_way) and is_round
+        return has_rows and seconds >= _MIN_S and finished >= max(_MIN, _ROUNDS * under_way) and is_round
 
     def _period(self) -> Period:
         looks = self._looks

@@ -3,12 +3,12 @@
 import statistics
 
 from frostline.core.units import in_bytes
-from frostline.tuning.values import Change, Look, Setting
+from frostline.tuning.values import Look, NewBounds, Setting
 
 __all__ = ("Prisma",)
 
 _INTERVAL_S = 0.1
-_FEWEST_SAMPLES = 10
+_MIN_SAMPLES = 10
 _FULL_PERCENT, _STEADY_PERCENT, _EMPTY_PERCENT = 80, 20, 30
 _FIRST_SLOTS, _MORE_SLOTS = 10, 10
 
@@ -46,7 +46,7 @@ class Prisma:
         nbytes = self._slot_bytes + self._producers * self._request_bytes if self._request_bytes else 1 << 62
         return Setting(requests=self._producers, window_bytes=min(max(1, nbytes), self._most.window_bytes))
 
-    def look(self, look: Look) -> Change | None:
+    def look(self, look: Look) -> NewBounds | None:
         """See ``Rule``."""
         if self._has_stopped:
             return None
@@ -54,7 +54,7 @@ class Prisma:
             return self._sized(look)
         self._occupancies.append(int(100 * min(1.0, look.ready_bytes / max(1, self._slot_bytes))))
         self._next_s = look.now_s + _INTERVAL_S if self._next_s is None else self._next_s
-        if look.now_s < self._next_s or len(self._occupancies) < _FEWEST_SAMPLES:
+        if look.now_s < self._next_s or len(self._occupancies) < _MIN_SAMPLES:
             return None
         self._next_s = look.now_s + _INTERVAL_S
         return self._judge()
@@ -63,15 +63,15 @@ class Prisma:
     def _slot_bytes(self) -> int:
         return self._slots * self._request_bytes // self._rows
 
-    def _sized(self, look: Look) -> Change | None:
+    def _sized(self, look: Look) -> NewBounds | None:
         """The first look at a request says how large samples are."""
         if not look.requests_in_flight or not look.expected_bytes:
             return None
         before = self.setting
         self._request_bytes = max(self._rows, look.expected_bytes // look.requests_in_flight)
-        return Change(before=before, after=self.setting, reason=f"a request has {in_bytes(self._request_bytes)}")
+        return NewBounds(before=before, after=self.setting, reason=f"a request has {in_bytes(self._request_bytes)}")
 
-    def _judge(self) -> Change | None:
+    def _judge(self) -> NewBounds | None:
         mean = int(statistics.fmean(self._occupancies))
         deviation = int(statistics.pstdev(self._occupancies))
         self._occupancies.clear()
@@ -84,4 +84,6 @@ class Prisma:
             self._slots += _MORE_SLOTS
         if self.setting == before:
             return None
-        return Change(before=before, after=self.setting, reason=f"the buffer is {mean} % full, deviation {deviation} %")
+        return NewBounds(
+            before=before, after=self.setting, reason=f"the buffer is {mean} % full, deviation {deviation} %"
+        )

@@ -2,19 +2,19 @@
 
 from typing import Protocol
 
-from frostline.tuning.values import Change, Look, Setting
+from frostline.tuning.values import Look, NewBounds, Setting
 
-__all__ = ("Rule", "Steady")
+__all__ = ("Steady", "TuningRule")
 
 
-class Rule(Protocol):
+class TuningRule(Protocol):
     """Chooses a window's bounds. It decides how fast rows come, never which ones or in what order."""
 
     @property
     def setting(self) -> Setting:
         """The bounds in force."""
 
-    def look(self, look: Look) -> Change | None:
+    def look(self, look: Look) -> NewBounds | None:
         """Take what the window did since the look before; other bounds, where these are better."""
 
 
@@ -28,6 +28,6 @@ class Steady:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
 
-    def look(self, look: Look) -> Change | None:  # noqa: ARG002 - whatever comes
+    def look(self, look: Look) -> NewBounds | None:  # noqa: ARG002 - whatever comes
         """Nothing changes."""
         return None

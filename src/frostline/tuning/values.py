@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ("Change", "Look", "Setting")
+__all__ = ("Look", "NewBounds", "Setting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class NewBounds:
     """Other bounds from now on.
 
     Attributes:

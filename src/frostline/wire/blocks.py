@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import FeatureBatch, Packed, Skipped
+from frostline.core import FeatureBatch, PackedTensor, Skipped
 from frostline.wire.codecs import CODECS
 
-__all__ = ("Block", "Piece", "is_alike", "lay_out", "read_block", "row_bytes")
+__all__ = ("Block", "RowBlock", "is_alike", "lay_out", "read_block", "row_bytes")
 
 _ALIGNED = 64
 _KINDS = frozenset(np.dtype(kind).str for kind in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "?"))
-_MOST_AXES = 16
+_MAX_AXES = 16
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Piece:
+class RowBlock:
     """Neighbouring rows of a batch, from ``start`` up to ``stop``; none where only its form is wanted."""
 
     batch: FeatureBatch
@@ -78,7 +78,7 @@ def row_bytes(batch: FeatureBatch) -> float:
     return batch.nbytes / max(1, len(batch))
 
 
-def lay_out(pieces: Sequence[Piece], skipped: Sequence[Skipped]) -> Block:
+def lay_out(pieces: Sequence[RowBlock], skipped: Sequence[Skipped]) -> Block:
     """A block of the rows of some batches that are alike; there is one piece at least."""
     block = Block()
     form = pieces[0].batch
@@ -141,12 +141,12 @@ def _bounds(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
     return bounds
 
 
-def _lay(block: Block, columns: Sequence[tuple[Array, Piece]], rows: int) -> dict[str, Any]:
+def _lay(block: Block, columns: Sequence[tuple[Array, RowBlock]], rows: int) -> dict[str, Any]:
     first, _ = columns[0]
     return block.add([array[one.start : one.stop] for array, one in columns], [rows, *first.shape[1:]], first.dtype)
 
 
-def _lay_packed(block: Block, pieces: Sequence[Piece], place: int, rows: int) -> dict[str, Any]:
+def _lay_packed(block: Block, pieces: Sequence[RowBlock], place: int, rows: int) -> dict[str, Any]:
     packed = [(one.batch.packed[place], one) for one in pieces]
     form, _ = packed[0]
     says: dict[str, Any] = {"codec": form.codec, "shape": list(form.shape), "dtype": form.dtype.str}
@@ -161,7 +161,7 @@ def _lay_packed(block: Block, pieces: Sequence[Piece], place: int, rows: int) ->
     return says
 
 
-def _by_row(packed: Sequence[tuple[Packed, Piece]]) -> tuple[list[int], list[Array]]:
+def _by_row(packed: Sequence[tuple[PackedTensor, RowBlock]]) -> tuple[list[int], list[Array]]:
     """How long each row is, and the bytes of each piece's rows."""
     lengths: list[int] = []
     bodies: list[Array] = []
@@ -180,7 +180,7 @@ def _present(array: Array | None) -> Array:
 def _column(says: dict[str, Any], memory: memoryview) -> Array:
     """A column, checked: it lies within the block, and its values are numbers."""
     at, shape = says["at"], tuple(says["shape"])
-    if says["dtype"] not in _KINDS or len(shape) > _MOST_AXES or not all(type(one) is int for one in (at, *shape)):
+    if says["dtype"] not in _KINDS or len(shape) > _MAX_AXES or not all(type(one) is int for one in (at, *shape)):
         raise ValueError("a column says no place, shape or type")
     if at < 0 or min(shape, default=0) < 0:
         raise ValueError("a column lies outside its block")
@@ -214,12 +214,12 @@ def _encoded(says: dict[str, Any], memory: memoryview, rows: int) -> Iterator[me
         yield view[start:stop]
 
 
-def _read_packed(says: dict[str, Any], memory: memoryview, rows: int) -> Packed:
+def _read_packed(says: dict[str, Any], memory: memoryview, rows: int) -> PackedTensor:
     if says["codec"] not in CODECS or says["dtype"] not in _KINDS:
         raise ValueError("rows that are packed in no way that there is")
     body = _column(says["body"], memory)
     bounds = _whole_bounds(says["bounds"], memory, rows, body.nbytes) if "bounds" in says else None
-    return Packed(
+    return PackedTensor(
         codec=says["codec"],
         shape=tuple(map(int, says["shape"])),
         dtype=np.dtype(says["dtype"]),

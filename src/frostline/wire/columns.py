@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from frostline.core import FeatureBatch, Packed
+from frostline.core import FeatureBatch, PackedTensor
 from frostline.wire.codecs import CODECS, Codec
 from frostline.wire.codecs.pack import narrowed_dtype, scales
 
@@ -22,7 +22,7 @@ _DTYPE = b"frostline.dtype"
 _SHAPE = b"frostline.shape"
 _CROSSING = {name: np.dtype(name) for name in ("bool", "float16", "float32", "float64", "int32", "int64", "uint8")}
 _READ = {np.dtype(kind) for kind in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2")}
-_MOST_AXES = 16
+_MAX_AXES = 16
 
 Array = npt.NDArray[Any]
 
@@ -51,12 +51,12 @@ def columns_of(batch: FeatureBatch) -> list[Column]:
     return [ids, Column(name="encoded", array=_joined(tuple(batch.encoded)))]
 
 
-def contents_of(found: Any, most_bytes: int) -> dict[str, Any]:
+def contents_of(found: Any, max_bytes: int) -> dict[str, Any]:
     """The fields of a ``FeatureBatch`` that the columns of a record batch hold: ids and the payload.
 
     Args:
         found: the record batch, from anybody.
-        most_bytes: that its tensors may take once they are unpacked.
+        max_bytes: that its tensors may take once they are unpacked.
 
     Raises:
         KeyError, TypeError, ValueError: It is not what a node sends.
@@ -71,7 +71,7 @@ def contents_of(found: Any, most_bytes: int) -> dict[str, Any]:
         raise ValueError(f"columns {list(columns)[:4]}")
     if not any(_CODEC in (field.metadata or {}) for _, field in columns.values()):
         return {"ids": ids, "tensors": tuple(_tensor(*columns.pop(name)) for name in tensors), **_nothing(columns)}
-    packed = tuple(_unread(name, columns, most_bytes // len(tensors)) for name in tensors)
+    packed = tuple(_unread(name, columns, max_bytes // len(tensors)) for name in tensors)
     return {"ids": ids, "packed": packed, **_nothing(columns)}
 
 
@@ -86,7 +86,7 @@ def _plain(name: str, tensor: Array, metadata: dict[bytes, bytes] | None = None)
     return Column(name=name, array=pa.ExtensionArray.from_storage(kind, storage), metadata=says)
 
 
-def _packed(index: int, packed: Packed) -> Iterator[Column]:
+def _packed(index: int, packed: PackedTensor) -> Iterator[Column]:
     name = f"features_{index}"
     metadata = {
         _CODEC: packed.codec.encode(),
@@ -118,25 +118,25 @@ def _nothing(columns: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _unread(name: str, columns: dict[str, Any], most_bytes: int) -> Packed:
+def _unread(name: str, columns: dict[str, Any], max_bytes: int) -> PackedTensor:
     """A packed tensor, checked against what its field says; its rows are looked at where they are unpacked."""
     column, field = columns.pop(name)
     says = field.metadata or {}
     codec, shape, dtype = _codec(says[_CODEC]), _shape(says[_SHAPE]), _CROSSING[says[_DTYPE].decode()]
     if codec.of(dtype) != codec:
         raise ValueError(f"codec {codec.name} for values of type {dtype}")
-    if math.prod(shape) * dtype.itemsize * len(column) > most_bytes:
+    if math.prod(shape) * dtype.itemsize * len(column) > max_bytes:
         raise ValueError(f"{len(column)} rows of shape {list(shape)[:4]}")
     if codec.by_row:
         bounds, body = _bytes(column)
-        return Packed(codec=codec.name, shape=shape, dtype=dtype, body=body, bounds=bounds)
+        return PackedTensor(codec=codec.name, shape=shape, dtype=dtype, body=body, bounds=bounds)
     body = _tensor(column, field)
     scale = _tensor(*columns.pop(f"{name}_scale")) if scales(shape, codec) else None
     if body.shape[1:] != shape or body.dtype != narrowed_dtype(codec, dtype):
         raise ValueError(f"column {name} does not hold what it says")
     if scale is not None and (scale.shape[1:] != (scales(shape, codec),) or scale.dtype != np.float32):
         raise ValueError(f"column {name} has other scales than it says")
-    return Packed(codec=codec.name, shape=shape, dtype=dtype, body=body, scale=scale)
+    return PackedTensor(codec=codec.name, shape=shape, dtype=dtype, body=body, scale=scale)
 
 
 def _codec(name: bytes) -> Codec:
@@ -147,11 +147,7 @@ def _codec(name: bytes) -> Codec:
 
 def _shape(text: bytes) -> tuple[int, ...]:
     shape = json.loads(text)
-    if (
-        not isinstance(shape, list)
-        or len(shape) > _MOST_AXES
-        or not all(type(one) is int and one >= 0 for one in shape)
-    ):
+    if not isinstance(shape, list) or len(shape) > _MAX_AXES or not all(type(one) is int and one >= 0 for one in shape):
         raise ValueError(f"shape {text[:50]!r}")
     return tuple(shape)
 

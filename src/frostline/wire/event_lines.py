@@ -18,7 +18,7 @@ from frostline.events import (
     RequestRetried,
     SampleSkipped,
     StepFinished,
-    Waiting,
+    WaitingForRows,
 )
 
 __all__ = ("event_from_json", "event_to_json", "line_of")
@@ -36,7 +36,7 @@ _KINDS: dict[str, type[Any]] = {
         RequestRetried,
         SampleSkipped,
         StepFinished,
-        Waiting,
+        WaitingForRows,
     )
 }
 _TYPES: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}

@@ -33,7 +33,7 @@ CLOSED = 1
 
 _HEADER = struct.Struct("<4sIQ")
 _MARK = b"frst"
-_MOST_JSON = 64 << 20
+_MAX_JSON = 64 << 20
 _DESCRIPTOR = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
@@ -80,12 +80,12 @@ def send(
         to.sendall(body)
 
 
-def receive(come_from: socket.socket, *, most_bytes: int = 0, takes_descriptor: bool = False) -> Frame | None:
+def receive(come_from: socket.socket, *, max_bytes: int = 0, takes_descriptor: bool = False) -> Frame | None:
     """The next frame; None where the peer has ended between two of them.
 
     Args:
         come_from: a connected stream socket.
-        most_bytes: that may stand behind the JSON.
+        max_bytes: that may stand behind the JSON.
         takes_descriptor: one may come; it is closed where the frame breaks off.
 
     Raises:
@@ -96,7 +96,7 @@ def receive(come_from: socket.socket, *, most_bytes: int = 0, takes_descriptor: 
     if not header:
         return None
     try:
-        text_bytes, body_bytes = _lengths(header + _exactly(come_from, _HEADER.size - len(header)), most_bytes)
+        text_bytes, body_bytes = _lengths(header + _exactly(come_from, _HEADER.size - len(header)), max_bytes)
         says = _object(_exactly(come_from, text_bytes))
         return Frame(says=says, body=_exactly(come_from, body_bytes), descriptor=descriptor)
     except BaseException:
@@ -116,11 +116,11 @@ def _header(come_from: socket.socket, *, takes_descriptor: bool) -> tuple[bytes,
     return data, found[0] if found else -1
 
 
-def _lengths(header: bytes, most_bytes: int) -> tuple[int, int]:
+def _lengths(header: bytes, max_bytes: int) -> tuple[int, int]:
     mark, text_bytes, body_bytes = _HEADER.unpack(header)
     if mark != _MARK:
         raise BrokenFrame("what came does not begin like a frame of Frostline")
-    if text_bytes > _MOST_JSON or body_bytes > most_bytes:
+    if text_bytes > _MAX_JSON or body_bytes > max_bytes:
         raise BrokenFrame(f"a frame of {text_bytes} and {body_bytes} bytes is too long")
     return text_bytes, body_bytes
 

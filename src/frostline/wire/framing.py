@@ -24,7 +24,7 @@ from frostline.errors import FrostlineError, NodeUnreachable
 from frostline.wire.columns import columns_of, contents_of
 from frostline.wire.refusals import error_from_json, error_to_json
 
-__all__ = ("MEDIA_TYPE", "Encoder", "Source", "decode")
+__all__ = ("MEDIA_TYPE", "ByteSource", "Encoder", "decode")
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 
@@ -35,10 +35,10 @@ _FAILURE = b"frostline.failure"
 _ERROR = b"frostline.error"
 _NEXT = b"frostline.next"
 _MERGED_BELOW = 64 << 10  # a write of its own costs more than copying this much
-_MOST_BYTES = 4 << 30
+_MAX_BYTES = 4 << 30
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Something to read from. Fewer bytes than asked for mean that no more will come."""
 
     def read(self, nbytes: int, /) -> bytes | bytearray | memoryview:
@@ -95,18 +95,18 @@ class Encoder:
         self._writer.write_batch(empty, custom_metadata=metadata)
 
 
-def decode(source: Source, *, most_bytes: int = _MOST_BYTES) -> Iterator[FeatureBatch]:
+def decode(source: ByteSource, *, max_bytes: int = _MAX_BYTES) -> Iterator[FeatureBatch]:
     """Yield the batches of an answer as they arrive; their arrays view what was read and cannot be written.
 
     Args:
         source: where the answer comes from.
-        most_bytes: of one batch; more is taken for nonsense.
+        max_bytes: of one batch; more is taken for nonsense.
 
     Raises:
         NodeUnreachable: The answer broke off.
         FrostlineError: It is no answer of a node, or the error that the node sent as its end.
     """
-    watched = _Watched(source, most_bytes)
+    watched = _Watched(source, max_bytes)
     reader = None
     while True:
         try:
@@ -117,7 +117,7 @@ def decode(source: Source, *, most_bytes: int = _MOST_BYTES) -> Iterator[Feature
                 _end(reader)
                 reader = None
                 continue
-            batch = _batch(found.batch, metadata, most_bytes)
+            batch = _batch(found.batch, metadata, max_bytes)
         except StopIteration:
             watched.check_whole()
             return
@@ -178,13 +178,13 @@ class _Watched:
 
     closed = False
 
-    def __init__(self, source: Source, most_bytes: int) -> None:
+    def __init__(self, source: ByteSource, max_bytes: int) -> None:
         self._source = source
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._has_ended = False
 
     def read(self, nbytes: int) -> bytes | bytearray | memoryview:
-        if not 0 <= nbytes <= self._most_bytes:
+        if not 0 <= nbytes <= self._max_bytes:
             raise ValueError(f"a part of {nbytes} bytes")
         data = self._source.read(nbytes)
         self._has_ended |= len(data) < nbytes
@@ -204,12 +204,12 @@ class _Watched:
         """The source belongs to the caller."""
 
 
-def _batch(found: Any, metadata: dict[bytes, bytes], most_bytes: int) -> FeatureBatch:
+def _batch(found: Any, metadata: dict[bytes, bytes], max_bytes: int) -> FeatureBatch:
     if _FAILURE in metadata:
         value = json.loads(metadata[_FAILURE])
         raise error_from_json(value) or FrostlineError("the node's request failed")
     skipped = tuple(_skipped(one) for one in json.loads(metadata.get(_SKIPPED, b"[]")))
-    contents = contents_of(found, most_bytes)
+    contents = contents_of(found, max_bytes)
     return FeatureBatch(**contents, skipped=skipped, error=_error(metadata.get(_ERROR, b"0.0")))
 
 

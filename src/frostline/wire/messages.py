@@ -201,7 +201,7 @@ class Health:
         return cls(**{**value, "roots": tuple(value["roots"]), "cores": tuple(value["cores"])})
 
 
-_MOST_SAMPLES = 65_536
+_MAX_SAMPLES = 65_536
 _ENGINE = re.compile(r"[a-z0-9-]{1,40}(\+[0-9a-f]{16})?(@[0-9a-f]{16})?")
 _LONGEST_VERSION = 256
 _LIMIT = 1 << 63
@@ -247,8 +247,8 @@ def _samples(body: dict[str, Any]) -> Samples:
     columns = {name: _list(body.get(name), f"samples.{name}") for name in ("ids", "objects", "offsets", "lengths")}
     if len({len(column) for column in columns.values()}) != 1:
         raise BadRequest("the columns of samples have different lengths")
-    if not 1 <= len(columns["ids"]) <= _MOST_SAMPLES:
-        raise BadRequest(f"a request names 1 to {_MOST_SAMPLES} samples")
+    if not 1 <= len(columns["ids"]) <= _MAX_SAMPLES:
+        raise BadRequest(f"a request names 1 to {_MAX_SAMPLES} samples")
     numbers = {
         name: np.array([_integer(one, f"samples.{name}") for one in columns[name]], np.int64)
         for name in ("ids", "offsets", "lengths")

@@ -24,7 +24,7 @@ FEW_EPOCHS = 5
 # Where features are kept a pass costs what its steps cost. Chosen with the other defaults of a recipe, by the accuracy
 # that a logistic regression has on the same features (docs/decisions/0060).
 _ENOUGH_EPOCHS = 20
-_MOST_EPOCHS = 100
+_MAX_EPOCHS = 100
 _PATIENCE = 5
 _UNKEPT = "features are not kept, so that each epoch computes them again"
 _UNSCORED = "no samples are held out that may choose the epoch"
@@ -106,7 +106,7 @@ class Recipe:
             return Passes(most=FEW_EPOCHS, reason=_UNKEPT)
         if not (has_held_out and self.selects):
             return Passes(most=_ENOUGH_EPOCHS, reason=_UNSCORED)
-        return Passes(most=_MOST_EPOCHS, patience=_PATIENCE, reason=_SCORED)
+        return Passes(most=_MAX_EPOCHS, patience=_PATIENCE, reason=_SCORED)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

@@ -12,9 +12,9 @@ from frostline.cache.local.quota import PAGE_BYTES
 from frostline.errors import OutOfSpace, SettingError
 from frostline.private import make_private_file, make_private_folder
 
-__all__ = ("LEAST_BYTES", "Database", "damage", "is_busy", "is_damage", "typed")
+__all__ = ("MIN_BYTES", "Database", "damage", "is_busy", "is_damage", "typed")
 
-LEAST_BYTES = 16 << 20
+MIN_BYTES = 16 << 20
 """Below this there would be no room beside the log."""
 
 # Raise it whenever the tables change: a file of another form is left and replaced.
@@ -32,10 +32,10 @@ CREATE TABLE IF NOT EXISTS features (
 CREATE UNIQUE INDEX IF NOT EXISTS places ON features (scope, row);
 """
 # More at once would only wait for each other's disk, and each keeps some pages in memory.
-_MOST_CONNECTIONS = 8
+_MAX_CONNECTIONS = 8
 _PAGES_IN_MEMORY_KIB = 512
 # What a transaction writes stands in memory once more.
-_MOST_BATCH_BYTES = 4 << 20
+_MAX_BATCH_BYTES = 4 << 20
 # Another process may be writing a batch.
 _PATIENCE_S = 5.0
 _TRIES = 4
@@ -100,12 +100,12 @@ class Database:
     """
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
-        if budget_bytes < LEAST_BYTES:
-            raise SettingError(f"a cache on disk needs at least {LEAST_BYTES} bytes, not {budget_bytes}")
+        if budget_bytes < MIN_BYTES:
+            raise SettingError(f"a cache on disk needs at least {MIN_BYTES} bytes, not {budget_bytes}")
         self._folder = folder
         self._log_bytes = min(budget_bytes // 4, 64 << 20)
         self._file_bytes = budget_bytes - self._log_bytes
-        self._turns = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._turns = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._one_writes = threading.Lock()  # so that only other processes can be in the way
         self._idle: list[sqlite3.Connection] = []
@@ -122,7 +122,7 @@ class Database:
     @property
     def batch_bytes(self) -> int:
         """Most bytes to write in one transaction, which the log must hold."""
-        return min(self._log_bytes // 4, _MOST_BATCH_BYTES)
+        return min(self._log_bytes // 4, _MAX_BATCH_BYTES)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

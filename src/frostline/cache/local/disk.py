@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.cache.local.database import Database, damage, is_busy, is_damage, typed
-from frostline.cache.local.quota import Shelf, idle_shelves, stored_bytes
+from frostline.cache.local.quota import ScopeUsage, idle_shelves, stored_bytes
 from frostline.cache.rows import RowLayout, Tensors, fill, opened, sealed
 from frostline.errors import OutOfSpace, SettingError
 
@@ -35,7 +35,7 @@ _NOTED_EVERY_S = 10.0
 _REST_S = 30.0
 _ASKED_AT_ONCE = 256
 # Fewer would make room again for the very next rows.
-_FEWEST_CLEARED = 64
+_MIN_CLEARED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class FeatureStore:
             shelf = self._idle_shelf(connection, wanting)
             if shelf is None:
                 break
-            count = max(_FEWEST_CLEARED, int(missing / stored_bytes(shelf.row_bytes)) + 1)
+            count = max(_MIN_CLEARED, int(missing / stored_bytes(shelf.row_bytes)) + 1)
             some = "SELECT number FROM features INDEXED BY places WHERE scope = ? LIMIT ?"
             query = f"DELETE FROM features WHERE number IN ({some})"  # noqa: S608
             dropped = connection.execute(query, (shelf.number, count)).rowcount
@@ -238,12 +238,12 @@ class FeatureStore:
     def _free_bytes(self, connection: sqlite3.Connection) -> int:
         return self._database.file_bytes - self._database.used_bytes(connection)
 
-    def _idle_shelf(self, connection: sqlite3.Connection, wanting: int) -> Shelf | None:
+    def _idle_shelf(self, connection: sqlite3.Connection, wanting: int) -> ScopeUsage | None:
         query = "SELECT number, used, row_bytes FROM scopes"
         found = list(typed(connection.execute(query), int, float, int))
         if any(row_bytes < 0 for _, _, row_bytes in found):
             raise damage("a row has less than no bytes")
-        shelves = [Shelf(number=number, used_s=used, row_bytes=row_bytes) for number, used, row_bytes in found]
+        shelves = [ScopeUsage(number=number, used_s=used, row_bytes=row_bytes) for number, used, row_bytes in found]
         idle = idle_shelves(shelves, wanting=wanting, now_s=self._clock(), idle_s=self._idle_s)
         return idle[0] if idle else None
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ("PAGE_BYTES", "Shelf", "idle_shelves", "stored_bytes")
+__all__ = ("PAGE_BYTES", "ScopeUsage", "idle_shelves", "stored_bytes")
 
 PAGE_BYTES = 16_384
 """Of the file: a row of a few kilobytes lies in one page, so that reading it is one call."""
@@ -15,7 +15,7 @@ _INDEX_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class ScopeUsage:
     """The features of one scope.
 
     Attributes:
@@ -29,7 +29,7 @@ class Shelf:
     row_bytes: int
 
 
-def idle_shelves(shelves: Sequence[Shelf], *, wanting: int, now_s: float, idle_s: float) -> list[Shelf]:
+def idle_shelves(shelves: Sequence[ScopeUsage], *, wanting: int, now_s: float, idle_s: float) -> list[ScopeUsage]:
     """Those that make room, longest unused first.
 
     What somebody used within ``idle_s`` stays, and new rows are turned away: an epoch reads every sample once in a

@@ -12,7 +12,7 @@ from frostline.cache.local.memory import FeatureCache
 from frostline.cache.rows import RowLayout, Tensors
 from frostline.core import SampleTable
 
-__all__ = ("DiskCache", "Held", "RowNames", "TieredCache")
+__all__ = ("CachedIn", "DiskCache", "RowNames", "TieredCache")
 
 _Ids = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -72,7 +72,7 @@ class DiskCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
+class CachedIn:
     """Where features lie.
 
     Attributes:
@@ -112,14 +112,14 @@ class TieredCache:
         """What is put now is likely to be kept: nothing was turned away yet, or there is a disk."""
         return self._disk is not None or not self.memory.statistics().turned_away
 
-    def find(self, ids: _Ids) -> Held:
+    def find(self, ids: _Ids) -> CachedIn:
         """Where each of them lies; one on disk may be gone, or found damaged, when it is read."""
         rows = self.memory.find(ids)
         is_on_disk = np.zeros(len(ids), np.bool_)
         lacking = rows < 0
         if self._disk is not None and lacking.any():
             is_on_disk[lacking] = self._disk.contains(ids[lacking])
-        return Held(rows=rows, is_on_disk=is_on_disk)
+        return CachedIn(rows=rows, is_on_disk=is_on_disk)
 
     def read(self, ids: _Ids) -> tuple[_Mask, Tensors]:
         """Which of them were found on disk, and the tensors of those, in the ids' order; memory takes them too."""

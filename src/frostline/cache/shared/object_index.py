@@ -19,7 +19,7 @@ Place = tuple[Bundle, int]
 """An object, and which of its rows."""
 
 # More than jobs use at a time.
-_MOST_SCOPES = 1024
+_MAX_SCOPES = 1024
 _NOWHERE = -1
 _Ints = npt.NDArray[np.int64]
 
@@ -28,11 +28,11 @@ class KnownRows:
     """Where rows lie. Not safe for threads.
 
     Args:
-        most_rows: of all scopes together; beyond that, scopes that were not asked for longest are forgotten.
+        max_rows: of all scopes together; beyond that, scopes that were not asked for longest are forgotten.
     """
 
-    def __init__(self, most_rows: int) -> None:
-        self._most_rows = most_rows
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
         self._shelves: OrderedDict[bytes, _Shelf] = OrderedDict()
 
     @classmethod
@@ -50,7 +50,7 @@ class KnownRows:
     def has_room(self, scope: bytes, rows: int) -> bool:
         """Whether so many more rows of a scope could be remembered."""
         shelf = self._shelves.get(scope)
-        return (0 if shelf is None else len(shelf)) + rows <= self._most_rows
+        return (0 if shelf is None else len(shelf)) + rows <= self._max_rows
 
     def names(self, scope: bytes) -> set[str]:
         """Of the objects that were added."""
@@ -61,16 +61,16 @@ class KnownRows:
         """Remember the rows of an object, in their order, if there is room for them."""
         shelf = self._shelves.setdefault(bundle.scope, _Shelf())
         self._shelves.move_to_end(bundle.scope)
-        while len(self) + len(keys) > self._most_rows and len(self._shelves) > 1:
+        while len(self) + len(keys) > self._max_rows and len(self._shelves) > 1:
             self._shelves.popitem(last=False)
-        if len(self) + len(keys) <= self._most_rows:
+        if len(self) + len(keys) <= self._max_rows:
             shelf.add(bundle, keys)
 
     def note(self, scope: bytes) -> None:
         """Remember that a scope was looked through, though it may have no rows."""
         self._shelves.setdefault(scope, _Shelf()).is_looked_through = True
         self._shelves.move_to_end(scope)
-        while len(self._shelves) > _MOST_SCOPES:
+        while len(self._shelves) > _MAX_SCOPES:
             self._shelves.popitem(last=False)
 
     def find(self, scope: bytes, keys: Sequence[bytes]) -> list[Place | None]:

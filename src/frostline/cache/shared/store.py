@@ -31,7 +31,7 @@ _LOOK_EVERY_S = 10.0
 _REST_S = 30.0
 # Of what waits to be written and of what is remembered, each has this part of the memory.
 _PARTS = 2
-_MOST_LOOKS = 1024
+_MAX_LOOKS = 1024
 # Several times what lies between two notes of use (``writer``), and longer than a job pauses.
 _IDLE_S = 3600.0
 
@@ -210,7 +210,7 @@ class SharedStore:
                 look = _Look(since_s=now_s, result=self._looker.submit(self._look_through, scope))
                 self._looks[scope] = look
                 self._looks.move_to_end(scope)
-                if len(self._looks) > _MOST_LOOKS:
+                if len(self._looks) > _MAX_LOOKS:
                     self._looks.popitem(last=False)
         if is_first:
             wait([look.result], max(0.0, min(until_s, look.since_s + self._wait_s) - now_s))

@@ -13,13 +13,13 @@ class Outbox:
     """Rows that wait to be written. Not safe for threads.
 
     Args:
-        most_bytes: of all that wait; what comes beyond is not taken.
+        max_bytes: of all that wait; what comes beyond is not taken.
         bundle_bytes: so many make an object.
         linger_s: rows wait no longer than this for others.
     """
 
-    def __init__(self, *, most_bytes: int, bundle_bytes: int, linger_s: float) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, *, max_bytes: int, bundle_bytes: int, linger_s: float) -> None:
+        self._max_bytes = max_bytes
         self._bundle_bytes = bundle_bytes
         self._linger_s = linger_s
         self._waiting: OrderedDict[bytes, _Pile] = OrderedDict()  # the one that has waited longest first
@@ -31,7 +31,7 @@ class Outbox:
     def add(self, scope: bytes, rows: Sequence[Row], now_s: float) -> int:
         """Take rows, none of which waits twice, and say how many found no room."""
         for count, (key, value) in enumerate(rows):
-            if self._bytes + len(value) > self._most_bytes:
+            if self._bytes + len(value) > self._max_bytes:
                 return len(rows) - count
             pile = self._waiting.setdefault(scope, _Pile(since_s=now_s))
             if key in pile.rows:

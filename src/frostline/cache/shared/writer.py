@@ -22,7 +22,7 @@ _COUNT_EVERY_S = 300.0
 _CLEAR_EVERY_S = 60.0
 # Use is noted so coarsely that it costs a store next to nothing; well within what counts as unused.
 _NOTED_EVERY_S = 600.0
-_MOST_NOTED = 1024
+_MAX_NOTED = 1024
 _MARK = b"\n"  # some stores take no empty objects
 _REST_S = 30.0
 # Whoever stops a node does not wait longer for a store that does not answer.
@@ -69,7 +69,7 @@ class BundleWriter:
         self._changed = threading.Condition()
         # What is being written stands in memory twice.
         bundle_bytes = min(_BUNDLE_BYTES, memory_bytes // 4)
-        self._outbox = Outbox(most_bytes=memory_bytes // 2, bundle_bytes=bundle_bytes, linger_s=_LINGER_S)
+        self._outbox = Outbox(max_bytes=memory_bytes // 2, bundle_bytes=bundle_bytes, linger_s=_LINGER_S)
         self._thread: threading.Thread | None = None
         self._is_closing = False
         self._rests_until_s = self._counted_s = self._cleared_s = -_COUNT_EVERY_S
@@ -96,7 +96,7 @@ class BundleWriter:
         with self._changed:
             if self._is_closing or self._clock() - self._noted.get(scope, -_NOTED_EVERY_S) < _NOTED_EVERY_S:
                 return
-            if len(self._noted) >= _MOST_NOTED:
+            if len(self._noted) >= _MAX_NOTED:
                 self._noted.clear()
             self._noted[scope] = self._clock()
             self._to_note.append(scope)

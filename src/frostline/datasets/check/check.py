@@ -16,14 +16,14 @@ import numpy.typing as npt
 from frostline.config import cache_folder
 from frostline.core import Samples, Skipped, Targets
 from frostline.core.texts import taken
-from frostline.datasets.check.progress import CheckProgress, Piece
+from frostline.datasets.check.progress import CheckedRows, CheckProgress
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.open import open_samples
 from frostline.datasets.sequential import InOrder, Workers
 from frostline.errors import ObjectNotFound, SampleError
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied
-from frostline.preprocess.apply import MOST_PIXELS
+from frostline.preprocess.apply import MAX_PIXELS
 from frostline.preprocess.decoder import decoded
 from frostline.preprocess.masks import open_mask
 from frostline.preprocess.records import unpacked
@@ -122,7 +122,7 @@ class _Check:
         versions = self._data.samples.versions
         return bool(len(versions)) and bool(versions[0])
 
-    def take(self, piece: Piece, observe: Observer) -> None:
+    def take(self, piece: CheckedRows, observe: Observer) -> None:
         """Take in what was found, now or by an earlier run."""
         for row, digest in piece.digests.items():
             self._rows_by_digest[digest].append(row)
@@ -132,12 +132,12 @@ class _Check:
         self.done = piece.stop
         observe(Counted(done=self.done, total=len(self._data)))
 
-    def next_piece(self, threads: "Workers[Skipped | bytes | None]") -> Piece:
+    def next_piece(self, threads: "Workers[Skipped | bytes | None]") -> CheckedRows:
         """Read some hundred samples more."""
         rows = np.arange(self.done, min(self.done + _AT_ONCE, len(self._data)), dtype=np.int64)
         samples, names = self._data.samples.take(rows), list(taken(self._data.names, rows))
         found = threads.each(samples, names, partial(self._one, samples, names, self._may_have_twins(samples)))
-        return Piece(
+        return CheckedRows(
             start=self.done,
             stop=self.done + len(rows),
             digests={row: one for row, one in zip(rows.tolist(), found, strict=True) if isinstance(one, bytes)},
@@ -171,7 +171,7 @@ class _Check:
             return data
         try:
             if self._applied is None:
-                decoded(data, "RGB", most_pixels=MOST_PIXELS)
+                decoded(data, "RGB", max_pixels=MAX_PIXELS)
             else:
                 unpacked(self._applied.stored, data)
             if samples.targets is not None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from frostline.core import Skipped
 from frostline.private import make_private_folder, open_private
 
-__all__ = ("CheckProgress", "Piece")
+__all__ = ("CheckProgress", "CheckedRows")
 
-_MOST_LINE_BYTES = 1 << 24
+_MAX_LINE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class CheckedRows:
     """Rows that were checked.
 
     Attributes:
@@ -40,7 +40,7 @@ class Piece:
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes) -> "Piece":
+    def from_line(cls, line: bytes) -> "CheckedRows":
         """The inverse of ``to_line``.
 
         Raises:
@@ -69,18 +69,18 @@ class CheckProgress:
         self._path = path
         self._before = b"\n"  # ends a line that was cut off
 
-    def found(self) -> Iterator[Piece]:
+    def found(self) -> Iterator[CheckedRows]:
         """What an earlier run left: pieces from the first row on, each where the one before it stops."""
         done = 0
         for line in self._lines():
             # A line that a kill cut off was done again by the next run.
             with suppress(ValueError):
-                piece = Piece.from_line(line)
+                piece = CheckedRows.from_line(line)
                 if piece.start == done:  # two runs at once each say what they did
                     done = piece.stop
                     yield piece
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: CheckedRows) -> None:
         """Keep a piece."""
         with suppress(OSError):
             make_private_folder(self._path.parent)
@@ -95,5 +95,5 @@ class CheckProgress:
 
     def _lines(self) -> Iterator[bytes]:
         with suppress(OSError), self._path.open("rb") as file:
-            while line := file.readline(_MOST_LINE_BYTES):
+            while line := file.readline(_MAX_LINE_BYTES):
                 yield line

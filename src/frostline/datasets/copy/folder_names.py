@@ -12,7 +12,7 @@ from frostline.datasets.formats.split_names import SPLIT
 
 __all__ = ("FolderNames",)
 
-_MOST_BYTES, _MOST_BYTES_A_PART = 1000, 200
+_MAX_BYTES, _MAX_BYTES_A_PART = 1000, 200
 _AT_ONCE = 1 << 16
 
 
@@ -79,10 +79,10 @@ def _number(text: str) -> int:
 
 def _is_name(place: str) -> bool:
     """Whether stores and systems of files take it, and listings show it."""
-    return len(place.encode(errors="surrogatepass")) <= _MOST_BYTES and all(
+    return len(place.encode(errors="surrogatepass")) <= _MAX_BYTES and all(
         part.isprintable()
         and not part.startswith(".")
-        and 0 < len(part.encode()) <= _MOST_BYTES_A_PART
+        and 0 < len(part.encode()) <= _MAX_BYTES_A_PART
         and not set(part) & set('\\:*?"<>|')
         for part in place.split("/")
     )

@@ -24,7 +24,7 @@ from frostline.datasets.ready.layout import (
     LAYOUT,
     TABLE,
     Layout,
-    Part,
+    ReadyPart,
     masks_beside,
     object_name,
     part_name,
@@ -144,13 +144,13 @@ def ingest(
 
 
 def _ingest(
-    source: Dataset, maker: "_Maker", store: ObjectStore, layout: Layout, most_skipped: int, observe: Observer
+    source: Dataset, maker: "_Maker", store: ObjectStore, layout: Layout, max_skipped: int, observe: Observer
 ) -> Ingested:
     started = time.perf_counter()
     there = {entry.object: entry.size for entry in store.list()}
     _claim(store, layout, there)
     observe(PhaseStarted(name="making the ready form"))
-    parts, made = _parts(maker, there, most_skipped, observe)
+    parts, made = _parts(maker, there, max_skipped, observe)
     digest, table = table_file(layout, parts, source.classes)
     samples = sum(len(part.samples) for part in parts)
     if not samples:
@@ -191,9 +191,9 @@ def _claim(store: ObjectStore, layout: Layout, there: dict[str, int]) -> None:
         )
 
 
-def _parts(maker: "_Maker", there: dict[str, int], most_skipped: int, observe: Observer) -> tuple[list[Part], int]:
+def _parts(maker: "_Maker", there: dict[str, int], max_skipped: int, observe: Observer) -> tuple[list[ReadyPart], int]:
     """Every part in order, and how many of them were made now."""
-    parts: list[Part] = []
+    parts: list[ReadyPart] = []
     written: list[Future[None]] = []
     made = skipped = 0
     for number in range(maker.layout.objects):
@@ -209,9 +209,9 @@ def _parts(maker: "_Maker", there: dict[str, int], most_skipped: int, observe: O
             written.append(maker.write(part, contents, masks))
         parts.append(part)
         skipped += len(part.skipped)
-        if skipped > most_skipped:
+        if skipped > max_skipped:
             raise TooManySkipped(
-                f"{skipped} of {maker.layout.samples} samples cannot be read, and at most {most_skipped} may be left "
+                f"{skipped} of {maker.layout.samples} samples cannot be read, and at most {max_skipped} may be left "
                 "out: see which, or allow more with --skip-allowance"
             )
         observe(Counted(done=maker.layout.rows(number).stop, total=maker.layout.samples))
@@ -247,19 +247,19 @@ class _Maker:
         self._reader = InOrder(source.url, source.reading, most=workers, roots=source.roots)
         self._workers: Workers[Skipped | bytes] = Workers(self._reader, workers, stack)
 
-    def found(self, number: int, there: dict[str, int]) -> Part | None:
+    def found(self, number: int, there: dict[str, int]) -> ReadyPart | None:
         """The part of an object that is there already."""
         name = part_name(number)
         if name not in there or there.get(object_name(number)) != self.layout.size(number):
             return None
-        part = Part.from_file(self._store.read(name, 0, there[name]), self.layout, number)
+        part = ReadyPart.from_file(self._store.read(name, 0, there[name]), self.layout, number)
         if part is None or not self._has_masks(part, there):
             return None
         if self._verify and self._sha256(object_name(number), self.layout.size(number)) != part.sha256:
             return None
         return self._renewed(part) if self.layout.columns else part
 
-    def _has_masks(self, part: Part, there: Mapping[str, int]) -> bool:
+    def _has_masks(self, part: ReadyPart, there: Mapping[str, int]) -> bool:
         """Whether the object with the masks of a part is there, if one belongs to it."""
         if not part.masks_sha256:
             return True
@@ -267,7 +267,7 @@ class _Maker:
         name, nbytes = masks_beside(object_name(part.number)), part.masks.nbytes
         return there.get(name) == nbytes and not (self._verify and self._sha256(name, nbytes) != part.masks_sha256)
 
-    def _renewed(self, part: Part) -> Part:
+    def _renewed(self, part: ReadyPart) -> ReadyPart:
         """The part with the metadata that the source has now: pixels stay, and only its table is written again."""
         rows = self.layout.rows(part.number)
         ids = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64)).ids
@@ -278,7 +278,7 @@ class _Maker:
             self._store.write(part_name(part.number), renewed.to_file())
         return renewed
 
-    def made(self, number: int) -> tuple[Part, memoryview, bytes]:
+    def made(self, number: int) -> tuple[ReadyPart, memoryview, bytes]:
         """A part, its object and that of its masks, not yet written."""
         contents = memoryview(bytearray(self.layout.size(number)))
         rows = self.layout.rows(number)
@@ -287,7 +287,7 @@ class _Maker:
         found = masks_of(source, self._reader)
         outcomes = self._workers.each(source, names, partial(self._record, source, names, rows, contents, found))
         masks = [one for one in outcomes if not isinstance(one, Skipped)]
-        part = Part.made(
+        part = ReadyPart.made(
             self.layout,
             number,
             sha256=hashlib.sha256(contents).hexdigest(),
@@ -299,11 +299,11 @@ class _Maker:
         )
         return part, contents, b"".join(masks)
 
-    def write(self, part: Part, contents: Buffer, masks: bytes) -> Future[None]:
+    def write(self, part: ReadyPart, contents: Buffer, masks: bytes) -> Future[None]:
         """Put a part's objects in their places, and then the part: where that is, they are whole."""
         return self._writer.submit(self._written, part, contents, masks)
 
-    def _written(self, part: Part, contents: Buffer, masks: bytes) -> None:
+    def _written(self, part: ReadyPart, contents: Buffer, masks: bytes) -> None:
         name = object_name(part.number)
         self._write(name, contents, part.sha256)
         if masks:

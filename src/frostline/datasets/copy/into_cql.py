@@ -114,10 +114,10 @@ def put_into_table(
     say_what_is_left(source, observe, [*metadata.nested, *behind])
     observe(PhaseStarted(name="putting samples into a table"))
     metadata = metadata.without(behind)
-    most_skipped = math.ceil(skip_allowance * len(source))
+    max_skipped = math.ceil(skip_allowance * len(source))
     with ExitStack() as stack:
         scaling = Scaling(source, shorter_side, workers, stack)
-        reader = _Reader(source, metadata, scaling, store, most_skipped, observe, verify=verify)
+        reader = _Reader(source, metadata, scaling, store, max_skipped, observe, verify=verify)
         store.put_many(reader.missing(), columns=[free[name] for name in metadata.kinds])
     return Put(
         url=store.url,
@@ -138,7 +138,7 @@ class _Reader:
         metadata: Metadata,
         scaling: Scaling,
         table: CqlStore,
-        most_skipped: int,
+        max_skipped: int,
         observe: Observer,
         *,
         verify: bool,
@@ -147,7 +147,7 @@ class _Reader:
         self._metadata = metadata
         self._table = table
         self._scaling = scaling
-        self._most_skipped = most_skipped
+        self._max_skipped = max_skipped
         self._observe = observe
         self._verify = verify
         self.samples = 0
@@ -167,7 +167,7 @@ class _Reader:
             self._count(asked, set(range(len(rows))) - set(unsure))
             self._observe(Counted(done=start + len(rows) - len(unsure), total=total))
             lengths = asked.lengths[unsure]
-            for some in divided(lengths, most_bytes=_BYTES_AT_ONCE, most_rows=_ROWS_AT_ONCE):
+            for some in divided(lengths, max_bytes=_BYTES_AT_ONCE, max_rows=_ROWS_AT_ONCE):
                 yield from self._read(asked, unsure[some.start : some.stop], seals, damaged)
                 self._observe(Counted(done=start + len(rows) - len(unsure) + some.stop, total=total))
 
@@ -213,7 +213,7 @@ class _Reader:
         self._observe(
             SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
         )
-        if len(self.skipped) > self._most_skipped:
+        if len(self.skipped) > self._max_skipped:
             raise TooManySkipped(
                 f"{len(self.skipped)} samples of {self._source.url} could not be read: {skipped.reason}"
             )

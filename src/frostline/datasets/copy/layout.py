@@ -17,7 +17,7 @@ from frostline.datasets.formats.masks import names_a_class
 from frostline.datasets.formats.metadata import SOURCE
 from frostline.errors import SettingError
 
-__all__ = ("PACKERS", "Loose", "Packed", "Packer", "divided", "packer_named", "suffix_by_content")
+__all__ = ("PACKERS", "Loose", "OutputObject", "Packer", "divided", "packer_named", "suffix_by_content")
 
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 # A row group is what one read of a cell decodes.
@@ -35,7 +35,7 @@ _STARTS = (
 )
 
 
-class Packed(NamedTuple):
+class OutputObject(NamedTuple):
     """An object to write.
 
     Attributes:
@@ -90,7 +90,7 @@ class Packer(Protocol):
     def keeps_metadata(self) -> bool:
         """Metadata columns go with the samples."""
 
-    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
+    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
         """The objects of a part.
 
         Args:
@@ -103,7 +103,7 @@ class Packer(Protocol):
         """
 
 
-class ClassFolders:
+class ClassFolderLayout:
     """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it.
 
     Names are those of the source, as ``datasets.copy.folder_names`` says. Where there are masks, images and masks lie
@@ -112,7 +112,7 @@ class ClassFolders:
 
     keeps_metadata = False
 
-    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:  # noqa: ARG002
+    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
         """See ``Packer.pack``."""
         for one in samples:
             if one.mask is not None:
@@ -120,16 +120,16 @@ class ClassFolders:
                 continue
             if one.label < 0:
                 raise SettingError(f"{one.name} has no label, so that it belongs to no folder: use another --form")
-            yield Packed(self._place(one, classes[one.label]), one.encoded)
+            yield OutputObject(self._place(one, classes[one.label]), one.encoded)
 
-    def _pair(self, one: Loose, mask: bytes, folder: str) -> Iterable[Packed]:
+    def _pair(self, one: Loose, mask: bytes, folder: str) -> Iterable[OutputObject]:
         key = f"{folder}/{one.id:016x}" if folder else f"{one.id:016x}"
         if not names_a_class(folder) or folder.startswith("."):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --form")
         image, beside = f"images/{key}{one.suffix}", f"masks/{key}{suffix_by_content(mask)}"
-        yield Packed(image, one.encoded)
+        yield OutputObject(image, one.encoded)
         if mask:
-            yield Packed(beside, mask)
+            yield OutputObject(beside, mask)
 
     def _place(self, one: Loose, folder: str) -> str:
         if "/" in folder or folder.startswith("."):
@@ -148,7 +148,7 @@ class Shards:
 
     keeps_metadata = True
 
-    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
+    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -161,7 +161,7 @@ class Shards:
                 if one.label >= 0:
                     _add(tar, f"{one.id:016x}.cls", str(one.label).encode())
                 _add(tar, f"{one.id:016x}.json", json.dumps(about, sort_keys=True, default=str).encode())
-        yield Packed(f"part-{part:06d}.tar", file.getvalue())
+        yield OutputObject(f"part-{part:06d}.tar", file.getvalue())
 
 
 class Tables:
@@ -172,7 +172,7 @@ class Tables:
 
     keeps_metadata = True
 
-    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[Packed]:
+    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         images = [{"bytes": one.encoded, "path": f"{one.id:016x}{one.suffix}"} for one in samples]
         masks = [_cell(one) for one in samples if one.mask is not None]
@@ -199,10 +199,10 @@ class Tables:
             row_group_size=_GROUP_ROWS,
             use_dictionary=[name for name in _leaves(table.schema) if not _is_of(name, own)],
         )
-        yield Packed(f"part-{part:06d}.parquet", file.getvalue())
+        yield OutputObject(f"part-{part:06d}.parquet", file.getvalue())
 
 
-PACKERS: Mapping[str, Packer] = {"original": ClassFolders(), "parquet": Tables(), "webdataset": Shards()}
+PACKERS: Mapping[str, Packer] = {"original": ClassFolderLayout(), "parquet": Tables(), "webdataset": Shards()}
 """By the name of the form."""
 
 
@@ -217,20 +217,20 @@ def packer_named(form: str) -> Packer:
     return PACKERS[form]
 
 
-def divided(lengths: npt.NDArray[np.int64], *, most_bytes: int, most_rows: int) -> list[range]:
+def divided(lengths: npt.NDArray[np.int64], *, max_bytes: int, max_rows: int) -> list[range]:
     """Cut samples into parts that follow from their lengths alone; one that is longer than a part stands alone.
 
     Args:
         lengths: ``int64[n]``, encoded bytes of each; less than 0 counts as nothing.
-        most_bytes: of a part.
-        most_rows: of a part.
+        max_bytes: of a part.
+        max_rows: of a part.
     """
     parts: list[range] = []
     start = 0
     while start < len(lengths):
         # From here alone: the column may lie in a file, and be larger than what memory is there.
-        ends = np.cumsum(np.maximum(lengths[start : start + most_rows], 0))
-        stop = start + max(1, int(np.searchsorted(ends, most_bytes, side="right")))
+        ends = np.cumsum(np.maximum(lengths[start : start + max_rows], 0))
+        stop = start + max(1, int(np.searchsorted(ends, max_bytes, side="right")))
         parts.append(range(start, stop))
         start = stop
     return parts

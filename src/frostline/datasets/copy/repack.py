@@ -18,7 +18,7 @@ from frostline.config import cache_folder
 from frostline.core import Samples, Skipped
 from frostline.datasets.copy.checkpoint import WrittenObject, WrittenPart
 from frostline.datasets.copy.folder_names import FolderNames
-from frostline.datasets.copy.layout import Loose, Packed, divided, packer_named
+from frostline.datasets.copy.layout import Loose, OutputObject, divided, packer_named
 from frostline.datasets.copy.metadata import metadata_in, say_what_is_left
 from frostline.datasets.copy.scaling import Pictures, Scaling, check_side
 from frostline.datasets.dataset import Dataset
@@ -35,7 +35,7 @@ __all__ = ("PART_BYTES", "Repacked", "repack")
 PART_BYTES = 64 << 20
 """Large enough that a disk or a store reads it at its full speed, small enough that a kill costs seconds."""
 
-_MOST_ROWS = 10_000
+_MAX_ROWS = 10_000
 _FOLDERS = "original"
 _FOLDER = ".frostline/ingest"
 _CLAIM = f"{_FOLDER}/what.json"
@@ -174,7 +174,7 @@ class _Copier:
         self._writers = ThreadPoolExecutor(workers, "frostline-write")
         stack.callback(self._writers.shutdown, cancel_futures=True)
 
-    def run(self, claim: dict[str, Any], part_bytes: int, most_skipped: int, observe: Observer) -> Repacked:
+    def run(self, claim: dict[str, Any], part_bytes: int, max_skipped: int, observe: Observer) -> Repacked:
         started = time.perf_counter()
         there = {entry.object: entry for entry in self._store.list()}
         if self._records is not self._store:
@@ -182,7 +182,7 @@ class _Copier:
         self._claim(claim, there)
         self._sweep(there)
         observe(PhaseStarted(name=f"copying to {self._form}"))
-        rows = divided(self._lengths(), most_bytes=part_bytes, most_rows=_MOST_ROWS)
+        rows = divided(self._lengths(), max_bytes=part_bytes, max_rows=_MAX_ROWS)
         parts, made, skipped = [], 0, 0
         for number, some in enumerate(rows):
             about = {name: column.slice(some.start, len(some)).to_pylist() for name, column in self._about.items()}
@@ -192,9 +192,9 @@ class _Copier:
                 made += 1
             parts.append(part)
             skipped += len(part.skipped)
-            if skipped > most_skipped:
+            if skipped > max_skipped:
                 raise TooManySkipped(
-                    f"{skipped} of {len(self._source)} samples cannot be read, and at most {most_skipped} may be left "
+                    f"{skipped} of {len(self._source)} samples cannot be read, and at most {max_skipped} may be left "
                     "out: see which, or allow more with --skip-allowance"
                 )
             observe(Counted(done=some.stop, total=len(self._source)))
@@ -321,7 +321,7 @@ class _Copier:
             mask=None if samples.targets is None else found.mask or b"",
         )
 
-    def _write(self, packed: Packed) -> tuple[str, WrittenObject]:
+    def _write(self, packed: OutputObject) -> tuple[str, WrittenObject]:
         """Write an object and read it back."""
         name, data = packed
         sha256 = hashlib.sha256(data).hexdigest()

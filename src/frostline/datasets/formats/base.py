@@ -11,7 +11,7 @@ from frostline.preprocess import Applied
 from frostline.stores.base.listing import Entries
 from frostline.stores.base.protocols import Entry, ObjectStore
 
-__all__ = ("COLUMNS", "TARGET_COLUMNS", "Form", "Listed", "Widespread", "digest_of", "is_hidden", "is_named")
+__all__ = ("COLUMNS", "TARGET_COLUMNS", "Form", "ListedSamples", "Widespread", "digest_of", "is_hidden", "is_named")
 
 COLUMNS = pa.schema(
     {
@@ -40,7 +40,7 @@ TARGET_COLUMNS = pa.schema(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Listed:
+class ListedSamples:
     """The samples of a listing.
 
     Attributes:
@@ -93,7 +93,7 @@ class Form(Protocol):
         An unchanged listing finds its manifest by it, and nothing is read again.
         """
 
-    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """Make the table of a listing's samples.
 
         Args:

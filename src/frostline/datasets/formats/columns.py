@@ -15,7 +15,15 @@ from frostline.core.texts import Texts
 from frostline.datasets.formats.base import TARGET_COLUMNS
 from frostline.ordering import Chosen, Labels
 
-__all__ = ("ArrowTexts", "ChosenTexts", "Columns", "KnownLabels", "PartOfSamples", "Rows", "WholeSamples")
+__all__ = (
+    "ArrowTexts",
+    "ChosenTexts",
+    "KnownLabels",
+    "ManifestColumns",
+    "PartOfSamples",
+    "SelectedRows",
+    "WholeSamples",
+)
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -28,8 +36,8 @@ _SCAN_ROWS = 1 << 19  # whole bytes of a bitmap
 _NUMBERS_A_PAGE = 512
 
 
-class Rows(Protocol):
-    """Rows chosen of a table; see ``ordering.Chosen`` and ``ordering.Places``."""
+class SelectedRows(Protocol):
+    """Rows chosen of a table; see ``ordering.Chosen`` and ``ordering.RowIndices``."""
 
     def __len__(self) -> int:
         """How many."""
@@ -67,7 +75,7 @@ class ArrowTexts(Texts):
 class ChosenTexts(Texts):
     """Some rows of a column of texts, which are looked up when they are asked for."""
 
-    def __init__(self, whole: Texts, rows: Rows) -> None:
+    def __init__(self, whole: Texts, rows: SelectedRows) -> None:
         self._whole = whole
         self._rows = rows
 
@@ -96,7 +104,7 @@ class KnownLabels:
     places: pa.Table | None
 
 
-class Columns:
+class ManifestColumns:
     """A manifest's table, one chunk a column, with what gives back the pages of the file that it may lie in.
 
     Args:
@@ -129,7 +137,7 @@ class Columns:
             counts=known.counts,
             is_ascending=known.is_ascending,
             pieces=lambda: self.pieces("label"),
-            places=None if known.places is None else Columns(known.places, self._mapped).places,
+            places=None if known.places is None else ManifestColumns(known.places, self._mapped).places,
         )
 
     def pieces(self, name: str) -> Iterator[_Numbers]:
@@ -158,9 +166,9 @@ class Columns:
                 yield chosen.slice(start, _SCAN_ROWS)
                 self.forget()
 
-    def of(self, table: pa.Table) -> "Columns":
+    def of(self, table: pa.Table) -> "ManifestColumns":
         """Another table of the same rows, columns of which may lie in the same file."""
-        return Columns(table, self._mapped, self._known)
+        return ManifestColumns(table, self._mapped, self._known)
 
     def forget(self) -> None:
         """Give pages back that were read from the file; they come again when they are read."""
@@ -202,7 +210,7 @@ class Columns:
 class WholeSamples:
     """All samples of a manifest; see ``core.SampleTable``."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: ManifestColumns) -> None:
         self._columns = columns
         etags = columns.texts("etag")
         self._samples = Samples(
@@ -280,7 +288,7 @@ class WholeSamples:
         """Numbers of the given rows."""
         return self._at(self._columns.numbers(name), rows)
 
-    def pieces(self, name: str, rows: Rows | None) -> Iterator[_Numbers]:
+    def pieces(self, name: str, rows: SelectedRows | None) -> Iterator[_Numbers]:
         """A column of whole numbers in order, some at a time: of the given rows, or of all."""
         if rows is None:
             yield from self._columns.pieces(name)
@@ -311,7 +319,7 @@ class WholeSamples:
 class PartOfSamples:
     """Some rows of a manifest; see ``core.SampleTable``. Nothing is copied but what is asked for."""
 
-    def __init__(self, whole: WholeSamples, rows: Rows) -> None:
+    def __init__(self, whole: WholeSamples, rows: SelectedRows) -> None:
         self._whole = whole
         self._rows = rows
 
@@ -374,7 +382,7 @@ class PartOfSamples:
         return ChosenTexts(whole, self._rows)
 
 
-def _targets_of(columns: Columns) -> Targets | None:
+def _targets_of(columns: ManifestColumns) -> Targets | None:
     if not set(TARGET_COLUMNS.names) <= set(columns.table.column_names):
         return None
     return Targets(

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.formats.base import COLUMNS, Listed, digest_of, is_named
+from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named
 from frostline.datasets.formats.ids import stable_ids
 from frostline.datasets.formats.labels import classified, said_by
 from frostline.datasets.formats.metadata import column_name
@@ -47,7 +47,7 @@ class CqlTables:
         """See ``Form.digest``."""
         return digest_of(_RULE, entries)
 
-    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Form.read``. Data is read only to know its length, where no column says it, or its masks' and sizes."""
         if not isinstance(store, Tabular):
             raise DataError(f"{store.url} is no table: the form cql is that of cql://host/keyspace/table")
@@ -79,7 +79,7 @@ class CqlTables:
             for name, column in found.items():
                 table = table.append_column(name, column)
         # One whose data went away while it was measured is gone from the next listing too.
-        return Listed(
+        return ListedSamples(
             table=table.filter(pc.greater_equal(table["length"], 0)), classes=classes, digest=self.digest(entries)
         )
 
@@ -133,7 +133,7 @@ class _Measured(NamedTuple):
 
 
 def _measured(
-    store: Tabular, entries: Sequence[Entry], masks: Mapping[str, Entry], before: Listed | None
+    store: Tabular, entries: Sequence[Entry], masks: Mapping[str, Entry], before: ListedSamples | None
 ) -> list[_Measured]:
     """Lengths of data and masks, and the sizes of the images that have some: what is not known is read once."""
     lengths, sizes, of_masks = _lengths(before), known_sizes(before), _lengths(before, "target_")
@@ -163,7 +163,7 @@ def _mask(entry: Entry | None, lengths: Mapping[tuple[str, str], int]) -> Mask:
     return Mask(entry.object, 0, lengths.get((entry.object, entry.etag), -1), entry.etag)
 
 
-def _lengths(before: Listed | None, of: str = "") -> dict[tuple[str, str], int]:
+def _lengths(before: ListedSamples | None, of: str = "") -> dict[tuple[str, str], int]:
     if before is None or f"{of}object" not in before.table.schema.names:
         return {}
     objects, etags, lengths = (before.table[f"{of}{name}"].to_pylist() for name in ("object", "etag", "length"))

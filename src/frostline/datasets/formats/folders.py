@@ -7,14 +7,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.formats.base import COLUMNS, Listed, digest_of, is_hidden
+from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.ids import stable_ids
 from frostline.datasets.formats.split_names import SPLIT, is_split, trained_among
 from frostline.errors import EmptyDataset
 from frostline.stores.base.listing import Entries, Names
 from frostline.stores.base.protocols import Entry, ObjectStore
 
-__all__ = ("IMAGE_SUFFIXES", "ClassFolders", "is_image", "suffix_of")
+__all__ = ("IMAGE_SUFFIXES", "ClassFolderFormat", "is_image", "suffix_of")
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -28,7 +28,7 @@ _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 _RULE = "frostline image folders 3"
 
 
-class ClassFolders:
+class ClassFolderFormat:
     """The first folder of a name is the class; deeper folders belong to it.
 
     Where every first folder is called as a split is, such as ``train`` and ``val``, and has its images in folders of
@@ -49,7 +49,7 @@ class ClassFolders:
         """See ``Form.digest``."""
         return digest_of(_RULE, _labelled(entries))
 
-    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:  # noqa: ARG002
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:  # noqa: ARG002
         """See ``Form.read``; nothing but the listing is needed."""
         labelled = _labelled(entries).in_order()
         if not labelled:
@@ -63,7 +63,7 @@ class ClassFolders:
         if has_splits:
             splits = [pc.utf8_lower(first) for first in _folders(labelled, "first")]
             table = table.append_column(SPLIT, pa.chunked_array(splits, pa.string()))
-        return Listed(table=table, classes=classes, digest=labelled.digest(_RULE), divided_by_names=has_splits)
+        return ListedSamples(table=table, classes=classes, digest=labelled.digest(_RULE), divided_by_names=has_splits)
 
 
 def suffix_of(name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from frostline.datasets.formats.base import Form
 from frostline.datasets.formats.cql import CqlTables
-from frostline.datasets.formats.folders import ClassFolders
+from frostline.datasets.formats.folders import ClassFolderFormat
 from frostline.datasets.formats.masks import MaskPairs
 from frostline.datasets.formats.parquet import Parquet
 from frostline.datasets.formats.ready_form import ReadyForm
@@ -15,11 +15,19 @@ from frostline.stores.base.protocols import Entry
 
 __all__ = ("FORMS", "form_named", "form_of")
 
-FORMS: tuple[Form, ...] = (ReadyForm(), CqlTables(), MaskPairs(), ClassFolders(), WebDataset(), Parquet(), UrlLists())
+FORMS: tuple[Form, ...] = (
+    ReadyForm(),
+    CqlTables(),
+    MaskPairs(),
+    ClassFolderFormat(),
+    WebDataset(),
+    Parquet(),
+    UrlLists(),
+)
 """In the order in which they are asked."""
 
 # Says what it found nothing of, where no form claims a listing.
-_LAST: Form = ClassFolders()
+_LAST: Form = ClassFolderFormat()
 
 
 def form_of(entries: Sequence[Entry]) -> Form:

@@ -23,7 +23,7 @@ NO_CLASSES = (
 """What is said of labels that are none of a class."""
 
 # More would not be classes but something else that was taken for them.
-_MOST_CLASSES = 1 << 24
+_MAX_CLASSES = 1 << 24
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 # Targets of another kind: with a sign, a point or an exponent, and lists.
 _ANY_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -60,8 +60,8 @@ def numbered(labels: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tupl
         DataError: a number is too large to be that of a class.
     """
     greatest = int(labels.max(initial=-1))
-    if greatest >= _MOST_CLASSES:
-        raise DataError(f"{greatest} is no number of a class: labels are names, or numbers below {_MOST_CLASSES}")
+    if greatest >= _MAX_CLASSES:
+        raise DataError(f"{greatest} is no number of a class: labels are names, or numbers below {_MAX_CLASSES}")
     return labels, tuple(str(number) for number in range(greatest + 1))
 
 

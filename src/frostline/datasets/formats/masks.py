@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, Listed, digest_of
+from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, ListedSamples, digest_of
 from frostline.datasets.formats.folders import is_image
 from frostline.datasets.formats.ids import stable_ids
 from frostline.datasets.formats.targets import NO_MASK, Mask, known_sizes, size_at, target_columns
@@ -97,7 +97,7 @@ class MaskPairs:
         """See ``Form.digest``."""
         return digest_of(_RULE, (entry for entry in entries if is_image(entry.object)))
 
-    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Form.read``; of images that are new or have changed, the head is read: masks must be as large."""
         pairs = pairs_of(entries)
         if not pairs:
@@ -117,7 +117,7 @@ class MaskPairs:
             **target_columns([_mask(pair.mask) for pair in pairs], sizes),
         }
         schema = pa.unify_schemas([COLUMNS, TARGET_COLUMNS])
-        return Listed(table=pa.table(columns, schema=schema), classes=classes, digest=self.digest(entries))
+        return ListedSamples(table=pa.table(columns, schema=schema), classes=classes, digest=self.digest(entries))
 
 
 def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
@@ -208,7 +208,7 @@ def _is_of_masks(part: str) -> bool:
     return part.endswith(_FOLDER_END) and len(part) > len(_FOLDER_END)
 
 
-def _sizes(store: Versioned, images: Sequence[Entry], before: Listed | None) -> list[tuple[int, int]]:
+def _sizes(store: Versioned, images: Sequence[Entry], before: ListedSamples | None) -> list[tuple[int, int]]:
     known = known_sizes(before)
     with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
         return list(threads.map(partial(_size, store, known), images))

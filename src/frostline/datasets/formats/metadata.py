@@ -15,7 +15,7 @@ SOURCE = "frostline_source"
 """The column that says what a sample was called before it was first copied; what users call ``source`` is their own."""
 
 # Data whose fields are names of things would else have as many columns as samples.
-_MOST_COLUMNS = 256
+_MAX_COLUMNS = 256
 # What a table without masks calls its columns must not make it one with masks.
 _TAKEN = frozenset([*COLUMNS.names, *TARGET_COLUMNS.names])
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -29,7 +29,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
     """
     count = Counter(name for row in rows for name in row)
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
-    names = [name for name, _ in count.most_common() if name not in nested][:_MOST_COLUMNS]
+    names = [name for name, _ in count.most_common() if name not in nested][:_MAX_COLUMNS]
     return {column_name(name): _column([row.get(name) for row in rows]) for name in sorted(names)}
 
 

@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frostline.core import CELLS
-from frostline.datasets.formats.base import Listed, digest_of, is_hidden
+from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.labels import NO_CLASSES, URL_FIELDS, classified, no_class
 from frostline.datasets.formats.metadata import column_name, joined
-from frostline.datasets.formats.parquet_schema import Columns, columns_of_schema
+from frostline.datasets.formats.parquet_schema import ColumnRoles, columns_of_schema
 from frostline.datasets.formats.split_names import with_splits
 from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts, plain
 from frostline.datasets.formats.targets import NO_MASK, Mask, target_columns
@@ -59,7 +59,7 @@ class Parquet:
         """See ``Form.digest``."""
         return digest_of(_RULE, filter(is_parquet, entries))
 
-    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Form.read``."""
         found = sorted(filter(is_parquet, entries))
         if not found:
@@ -73,7 +73,7 @@ class Parquet:
             raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds an image")
         names = {file.classes for file in files if file.classes}
         labels, classes = classified(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
-        return Listed(
+        return ListedSamples(
             table=finished(table, labels),
             classes=classes,
             digest=self.digest(entries),
@@ -112,7 +112,7 @@ def _hint(schema: pa.Schema) -> str:
     return "" if url is None else f"; if {url} says where images are, name the form: form='urls', or --form urls"
 
 
-def _table(parquet: pq.ParquetFile, entry: Entry, columns: Columns) -> pa.Table:
+def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> pa.Table:
     lengths = _lengths(parquet, columns.image)
     wanted = [*columns.about, *([columns.label] if columns.label else [])]
     beside = parquet.read(columns=wanted, use_threads=False) if wanted else None
@@ -157,7 +157,7 @@ def _groups(parquet: pq.ParquetFile, path: str) -> Iterator[pa.ChunkedArray]:
         yield leaf(parquet.read_row_group(group, columns=[path], use_threads=False).column(0))
 
 
-def _said(entry: Entry, columns: Columns, labels: pa.ChunkedArray) -> pa.ChunkedArray:
+def _said(entry: Entry, columns: ColumnRoles, labels: pa.ChunkedArray) -> pa.ChunkedArray:
     values = plain(labels)
     if pa.types.is_boolean(values.type):
         return pc.if_else(values, "True", "False")

@@ -9,7 +9,7 @@ import pyarrow as pa
 from frostline.datasets.formats.labels import LABEL_FIELDS
 from frostline.datasets.formats.targets import MASK_FIELDS
 
-__all__ = ("Columns", "columns_of_schema", "is_label", "is_scalar")
+__all__ = ("ColumnRoles", "columns_of_schema", "is_label", "is_scalar")
 
 # Where no words say it: what image columns are called, and then the first that could be one.
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "data")
@@ -19,7 +19,7 @@ _MASK_NAMES = (*MASK_FIELDS, *LABEL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class ColumnRoles:
     """What the columns of a file are.
 
     Attributes:
@@ -39,7 +39,7 @@ class Columns:
     about: tuple[str, ...]
 
 
-def columns_of_schema(schema: pa.Schema) -> Columns | None:
+def columns_of_schema(schema: pa.Schema) -> ColumnRoles | None:
     """What the columns are; None where none can hold images.
 
     Args:
@@ -60,7 +60,7 @@ def columns_of_schema(schema: pa.Schema) -> Columns | None:
     about = tuple(field.name for field in schema if is_scalar(field.type) and field.name != label)
     classes = features[label].get("names") if label is not None and label in numbered else None
     names = tuple(map(str, classes)) if isinstance(classes, list) else ()
-    return Columns(
+    return ColumnRoles(
         image=leaves[image],
         mask=None if mask is None else leaves[mask],
         label=label,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from frostline.datasets.formats.base import COLUMNS, Listed, digest_of, is_named
+from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named
 from frostline.datasets.formats.targets import NO_MASK, Mask, target_columns
 from frostline.datasets.ready.layout import LAYOUT, TABLE, ReadyTable, is_part_of_form, masks_beside
 from frostline.errors import DataError, EmptyDataset
@@ -29,7 +29,7 @@ class ReadyForm:
         """See ``Form.digest``."""
         return digest_of(_RULE, (entry for entry in entries if is_part_of_form(entry.object)))
 
-    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:  # noqa: ARG002
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:  # noqa: ARG002
         """See ``Form.read``; names are those of the images that the records were made from.
 
         A sample's image is what is kept of it, so that its mask has that size too.
@@ -43,7 +43,7 @@ class ReadyForm:
             )
         ready = ReadyTable.from_file(store.read(TABLE, 0, there[TABLE].size))
         _check_whole(ready, there, store.url)
-        return Listed(
+        return ListedSamples(
             table=_table(ready, there),
             classes=ready.classes,
             digest=self.digest(entries),

@@ -16,7 +16,7 @@ _TRAINED = ("train", "training")
 _SCORED = ("val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing")
 _NO_WORD = re.compile(r"[^a-z]+")
 # More values than people have splits: the column says something else.
-_MOST = len(_TRAINED) + len(_SCORED)
+_MAX = len(_TRAINED) + len(_SCORED)
 
 
 def is_split(name: str) -> bool:
@@ -49,7 +49,7 @@ def splits_said(table: pa.Table) -> tuple[str, ...]:
     if SPLIT not in table.schema.names or not _is_text(table.schema.field(SPLIT).type):
         return ()
     values = pc.unique(table[SPLIT]).drop_null()
-    if not 0 < len(values) <= _MOST:
+    if not 0 < len(values) <= _MAX:
         return ()
     names: list[str] = values.to_pylist()
     trained = [name for name in names if name.lower() in _TRAINED]

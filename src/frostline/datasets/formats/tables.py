@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.formats.base import COLUMNS, Listed
+from frostline.datasets.formats.base import COLUMNS, ListedSamples
 from frostline.datasets.formats.ids import stable_ids
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.formats.targets import filled
@@ -32,7 +32,7 @@ def finished(table: pa.Table, labels: npt.NDArray[np.int64]) -> pa.Table:
     return table.select([*COLUMNS.names, *about])
 
 
-def known_parts(before: Listed | None, object_of: Callable[[str], str] = str) -> Parts:
+def known_parts(before: ListedSamples | None, object_of: Callable[[str], str] = str) -> Parts:
     """The rows of each object of an earlier listing, as they were before they were put together, by name and etag.
 
     Args:

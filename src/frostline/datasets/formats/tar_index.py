@@ -14,8 +14,8 @@ __all__ = ("Member", "members")
 # Reading on through what is not needed costs less than another round trip, up to about here.
 _GAP_BYTES = 64 << 10
 # A header with a name and a small member or two.
-_LEAST_BYTES = 8 << 10
-_MOST_BYTES = 1 << 20
+_MIN_BYTES = 8 << 10
+_MAX_BYTES = 1 << 20
 # Headers with long names, and contents that are looked into, are far smaller.
 _LONGEST_BYTES = 16 << 20
 
@@ -74,7 +74,7 @@ class _Ranges:
         self._place = 0
         self._start = 0
         self._held = b""
-        self._window = _LEAST_BYTES
+        self._window = _MIN_BYTES
 
     def tell(self) -> int:
         return self._place
@@ -101,7 +101,7 @@ class _Ranges:
 
     def _fetch(self, place: int, size: int) -> None:
         is_near = 0 <= place - self._start - len(self._held) + size < _GAP_BYTES
-        self._window = min(2 * self._window, _MOST_BYTES) if is_near else _LEAST_BYTES
+        self._window = min(2 * self._window, _MAX_BYTES) if is_near else _MIN_BYTES
         length = min(max(size, self._window), self._shard.size - place)
         data, version = self._store.read_version(self._shard.object, place, length)
         if is_other_version(self._shard.etag, version):

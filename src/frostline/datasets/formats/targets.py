@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.formats.base import TARGET_COLUMNS, Listed
+from frostline.datasets.formats.base import TARGET_COLUMNS, ListedSamples
 from frostline.preprocess.decoder import size_of
 from frostline.stores.base.protocols import Readable
 
@@ -75,7 +75,7 @@ def size_at(store: Readable, object: str, offset: int, length: int) -> Size:
     return size if 0 not in size or length <= _HEAD_BYTES else size_of(store.read(object, offset, length))
 
 
-def known_sizes(before: Listed | None) -> Mapping[tuple[str, str], Size]:
+def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:
     """Width and height of the images of an earlier listing that had masks, by the object's name and version."""
     if before is None or TARGET_COLUMNS.names[0] not in before.table.schema.names:
         return {}

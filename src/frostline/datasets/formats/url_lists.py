@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from frostline.core import URLS
-from frostline.datasets.formats.base import Listed, digest_of, is_hidden
+from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.folders import is_image
 from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, URL_FIELDS, classified
 from frostline.datasets.formats.metadata import column_name, joined
@@ -68,7 +68,7 @@ class UrlLists:
         """See ``Widespread.found_now``."""
         return entries_of(urls)
 
-    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Form.read``; lists are small, and what they lead to may have changed, so all is looked at again.
 
         Only the sizes of images that have masks are taken from before.
@@ -92,7 +92,7 @@ class UrlLists:
         if any(masks):
             table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
         labels, classes = classified(table[SAID].to_pylist())
-        return Listed(
+        return ListedSamples(
             table=finished(table, labels),
             classes=classes,
             digest=self.digest(entries),

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable, Iterator
 
-from frostline.datasets.formats.columns import Columns
+from frostline.datasets.formats.columns import ManifestColumns
 from frostline.errors import BadRequest, SettingError
 from frostline.stores.base.limits import NO_LIMITS, StoreLimits
 from frostline.stores.base.protocols import Buffer, Versioned
@@ -24,7 +24,7 @@ def place_of(url: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}{mark}{options}" if scheme != "file" else "file:///"
 
 
-def places_in(columns: Columns) -> Iterator[str]:
+def places_in(columns: ManifestColumns) -> Iterator[str]:
     """The widest root of each object of a table of URLs, and of each mask."""
     for name in ("object", "target_object"):
         if name in columns.table.column_names:

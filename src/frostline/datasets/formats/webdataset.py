@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from frostline.datasets.formats.base import Listed, digest_of, is_hidden
+from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.folders import IMAGE_SUFFIXES
 from frostline.datasets.formats.labels import LABEL_FIELDS, classified, said_by
 from frostline.datasets.formats.metadata import SOURCE, columns_of, joined
@@ -26,7 +26,7 @@ _RULE = "frostline webdataset 4"
 _THREADS = 16
 
 
-class Packed(NamedTuple):
+class ShardSample(NamedTuple):
     """A sample of a shard.
 
     Attributes:
@@ -67,7 +67,7 @@ class WebDataset:
         """See ``Form.digest``."""
         return digest_of(_RULE, filter(_is_shard, entries))
 
-    def read(self, store: ObjectStore, entries: Sequence[Entry], before: Listed | None = None) -> Listed:
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Form.read``; of shards that are new or have changed, the headers are read.
 
         Where images have masks, their heads are read too: a mask must be as large as its image.
@@ -82,7 +82,7 @@ class WebDataset:
         if not len(table):
             raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images: see what they are packed with")
         labels, classes = classified(table[SAID].to_pylist())
-        return Listed(
+        return ListedSamples(
             table=finished(table, labels),
             classes=classes,
             digest=self.digest(entries),
@@ -90,7 +90,7 @@ class WebDataset:
         )
 
 
-def samples_of(shard: str, found: Iterable[Member]) -> list[Packed]:
+def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
     """Group the members of a shard by their keys.
 
     Raises:
@@ -106,7 +106,7 @@ def samples_of(shard: str, found: Iterable[Member]) -> list[Packed]:
     return [one for key, group in groups.items() if (one := _sample(shard, key, group)) is not None]
 
 
-def _sample(shard: str, key: str, group: dict[str, Member]) -> Packed | None:
+def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | None:
     image = next((member for kind, member in group.items() if f".{kind}" in IMAGE_SUFFIXES), None)
     if image is None:
         return None
@@ -116,7 +116,7 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> Packed | None:
     said = _label(shard, key, group, about, field)
     # What says the label is no metadata, else a copy of a copy would have it as a column.
     about = {name: value for name, value in about.items() if name != field}
-    return Packed(f"{shard}/{image.name}", image.offset, image.size, said, about, _mask(shard, key, group))
+    return ShardSample(f"{shard}/{image.name}", image.offset, image.size, said, about, _mask(shard, key, group))
 
 
 def _mask(shard: str, key: str, group: dict[str, Member]) -> Member | None:
@@ -184,7 +184,7 @@ def _table(store: Versioned, known: Parts, heads: ThreadPoolExecutor, shard: Ent
 
 
 def _targets(
-    store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[Packed]
+    store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[ShardSample]
 ) -> dict[str, pa.Array]:
     """The columns of masks, where one sample of a shard has one."""
     if not any(one.mask for one in samples):

@@ -23,7 +23,7 @@ __all__ = (
     "refusing",
 )
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 _COLUMNS = (("object", "etag"), ("target_object", "target_etag"))
 _LENGTHS = {"object": "length", "target_object": "target_length"}
 # What stands in a table for an object that was not there, and for its version.
@@ -118,7 +118,7 @@ def refusal_of(object: str) -> DataChanged:
 def _counted(names: Sequence[str], what: str) -> str:
     if not names:
         return ""
-    shown = ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+    shown = ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")
     return f"{len(names)} objects are {what} ({shown})" if len(names) > 1 else f"{names[0]} is {what}"
 
 

@@ -125,7 +125,7 @@ class NodeListing:
     def _asked(self, url: str, observe: Observer) -> Manifest:
         settings = LoaderSettings()
         token = self.token or settings.token
-        connections = Connections(*address_of(url), deadline_s=settings.deadline_s, most_idle=0)
+        connections = Connections(*address_of(url), deadline_s=settings.deadline_s, max_idle=0)
         exchange = Exchange(connections, url)
         known = self._known()
         request = ListingRequest(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from frostline.core import OBJECTS, URLS, SampleTable
 from frostline.datasets.formats.base import Widespread, digest_of
-from frostline.datasets.formats.columns import Columns, WholeSamples
+from frostline.datasets.formats.columns import ManifestColumns, WholeSamples
 from frostline.datasets.formats.known import form_named, form_of
 from frostline.datasets.manifest.changes import NO_CHANGES, changes_elsewhere, changes_in_words, listed_elsewhere
 from frostline.datasets.manifest.listing import list_all, nobody
-from frostline.datasets.manifest.manifest_store import Kept, Shelf, about_of, listed_in
+from frostline.datasets.manifest.manifest_store import ManifestStore, StoredManifest, about_of, listed_in
 from frostline.errors import DataChanged, NotAllowed
 from frostline.events import Observer, PhaseStarted
 from frostline.ordering import Chosen
@@ -47,7 +47,7 @@ class Manifest:
     samples: SampleTable
     names: Sequence[str]
     etags: Sequence[str]
-    columns: Columns
+    columns: ManifestColumns
     classes: tuple[str, ...]
     digest: str
     place: str
@@ -101,7 +101,7 @@ def load_manifest(
         OutOfSpace: the disk is full.
         StoreUnavailable: asking again may help.
     """
-    shelf = Shelf(store, cache, in_memory_bytes, beside=beside)
+    shelf = ManifestStore(store, cache, in_memory_bytes, beside=beside)
     if not relist and (last := shelf.last_kept(form)) is not None:
         _check_within(store, is_refused=only_within and last.about["reading"] == URLS)
         return manifest_of(last, found=True)
@@ -138,8 +138,8 @@ def load_manifest(
     if any(elsewhere):
         listed = replace(listed, digest=digest_of(digest, listed_elsewhere(listed.table, store.url).values()))
     if listed.kept_at:
-        columns = Columns(listed.table.combine_chunks())
-        kept = Kept(columns, about_of(listed), object_url(store.url, listed.kept_at))
+        columns = ManifestColumns(listed.table.combine_chunks())
+        kept = StoredManifest(columns, about_of(listed), object_url(store.url, listed.kept_at))
         return manifest_of(kept, found=True, applied=listed.applied)
     kept = shelf.keep(chosen, listed, digest)
     shelf.tidy(listed.digest, sizes)
@@ -147,7 +147,7 @@ def load_manifest(
 
 
 def manifest_of(
-    kept: Kept, *, found: bool, applied: Applied | None = None, saved: Mapping[str, Chosen] | None = None
+    kept: StoredManifest, *, found: bool, applied: Applied | None = None, saved: Mapping[str, Chosen] | None = None
 ) -> Manifest:
     """A manifest that was read or built.
 

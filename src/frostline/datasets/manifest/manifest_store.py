@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from frostline.datasets.formats.base import COLUMNS, Form, Listed, Widespread
-from frostline.datasets.formats.columns import Columns
+from frostline.datasets.formats.base import COLUMNS, Form, ListedSamples, Widespread
+from frostline.datasets.formats.columns import ManifestColumns
 from frostline.datasets.formats.split_names import splits_said
 from frostline.datasets.manifest.location import LAST_MANIFEST, lies_beside
 from frostline.datasets.manifest.mmap import ABOUT, StoreFile, copy_of, kept_copy, open_copy
@@ -24,7 +24,7 @@ from frostline.stores.base.protocols import Buffer, ObjectStore, Prunable
 from frostline.stores.base.urls import object_url
 from frostline.stores.objects.local import FolderStore
 
-__all__ = ("Kept", "Shelf", "about_of", "listed_in", "read_manifest", "write_manifest")
+__all__ = ("ManifestStore", "StoredManifest", "about_of", "listed_in", "read_manifest", "write_manifest")
 
 _FOLDER = ".frostline/manifests"
 _GROUP_ROWS = 1 << 20
@@ -51,7 +51,7 @@ class _Last(NamedTuple):
     listing: str
 
 
-class Kept(NamedTuple):
+class StoredManifest(NamedTuple):
     """A manifest that was read.
 
     Attributes:
@@ -60,12 +60,12 @@ class Kept(NamedTuple):
         place: its URL.
     """
 
-    columns: Columns
+    columns: ManifestColumns
     about: Mapping[str, Any]
     place: str
 
 
-class Shelf:
+class ManifestStore:
     """Where the manifests of one store's data are: beside it, or in the cache folder.
 
     Args:
@@ -86,7 +86,7 @@ class Shelf:
         self._reads_cache = not beside
         self._keeps_beside = lies_beside(store, is_asked=beside)
 
-    def found(self, digest: str, sizes: Mapping[str, int]) -> Kept | None:
+    def found(self, digest: str, sizes: Mapping[str, int]) -> StoredManifest | None:
         """The manifest of that digest; the listing says what lies beside the data."""
         name = f"{_FOLDER}/{digest}.parquet"
         # The listing that was just made knows the manifests too: no further request tells whether one is there.
@@ -99,14 +99,14 @@ class Shelf:
             return None
         return self._opened(self._in_cache(), name, path.stat().st_size, digest)
 
-    def of_listing(self, form: Form, digest: str, sizes: Mapping[str, int]) -> Kept | None:
+    def of_listing(self, form: Form, digest: str, sizes: Mapping[str, int]) -> StoredManifest | None:
         """The manifest of a listing with that digest: the newest, where objects elsewhere changed after the first."""
         last = self._last_of(sizes) if isinstance(form, Widespread) else None
         if last is not None and (last.form, last.listing) == (form.name, digest):
             return self.found(last.digest, sizes)
         return self.found(digest, sizes)
 
-    def likely(self) -> Kept | None:
+    def likely(self) -> StoredManifest | None:
         """The manifest that was built last, whether or not the data is still the same.
 
         None where there is none, where it is so large that reading it should not be in vain, and where the store
@@ -120,7 +120,7 @@ class Shelf:
         except StoreError:
             return None
 
-    def before(self, form: Form, sizes: Mapping[str, int]) -> Listed | None:
+    def before(self, form: Form, sizes: Mapping[str, int]) -> ListedSamples | None:
         """What the form made of an earlier listing."""
         last = self._last_of(sizes)
         if last is None or last.form != form.name:
@@ -128,7 +128,7 @@ class Shelf:
         kept = self.found(last.digest, sizes)
         return None if kept is None else listed_in(kept)
 
-    def last_kept(self, form: str | None) -> Kept | None:
+    def last_kept(self, form: str | None) -> StoredManifest | None:
         """The manifest that was built last, found without listing the data; None where the data is a ready form.
 
         Raises:
@@ -153,7 +153,7 @@ class Shelf:
             return False
         return True
 
-    def keep(self, form: Form, listed: Listed, listing: str) -> Kept:
+    def keep(self, form: Form, listed: ListedSamples, listing: str) -> StoredManifest:
         """Write a manifest, and say that it is the last one, and the digest of the listing that it was made from."""
         name = f"{_FOLDER}/{listed.digest}.parquet"
         data = _file(listed)
@@ -164,7 +164,9 @@ class Shelf:
             kept = self._opened(place, name, len(data), listed.digest)
             if kept is not None:
                 return kept
-        return Kept(Columns(listed.table.combine_chunks()), about_of(listed), object_url(place.url, name))
+        return StoredManifest(
+            ManifestColumns(listed.table.combine_chunks()), about_of(listed), object_url(place.url, name)
+        )
 
     def _kept_beside(self, name: str, data: Buffer, last: bytes) -> bool:
         try:
@@ -229,7 +231,7 @@ class Shelf:
     def _in_cache(self) -> FolderStore:
         return FolderStore(str(self._cache), is_private=True)
 
-    def _opened(self, store: ObjectStore, name: str, nbytes: int, digest: str) -> Kept | None:
+    def _opened(self, store: ObjectStore, name: str, nbytes: int, digest: str) -> StoredManifest | None:
         place = object_url(store.url, name)
         try:
             if nbytes > self._in_memory_bytes:
@@ -238,11 +240,11 @@ class Shelf:
                 found = read_manifest(store.read(name, 0, nbytes))
         except (ObjectNotFound, AccessDenied, BadRequest):  # a table's rows, for one, have no such names
             return None
-        return None if found is None or not _is_of(*found, digest) else Kept(*found, place)
+        return None if found is None or not _is_of(*found, digest) else StoredManifest(*found, place)
 
     def _mapped(
         self, store: ObjectStore, name: str, nbytes: int, digest: str
-    ) -> tuple[Columns, Mapping[str, Any]] | None:
+    ) -> tuple[ManifestColumns, Mapping[str, Any]] | None:
         path = copy_of(self._cache, self._store.url, digest)
         found = open_copy(path)
         if found is not None and _is_of(*found, digest):
@@ -257,9 +259,9 @@ class Shelf:
         return open_copy(path)
 
 
-def listed_in(kept: Kept) -> Listed:
+def listed_in(kept: StoredManifest) -> ListedSamples:
     """What a manifest was made of."""
-    return Listed(
+    return ListedSamples(
         table=kept.columns.table,
         classes=tuple(kept.about["classes"]),
         digest=kept.about["digest"],
@@ -268,7 +270,7 @@ def listed_in(kept: Kept) -> Listed:
     )
 
 
-def about_of(listed: Listed) -> dict[str, Any]:
+def about_of(listed: ListedSamples) -> dict[str, Any]:
     """What a manifest says of itself."""
     return {
         "digest": listed.digest,
@@ -307,7 +309,7 @@ def write_manifest(table: pa.Table, about: Mapping[str, Any], sink: Any) -> None
             writer.write_table(group.cast(schema))
 
 
-def _file(listed: Listed) -> memoryview:
+def _file(listed: ListedSamples) -> memoryview:
     sink = pa.BufferOutputStream()
     write_manifest(listed.table, about_of(listed), sink)
     return memoryview(sink.getvalue()).cast("B")  # as drivers take bytes
@@ -334,7 +336,7 @@ def _repeating(table: pa.Table) -> list[str]:
     ]
 
 
-def read_manifest(data: bytes | memoryview) -> tuple[Columns, Mapping[str, Any]] | None:
+def read_manifest(data: bytes | memoryview) -> tuple[ManifestColumns, Mapping[str, Any]] | None:
     """A manifest's columns and what it says of itself, from the bytes of its file; None where it is damaged."""
     # One thread: Arrow's pool would not survive a fork of the process.
     try:
@@ -342,7 +344,7 @@ def read_manifest(data: bytes | memoryview) -> tuple[Columns, Mapping[str, Any]]
     except (pa.ArrowException, OSError):
         return None
     about = json.loads((table.schema.metadata or {}).get(ABOUT, b"{}"))
-    return (Columns(table.combine_chunks()), about) if _has_columns(table.schema) else None
+    return (ManifestColumns(table.combine_chunks()), about) if _has_columns(table.schema) else None
 
 
 def _has_columns(schema: pa.Schema) -> bool:
@@ -350,5 +352,5 @@ def _has_columns(schema: pa.Schema) -> bool:
     return bool(pa.schema(first).equals(COLUMNS))
 
 
-def _is_of(columns: Columns, about: Mapping[str, Any], digest: str) -> bool:
+def _is_of(columns: ManifestColumns, about: Mapping[str, Any], digest: str) -> bool:
     return about.get("digest") == digest and len(columns.table.column_names) >= len(COLUMNS)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frostline.datasets.formats.base import COLUMNS
-from frostline.datasets.formats.columns import Columns, KnownLabels
+from frostline.datasets.formats.columns import KnownLabels, ManifestColumns
 from frostline.ordering import count_labels, places_by_label
 from frostline.private import make_private_folder, open_private
 from frostline.stores.base.protocols import Readable
@@ -35,9 +35,9 @@ _BATCH_ROWS = 1 << 18
 _LABELS = b"frostline.labels"
 _PLACES = "frostline.places"
 # So far apart, labels are counted when a copy is made; the counts lie in its head as text.
-_MOST_CLASSES = 1 << 16
+_MAX_CLASSES = 1 << 16
 # Whose places have four bytes each.
-_MOST_PLACES = 1 << 32
+_MAX_PLACES = 1 << 32
 
 
 def copy_of(cache: Path, url: str, digest: str) -> Path:
@@ -46,7 +46,7 @@ def copy_of(cache: Path, url: str, digest: str) -> Path:
     return cache / _FOLDER / root / f"{digest}.arrow"
 
 
-def open_copy(path: Path) -> tuple[Columns, Mapping[str, Any]] | None:
+def open_copy(path: Path) -> tuple[ManifestColumns, Mapping[str, Any]] | None:
     """A copy's columns and what it says of itself; None where there is none, or it is damaged."""
     try:
         with path.open("rb") as file:
@@ -64,7 +64,7 @@ def open_copy(path: Path) -> tuple[Columns, Mapping[str, Any]] | None:
         table = table.add_column(1, "name", table.column("object"))
     # Who reads rows here and there gains nothing from what lies beside them.
     mapped.madvise(mmap.MADV_RANDOM)
-    return Columns(table, mapped, known), value
+    return ManifestColumns(table, mapped, known), value
 
 
 def kept_copy(path: Path, file: pq.ParquetFile) -> None:
@@ -161,7 +161,7 @@ def _write(spool: Path, file: pq.ParquetFile) -> None:
 
 def _known_labels(spool: Path, column: pa.Array) -> tuple[dict[bytes, bytes], dict[str, pa.Array]]:
     """What a split by class needs, for a copy's head and as a column; nothing where labels are too far apart."""
-    if not 0 < len(column) <= _MOST_PLACES or _span(column) > _MOST_CLASSES:
+    if not 0 < len(column) <= _MAX_PLACES or _span(column) > _MAX_CLASSES:
         return {}, {}
     labels = count_labels(lambda: iter((np.asarray(column.to_numpy(), np.int64),)))
     said = {"first": labels.first, "counts": labels.counts.tolist(), "is_ascending": labels.is_ascending}

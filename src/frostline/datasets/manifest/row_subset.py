@@ -6,37 +6,37 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from frostline.datasets.formats.columns import Rows
-from frostline.ordering import Chosen, Places
+from frostline.datasets.formats.columns import SelectedRows
+from frostline.ordering import Chosen, RowIndices
 
 __all__ = ("JoinedRows", "as_chosen", "kept_of", "numbered", "rows_of_ids", "within")
 
 
-def as_chosen(rows: Rows | None, size: int) -> Chosen:
+def as_chosen(rows: SelectedRows | None, size: int) -> Chosen:
     """The same rows in the table's order."""
     if rows is None:
         return Chosen.where(np.ones(size, np.bool_))
     return rows if isinstance(rows, Chosen) else Chosen.of(rows.pieces(), size)
 
 
-def kept_of(rows: Rows | None, mask: npt.NDArray[np.bool_]) -> Rows:
+def kept_of(rows: SelectedRows | None, mask: npt.NDArray[np.bool_]) -> SelectedRows:
     """Those of the rows at which a mask of the whole table is true, in the order that they had."""
     if rows is None:
         return Chosen.where(mask)
     kept = (some[mask[some]] for some in rows.pieces())
     if isinstance(rows, Chosen):
         return Chosen.of(kept, rows.size)
-    return Places(np.concatenate([np.zeros(0, np.int64), *kept]))
+    return RowIndices(np.concatenate([np.zeros(0, np.int64), *kept]))
 
 
-def numbered(rows: Rows | None, parts: npt.NDArray[np.uint8], number: int) -> Rows:
+def numbered(rows: SelectedRows | None, parts: npt.NDArray[np.uint8], number: int) -> SelectedRows:
     """Those of the rows whose part, by their position, has that number."""
     chosen = Chosen.equal(parts, number)
     if rows is None:
         return chosen
     if isinstance(rows, Chosen):
         return Chosen.of((rows.at(some) for some in chosen.pieces()), rows.size)
-    return Places(rows.at(np.flatnonzero(parts == number)))
+    return RowIndices(rows.at(np.flatnonzero(parts == number)))
 
 
 def rows_of_ids(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -48,7 +48,7 @@ def rows_of_ids(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> np
     return np.asarray(rows[ids[rows] == wanted[is_there]], np.int64)
 
 
-def within(rows: Rows | None, chosen: Chosen) -> Rows:
+def within(rows: SelectedRows | None, chosen: Chosen) -> SelectedRows:
     """Those of the rows that a choice has too, in the order that they had."""
     if rows is None:
         return chosen
@@ -65,7 +65,7 @@ class JoinedRows:
         parts: at least one.
     """
 
-    def __init__(self, parts: Sequence[Rows]) -> None:
+    def __init__(self, parts: Sequence[SelectedRows]) -> None:
         self._parts = tuple(parts)
         self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
 

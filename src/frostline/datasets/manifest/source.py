@@ -11,11 +11,11 @@ from frostline.errors import SettingError
 from frostline.events import Observer
 from frostline.stores.open import open_store
 
-__all__ = ("Source",)
+__all__ = ("ManifestSource",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ManifestSource:
     """How a data set is listed, as values.
 
     Attributes:

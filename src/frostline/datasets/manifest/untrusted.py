@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from frostline.core import CELLS, OBJECTS
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.manifest.manifest import IN_MEMORY_BYTES
-from frostline.datasets.manifest.manifest_store import Kept, read_manifest
+from frostline.datasets.manifest.manifest_store import StoredManifest, read_manifest
 from frostline.datasets.manifest.mmap import ABOUT, copy_of, kept_copy, open_copy
 from frostline.errors import Refused
 from frostline.ordering import Chosen
@@ -57,7 +57,7 @@ def checked(path: Path, head: ManifestHead) -> None:
         raise Refused(f"the node sent a manifest that cannot be read: {str(error)[:200]!a}") from error
 
 
-def opened(path: Path, head: ManifestHead, cache: Path, url: str) -> Kept | None:
+def opened(path: Path, head: ManifestHead, cache: Path, url: str) -> StoredManifest | None:
     """A manifest that was checked; None where it is not there any more.
 
     Args:
@@ -81,7 +81,7 @@ def opened(path: Path, head: ManifestHead, cache: Path, url: str) -> Kept | None
             except (pa.ArrowException, OSError):
                 return None
             found = open_copy(copy)
-    return None if found is None else Kept(*found, path.as_uri())
+    return None if found is None else StoredManifest(*found, path.as_uri())
 
 
 def splits_of(head: ManifestHead, data: bytes | memoryview) -> dict[str, Chosen]:

@@ -25,7 +25,7 @@ CELLS_BYTES = 256 << 20
 """Of decoded columns, where nobody says how many there may be."""
 # What decoding a chunk takes at its peak beside itself: its compressed bytes, and a page more than once.
 _WHILE_DECODED = 3
-_MOST_FILES = 256
+_MAX_FILES = 256
 
 
 class Cell(NamedTuple):
@@ -75,11 +75,11 @@ class CellCache:
     """Decoded columns of row groups, the latest used, within a bound. Safe for threads; one decodes it for all.
 
     Args:
-        most_bytes: of them, with what decoding takes.
+        max_bytes: of them, with what decoding takes.
     """
 
-    def __init__(self, most_bytes: int = CELLS_BYTES) -> None:
-        self._most = most_bytes
+    def __init__(self, max_bytes: int = CELLS_BYTES) -> None:
+        self._most = max_bytes
         self._used = 0
         self._changed = threading.Condition()
         self._kept: OrderedDict[tuple[object, ...], tuple[pa.ChunkedArray, int]] = OrderedDict()
@@ -204,7 +204,7 @@ class CellReader:
         file = _File(metadata, ends, source.version)
         with self._lock:
             self._files[key] = file
-            if len(self._files) > _MOST_FILES:
+            if len(self._files) > _MAX_FILES:
                 self._files.popitem(last=False)
         return file
 

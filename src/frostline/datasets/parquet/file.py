@@ -10,12 +10,12 @@ from frostline.errors import DataError
 from frostline.stores.base.protocols import Versioned
 from frostline.stores.base.versions import is_other_version
 
-__all__ = ("Source", "leaf", "opened")
+__all__ = ("RangeFile", "leaf", "opened")
 
 _END_BYTES = 64 << 10
 
 
-class Source:
+class RangeFile:
     """A file of a store, as Arrow reads one: whole ranges, one request each. For one thread.
 
     Attributes:
@@ -79,7 +79,7 @@ class Source:
 @contextmanager
 def opened(
     store: Versioned, name: str, size: int, metadata: pq.FileMetaData | None = None
-) -> Iterator[tuple[pq.ParquetFile, Source]]:
+) -> Iterator[tuple[pq.ParquetFile, RangeFile]]:
     """A Parquet file to read from, in this thread alone: Arrow's own threads would not survive a fork.
 
     Args:
@@ -92,7 +92,7 @@ def opened(
         DataError: it is damaged, cut off or encrypted, and what the caller reads from it too.
         StoreError: the store failed.
     """
-    source = Source(store, name, size)
+    source = RangeFile(store, name, size)
     try:
         yield pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False), source
     except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the file

@@ -22,7 +22,7 @@ __all__ = (
     "LAYOUT",
     "TABLE",
     "Layout",
-    "Part",
+    "ReadyPart",
     "ReadyTable",
     "is_part_of_form",
     "masks_beside",
@@ -149,7 +149,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
+class ReadyPart:
     """The records of one object.
 
     Attributes:
@@ -186,7 +186,7 @@ class Part:
         skipped: tuple[Skipped, ...],
         about: Mapping[str, pa.ChunkedArray] | None = None,
         masks: Sequence[bytes] | None = None,
-    ) -> "Part":
+    ) -> "ReadyPart":
         """The records of an object that was just made from these samples, the rows of the source that belong to it.
 
         ``masks`` are those of the samples that were not skipped, empty where one has none.
@@ -233,7 +233,7 @@ class Part:
         return _table(self.samples, self.names, {**beside, **self.about})
 
     @classmethod
-    def from_file(cls, data: bytes | memoryview, layout: Layout, number: int) -> "Part | None":
+    def from_file(cls, data: bytes | memoryview, layout: Layout, number: int) -> "ReadyPart | None":
         """The part of that object; None where the file is damaged or another's."""
         table = _parsed(data, "frostline.part")
         if table is None:
@@ -311,7 +311,7 @@ class ReadyTable:
         )
 
 
-def table_file(layout: Layout, parts: Sequence[Part], classes: Sequence[str]) -> tuple[str, bytes]:
+def table_file(layout: Layout, parts: Sequence[ReadyPart], classes: Sequence[str]) -> tuple[str, bytes]:
     """The digest of a ready form and its table as a Parquet file, from all of its parts in order."""
     masks = (part.masks_sha256 for part in parts if layout.has_masks)
     content = "\0".join((layout.digest, *(part.sha256 for part in parts), *masks))

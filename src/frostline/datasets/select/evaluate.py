@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.formats.columns import Columns, Rows
+from frostline.datasets.formats.columns import ManifestColumns, SelectedRows
 from frostline.datasets.manifest.row_subset import kept_of
 from frostline.datasets.select.filter_parser import parse_expression
 from frostline.errors import DataError, SettingError
@@ -15,7 +15,9 @@ from frostline.errors import DataError, SettingError
 __all__ = ("groups_of", "select_rows", "values_of")
 
 
-def select_rows(columns: Columns, rows: Rows | None, chosen: str | pc.Expression, classes: Sequence[str]) -> Rows:
+def select_rows(
+    columns: ManifestColumns, rows: SelectedRows | None, chosen: str | pc.Expression, classes: Sequence[str]
+) -> SelectedRows:
     """The rows, of those given or of all, for which a selection holds; where it is unknown, it does not.
 
     Raises:
@@ -31,7 +33,7 @@ def select_rows(columns: Columns, rows: Rows | None, chosen: str | pc.Expression
     return kept_of(rows, mask)
 
 
-def values_of(columns: Columns, rows: Rows | None, name: str) -> pa.ChunkedArray:
+def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) -> pa.ChunkedArray:
     """A column's values at the given rows, or at all.
 
     Raises:
@@ -47,7 +49,9 @@ def values_of(columns: Columns, rows: Rows | None, name: str) -> pa.ChunkedArray
     return pa.chunked_array([whole.take(pa.array(some)) for some in rows.pieces()], column.type)
 
 
-def groups_of(columns: Columns, rows: Rows | None, name: str) -> tuple[npt.NDArray[np.int64], list[object]]:
+def groups_of(
+    columns: ManifestColumns, rows: SelectedRows | None, name: str
+) -> tuple[npt.NDArray[np.int64], list[object]]:
     """Numbers of the groups that equal values of a column make, in the order of the values; and the values.
 
     Raises:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from frostline.datasets.formats.columns import PartOfSamples, Rows, WholeSamples
+from frostline.datasets.formats.columns import PartOfSamples, SelectedRows, WholeSamples
 from frostline.datasets.formats.labels import LABEL_FIELDS
 from frostline.datasets.manifest.manifest import Manifest
 from frostline.datasets.manifest.statistics import DatasetStatistics, formats_of, quantiles_of
@@ -31,7 +31,7 @@ class Selection:
     """
 
     whole: Manifest
-    rows: Rows | None
+    rows: SelectedRows | None
 
     @cached_property
     def manifest(self) -> Manifest:

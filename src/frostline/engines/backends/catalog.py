@@ -10,7 +10,7 @@ import torch
 from frostline.core import REFERENCE, Cut, Graph, Levels
 from frostline.engines.backends.onnx_engine import OnnxEngine, providers
 from frostline.engines.backends.openvino_engine import OpenVinoEngine
-from frostline.engines.backends.recipe import Order
+from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.backends.torch_compiled import COMPILER, TorchCompiled, has_compiler
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.engines.backends.torch_variants import TorchVariant
@@ -66,7 +66,7 @@ class _Entry:
     """
 
     offer: Offer
-    make: Callable[[str, Order], Engine]
+    make: Callable[[str, EngineRecipe], Engine]
     devices: tuple[str, ...] = ("cpu", "cuda")
     packages: tuple[str, ...] = ()
     extra: str = ""
@@ -113,7 +113,7 @@ def build(
     *,
     cut: int,
     device: str = "cpu",
-    most_rows: int = 32,
+    max_rows: int = 32,
     threads: int = 1,
     levels: Levels | None = None,
     calibration: Pixels | None = None,
@@ -133,12 +133,12 @@ def build(
         tensors: weights by the names in ``graph.leaves``.
         cut: number of the cut that it stops at.
         device: in torch's words.
-        most_rows: the largest batch that will be run.
+        max_rows: the largest batch that will be run.
         threads: that it runs on, where its offer says that it takes them.
         levels: what pixels mean, for an engine whose name says that it takes them; else of no account.
         calibration: real samples as the engine takes them, which those of precision int8 need for their first build.
         folder: where converted files of this prefix and cut are kept, and of no other; None keeps none.
-        checked: see ``Order``.
+        checked: see ``EngineRecipe``.
 
     Raises:
         EngineUnfit: There is no such offer, this machine cannot have it, or it cannot take the network.
@@ -151,13 +151,13 @@ def build(
         raise EngineUnfit(f"{offer_name(name)} takes no pixels as they are kept")
     if levels_of(name) and (levels is None or levels.digest != levels_of(name)):
         raise EngineUnfit(f"{name} takes pixels that mean something else than those of this preprocessing")
-    order = Order(
+    order = EngineRecipe(
         graph=graph,
         cuts=cuts,
         tensors=tensors,
         cut=cut,
         device=device,
-        most_rows=most_rows,
+        max_rows=max_rows,
         threads=threads,
         levels=levels if levels_of(name) else None,
         calibration=calibration,
@@ -176,8 +176,8 @@ def _entry(name: str) -> _Entry:
     return found
 
 
-def _reference(_: str, order: Order) -> Engine:
-    return TorchEngine(order.graph, order.cuts, order.tensors, device=order.device, most_rows=order.most_rows)
+def _reference(_: str, order: EngineRecipe) -> Engine:
+    return TorchEngine(order.graph, order.cuts, order.tensors, device=order.device, max_rows=order.max_rows)
 
 
 def _compiler() -> str | None:

@@ -1,6 +1,6 @@
 """What engines that are made from an order have alike: a name, the one cut, and the reference's memory."""
 
-from frostline.engines.backends.recipe import Order
+from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.protocols import Footprint
 
 __all__ = ("Converted",)
@@ -17,7 +17,7 @@ class Converted:
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
-    def __init__(self, name: str, order: Order) -> None:
+    def __init__(self, name: str, order: EngineRecipe) -> None:
         self.name = name
         self._order = order
         self._footprint = order.footprint()

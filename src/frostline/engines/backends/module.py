@@ -11,7 +11,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from frostline.core import Levels
-from frostline.engines.backends.recipe import Order
+from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.operators import LOOKUPS, resolve_symbolic
 from frostline.engines.base.runner import Runner
 from frostline.errors import EngineUnfit
@@ -42,7 +42,7 @@ class PrefixModule(torch.nn.Module):
         dtype: to compute in, where the operators allow it (torch's automatic casting); None leaves all as it is.
     """
 
-    def __init__(self, order: Order, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, order: EngineRecipe, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self._cut = order.last
         self._device = torch.device(order.device)
@@ -91,7 +91,7 @@ class LevelsModule(torch.nn.Module):
         return lines.view(pixels.shape).permute(0, 3, 1, 2)
 
 
-def exported(order: Order, *, dtype: torch.dtype | None = None) -> ExportedProgram:
+def exported(order: EngineRecipe, *, dtype: torch.dtype | None = None) -> ExportedProgram:
     """The prefix up to its cut as torch.export gives it, for any batch.
 
     Call it only within ``engines.machine.isolation.tracing``.
@@ -114,7 +114,7 @@ def exported(order: Order, *, dtype: torch.dtype | None = None) -> ExportedProgr
         return torch.export.export(module, tuple(example), strict=False, dynamic_shapes=(batch,))
 
 
-def refuse_lookups(order: Order) -> None:
+def refuse_lookups(order: EngineRecipe) -> None:
     """Do nothing if other engines may run the prefix.
 
     Raises:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from frostline.engines.backends.converted import Converted
 from frostline.engines.backends.converted_files import kept
 from frostline.engines.backends.module import UNCONVERTED, converting, exported
-from frostline.engines.backends.recipe import Order
+from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.protocols import Arrays
 from frostline.engines.machine.isolation import tracing
 from frostline.engines.machine.vendors import imported, versions
@@ -45,7 +45,7 @@ class OnnxEngine(Converted):
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
-    def __init__(self, name: str, order: Order, form: str) -> None:
+    def __init__(self, name: str, order: EngineRecipe, form: str) -> None:
         super().__init__(name, order)
         with _narrowed(order) if form == "int8" else _converted(order) as place:
             self._session = _session(order, place, form)
@@ -65,12 +65,12 @@ class OnnxEngine(Converted):
         return tuple(np.ascontiguousarray(one) for one in outputs)
 
 
-def _converted(order: Order) -> AbstractContextManager[Path]:
+def _converted(order: EngineRecipe) -> AbstractContextManager[Path]:
     name = order.file_name(versions("onnx", "onnxscript", "torch"))
     return kept(order.folder, name, lambda place: _convert(order, place))
 
 
-def _narrowed(order: Order) -> AbstractContextManager[Path]:
+def _narrowed(order: EngineRecipe) -> AbstractContextManager[Path]:
     name = order.narrowed_name(versions("onnx", "onnxruntime", "onnxscript", "torch"))
     return kept(order.folder, name, lambda place: _narrow(order, place))
 
@@ -80,7 +80,7 @@ def _input(place: int) -> str:
     return f"input_{place}"
 
 
-def _convert(order: Order, place: Path) -> None:
+def _convert(order: EngineRecipe, place: Path) -> None:
     with tracing(), converting("ONNX"):
         import torch.onnx
 
@@ -90,7 +90,7 @@ def _convert(order: Order, place: Path) -> None:
         program.save(place / _FILE)
 
 
-def _narrow(order: Order, place: Path) -> None:
+def _narrow(order: EngineRecipe, place: Path) -> None:
     """Weights and activations of 8 bits, after training, by their ranges on real pixels."""
     quantization = imported("onnxruntime.quantization")
     shapes = imported("onnxruntime.quantization.shape_inference")
@@ -108,7 +108,7 @@ def _narrow(order: Order, place: Path) -> None:
         )
 
 
-def _reader(base: type, order: Order) -> Any:
+def _reader(base: type, order: EngineRecipe) -> Any:
     """The pixels one by one, in the form that ONNX Runtime takes them."""
     pixels, name = order.pixels(), _input(0)
 
@@ -122,7 +122,7 @@ def _reader(base: type, order: Order) -> Any:
     return Reader()
 
 
-def _session(order: Order, place: Path, form: str) -> Any:
+def _session(order: EngineRecipe, place: Path, form: str) -> Any:
     runtime = imported("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = order.threads
@@ -142,12 +142,12 @@ def _session(order: Order, place: Path, form: str) -> Any:
     return session
 
 
-def _settings(order: Order, form: str) -> dict[str, str]:
+def _settings(order: EngineRecipe, form: str) -> dict[str, str]:
     if form != "tensorrt":
         return {}
     shapes = {
         f"trt_profile_{which}_shapes": f"{_input(0)}:{'x'.join(map(str, (rows, *order.taken[0][0])))}"
-        for which, rows in (("min", 1), ("opt", order.most_rows), ("max", order.most_rows))
+        for which, rows in (("min", 1), ("opt", order.max_rows), ("max", order.max_rows))
     }
     kept_in = {} if order.folder is None else {"trt_engine_cache_path": str(order.folder / "tensorrt")}
     return {**shapes, **kept_in, "trt_engine_cache_enable": str(int(bool(kept_in))), "trt_fp16_enable": "1"}

@@ -14,7 +14,7 @@ from frostline.engines.backends.converted import Converted
 from frostline.engines.backends.converted_files import kept
 from frostline.engines.backends.module import UNCONVERTED, converting, exported, refuse_lookups
 from frostline.engines.backends.openvino_graph import convert
-from frostline.engines.backends.recipe import Order
+from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.protocols import Arrays
 from frostline.engines.machine.isolation import tracing
 from frostline.engines.machine.vendors import imported, versions
@@ -43,9 +43,9 @@ class OpenVinoEngine(Converted):
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
-    def __init__(self, name: str, order: Order, form: str) -> None:
+    def __init__(self, name: str, order: EngineRecipe, form: str) -> None:
         super().__init__(name, order)
-        self._streams = max(1, min(order.threads, order.most_rows // _PIECE_ROWS))
+        self._streams = max(1, min(order.threads, order.max_rows // _PIECE_ROWS))
         with _narrowed(order) if form == "int8" else _converted(order) as place:
             self._requests = _Requests(_compiled(order, place, _HINTS[form], self._streams))
 
@@ -111,11 +111,11 @@ class _Pieces:
             self._failure = error
 
     def drain(self) -> None:
-        """See ``engines.base.protocols.Begun``."""
+        """See ``engines.base.protocols.RunningBatch``."""
         self._wait(max(0, self._begun - self._streams))
 
     def outputs(self) -> tuple[npt.NDArray[np.generic], ...]:
-        """See ``engines.base.protocols.Begun``."""
+        """See ``engines.base.protocols.RunningBatch``."""
         self._wait(self._begun)  # for all that began, also where one failed: they read the batch
         try:
             if self._failure is not None:
@@ -139,17 +139,17 @@ def warm() -> None:
     _core()
 
 
-def _converted(order: Order) -> AbstractContextManager[Path]:
+def _converted(order: EngineRecipe) -> AbstractContextManager[Path]:
     name = order.file_name(versions("openvino", "torch"))
     return kept(order.folder, name, lambda place: _convert(order, place))
 
 
-def _narrowed(order: Order) -> AbstractContextManager[Path]:
+def _narrowed(order: EngineRecipe) -> AbstractContextManager[Path]:
     name = order.narrowed_name(versions("openvino", "nncf", "torch"))
     return kept(order.folder, name, lambda place: _narrow(order, place))
 
 
-def _convert(order: Order, place: Path) -> None:
+def _convert(order: EngineRecipe, place: Path) -> None:
     ov = imported("openvino")
     refuse_lookups(order)
     try:
@@ -177,7 +177,7 @@ def _converting() -> Iterator[None]:
         raise EngineUnfit(f"OpenVINO cannot take this network: {str(error).strip()[-300:]}") from error
 
 
-def _narrow(order: Order, place: Path) -> None:
+def _narrow(order: EngineRecipe, place: Path) -> None:
     """Weights and activations of 8 bits, after training, by their ranges on real pixels."""
     core, ov, nncf = _core(), imported("openvino"), imported("nncf")
     ranges = imported("nncf.quantization.range_estimator")
@@ -216,7 +216,7 @@ def _piece_rows(rows: int, streams: int) -> int:
     return max(1, -(-rows // (rounds * streams)))
 
 
-def _compiled(order: Order, place: Path, precision: str, streams: int) -> Any:
+def _compiled(order: EngineRecipe, place: Path, precision: str, streams: int) -> Any:
     settings = {
         "ENABLE_CPU_PINNING": False,  # the threads of decoding run on the same cores
         "INFERENCE_NUM_THREADS": order.threads,

@@ -9,7 +9,7 @@ from torch import fx
 
 from frostline.core import Ref, Token
 from frostline.core.graph import Argument
-from frostline.engines.backends.recipe import Order
+from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.operators import ALLOWED, resolve, resolve_symbolic, token_value
 from frostline.engines.machine.vendors import imported
 from frostline.errors import UnsafeArtifact
@@ -20,7 +20,7 @@ _ATEN = torch.ops.aten
 _UNBIND, _ITEM = "aten.unbind.int", "operator.getitem"
 
 
-def convert(order: Order) -> Any:
+def convert(order: EngineRecipe) -> Any:
     """The prefix up to its cut as OpenVINO's model. EfficientNet-lite0 takes 0.3 s, and 6 s by way of ``torch.export``.
 
     Args:
@@ -38,7 +38,7 @@ def convert(order: Order) -> Any:
     return model
 
 
-def _traced(order: Order) -> fx.GraphModule:
+def _traced(order: EngineRecipe) -> fx.GraphModule:
     """The prefix as torch.fx has it, in operators that OpenVINO knows."""
     root, graph = torch.nn.Module(), fx.Graph()
     values: dict[str, Any] = {name: graph.placeholder(name) for name in order.graph.inputs}
@@ -80,7 +80,7 @@ def _traced(order: Order) -> fx.GraphModule:
     return fx.GraphModule(root, graph).eval()
 
 
-def _levels(order: Order, root: torch.nn.Module, graph: fx.Graph, pixels: fx.Node) -> fx.Node:
+def _levels(order: EngineRecipe, root: torch.nn.Module, graph: fx.Graph, pixels: fx.Node) -> fx.Node:
     """See ``engines.backends.module.LevelsModule``."""
     assert order.levels is not None
     ((height, width, channels), _), *_ = order.taken

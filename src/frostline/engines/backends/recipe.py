@@ -15,11 +15,11 @@ from frostline.engines.base.runner import leaf_values
 from frostline.engines.measure.footprint import dry_run
 from frostline.errors import BadRequest, EngineUnfit
 
-__all__ = ("Order",)
+__all__ = ("EngineRecipe",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Order:
+class EngineRecipe:
     """What an engine is to be made from.
 
     Attributes:
@@ -28,7 +28,7 @@ class Order:
         tensors: weights by the names in ``graph.leaves``.
         cut: number of the one cut that the engine stops at.
         device: in torch's words.
-        most_rows: the largest batch that will be run.
+        max_rows: the largest batch that will be run.
         threads: that the engine is to run on, where it takes them (``engines.backends.catalog.Offer``).
         levels: what the pixels mean, where the engine is to take them as they are kept, ``uint8[n, H, W, C]``; None
             where it takes what the network takes.
@@ -44,7 +44,7 @@ class Order:
     tensors: Mapping[str, torch.Tensor]
     cut: int
     device: str
-    most_rows: int
+    max_rows: int
     threads: int
     levels: Levels | None
     calibration: Pixels | None
@@ -55,7 +55,7 @@ class Order:
     def __post_init__(self) -> None:
         if not 1 <= self.cut <= len(self.cuts):
             raise BadRequest(f"cut must be from 1 to {len(self.cuts)} for this prefix, not {self.cut}")
-        if self.most_rows < 1 or self.threads < 1:
+        if self.max_rows < 1 or self.threads < 1:
             raise BadRequest("an engine needs room for one row and one thread at least")
         if self.levels is not None and not self._is_of_images:
             raise EngineUnfit("the network takes no images of as many channels as its preprocessing gives")
@@ -82,7 +82,7 @@ class Order:
         if self.checked is not None:
             return self.checked
         ends = {cut.number: cut for cut in (self.cuts[0], self.last)}
-        return dry_run(self.graph, self.leaves(), list(ends.values()), most_rows=self.most_rows)[self.cut].to_here
+        return dry_run(self.graph, self.leaves(), list(ends.values()), max_rows=self.max_rows)[self.cut].to_here
 
     @property
     def weight_bytes(self) -> int:

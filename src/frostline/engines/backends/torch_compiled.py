@@ -11,7 +11,7 @@ import torch
 from frostline.engines.backends.converted import Converted
 from frostline.engines.backends.converted_files import kept
 from frostline.engines.backends.module import UNCONVERTED, converting, exported
-from frostline.engines.backends.recipe import Order
+from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.identity import offer_name
 from frostline.engines.base.protocols import Arrays
 from frostline.engines.base.runner import input_tensors
@@ -46,7 +46,7 @@ class TorchCompiled(Converted):
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
-    def __init__(self, name: str, order: Order, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, name: str, order: EngineRecipe, dtype: torch.dtype | None = None) -> None:
         super().__init__(name, order)
         self._device = torch.device(order.device)
         made_by = f"{order.threads}-threads-{versions('torch')}"
@@ -71,7 +71,7 @@ class TorchCompiled(Converted):
         return tuple(one.to(getattr(torch, kind)).contiguous().cpu().numpy() for one, kind in declared)
 
 
-def _compile(order: Order, dtype: torch.dtype | None, place: Path) -> None:
+def _compile(order: EngineRecipe, dtype: torch.dtype | None, place: Path) -> None:
     from torch._inductor import aoti_compile_and_package
 
     settings: dict[str, Any] = {

@@ -29,7 +29,7 @@ class TorchEngine:
         cuts: every place where a run may stop, in order, cut 1 (the input) first.
         tensors: weights by the names in ``graph.leaves``.
         device: in torch's words.
-        most_rows: the largest batch that will be run, a multiple of 8.
+        max_rows: the largest batch that will be run, a multiple of 8.
         memory: what a dry run has found elsewhere, by the number of the cut; None has one made here.
 
     Raises:
@@ -45,7 +45,7 @@ class TorchEngine:
         tensors: Mapping[str, torch.Tensor],
         *,
         device: str = "cpu",
-        most_rows: int = 32,
+        max_rows: int = 32,
         memory: Mapping[int, CutMemory] | None = None,
     ) -> None:
         self._device = torch.device(device)
@@ -54,7 +54,7 @@ class TorchEngine:
         self._cuts = {cut.number: cut for cut in cuts}
         self._inputs = (cuts[0].shapes, cuts[0].dtypes)
         self._runner = Runner(graph, cuts=cuts, device=self._device, resolve_op=resolve_allowed)
-        self._memory = dry_run(graph, self._leaves, cuts, most_rows=most_rows) if memory is None else memory
+        self._memory = dry_run(graph, self._leaves, cuts, max_rows=max_rows) if memory is None else memory
 
     @property
     def weight_bytes(self) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from frostline.core.graph import references
 from frostline.engines.backends.converted import Converted
-from frostline.engines.backends.recipe import Order
+from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.operators import resolve_allowed
 from frostline.engines.base.protocols import Arrays
 from frostline.engines.base.runner import Runner, input_tensors
@@ -37,7 +37,7 @@ class TorchVariant(Converted):
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
-    def __init__(self, name: str, order: Order, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, name: str, order: EngineRecipe, dtype: torch.dtype | None = None) -> None:
         super().__init__(name, order)
         self._dtype = dtype
         self._device = torch.device(order.device)
@@ -97,7 +97,7 @@ def _resolve(name: str) -> Callable[..., Any]:
     return resolve_allowed("aten.reshape.default" if name == "aten.view.default" else name)
 
 
-def _only_narrow(order: Order) -> frozenset[str]:
+def _only_narrow(order: EngineRecipe) -> frozenset[str]:
     """Names of the leaves that nothing reads but what computes in few bits."""
     leaves = {name for name, _ in order.graph.leaves}
     narrow: set[str] = set()
@@ -107,7 +107,7 @@ def _only_narrow(order: Order) -> frozenset[str]:
     return frozenset((narrow - other) & leaves)
 
 
-def _tiled(order: Order, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _tiled(order: EngineRecipe, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
     """What to take from a line of pixels, and what to divide it by; None where the engine takes no pixels.
 
     Over lines of pixels torch computes 10 times faster than over three channels, 0.02 ms a sample of 224 x 224.

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("Arrays", "Begun", "Between", "Dividing", "Engine", "Footprint", "Queueing")
+__all__ = ("Arrays", "Between", "Dividing", "Engine", "Footprint", "Queueing", "RunningBatch")
 
 Arrays = npt.NDArray[np.generic] | Sequence[npt.NDArray[np.generic]]
 """What comes in: one array for each input, or the one array of a network with one input."""
@@ -56,7 +56,7 @@ class Engine(Protocol):
         """
 
 
-class Begun(Protocol):
+class RunningBatch(Protocol):
     """A run that was begun. ``outputs`` is to be called; until it has ended, the inputs must not change."""
 
     def drain(self) -> None:
@@ -70,7 +70,7 @@ class Begun(Protocol):
 class Queueing(Protocol):
     """An engine to which a batch may be given while it runs another: its threads go from one to the other."""
 
-    def begin(self, inputs: Arrays, cut: int) -> Begun | None:
+    def begin(self, inputs: Arrays, cut: int) -> RunningBatch | None:
         """Begin what ``Engine.run`` does, with the same arguments; None where it takes one batch at a time."""
 
 

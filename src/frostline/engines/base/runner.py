@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from frostline.core import Cut, Graph, Node, Ref, Token
+from frostline.core import Cut, Graph, GraphNode, Ref, Token
 from frostline.core.graph import Argument, references
 from frostline.engines.base.operators import FACTORIES, resolve, token_value
 from frostline.engines.base.protocols import Arrays, Between
@@ -106,14 +106,14 @@ class Runner:
                 between()
 
     def _step(
-        self, node: Node, resolve_op: Callable[[str], Callable[..., Any]]
+        self, node: GraphNode, resolve_op: Callable[[str], Callable[..., Any]]
     ) -> tuple[Callable[..., Any], list[_Build], list[tuple[str, _Build]]]:
         here = self._slots[node.name]
         args = [self._build(argument, here) for argument in node.args]
         kwargs = [(name, self._build(one, here)) for name, one in self._placed(node)]
         return resolve_op(node.op), args, kwargs
 
-    def _placed(self, node: Node) -> list[tuple[str, Argument]]:
+    def _placed(self, node: GraphNode) -> list[tuple[str, Argument]]:
         """The keyword arguments, with every tensor made where the graph runs, also in a dry run."""
         named = dict(node.kwargs)
         if not isinstance(named.get("device"), Token | None):

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from frostline.core import Node, Ref, Token
+from frostline.core import GraphNode, Ref, Token
 from frostline.core.graph import Argument, references
 from frostline.engines.base.operators import MAX_SIZE, PYTHON_OPERATORS, TOKENS, resolve_allowed
 from frostline.errors import UnsafeArtifact
@@ -42,7 +42,7 @@ _EQUATION = re.compile(r"[A-Za-z.,> -]{1,200}")
 _KINDS = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_format", "Device": "device"}
 
 
-def check_call(node: Node) -> None:
+def check_call(node: GraphNode) -> None:
     """Do nothing if an operation's arguments are what its operator takes.
 
     Args:
@@ -188,7 +188,7 @@ def _is_text(op: str, name: str, value: str) -> bool:
     return value in _TEXTS.get((op, name), ())
 
 
-def _check_python(node: Node) -> None:
+def _check_python(node: GraphNode) -> None:
     """Arithmetic on sizes, and places in lists."""
     left, right = (*node.args, None, None)[:2]
     is_item = node.op == "operator.getitem"

@@ -84,7 +84,7 @@ _PRIORS: Mapping[str, _Prior] = {
     "torch-compiled-bf16": _Prior(ready_s=60, speed_ups=_speeds(("cuda", *_OF_BF16), 2.8, 4.0, 2.5, 1.8), wants=_BF16),
 }
 # Errors that no network stays below, whose last numbers at least are rounded: about a third of half a step.
-_LEAST_ERRORS = {"fp32": 0.0, "fp16": 1.5e-4, "bf16": 1.2e-3, "int8": 2e-3}
+_MIN_ERRORS = {"fp32": 0.0, "fp16": 1.5e-4, "bf16": 1.2e-3, "int8": 2e-3}
 
 
 def prospects(offers: Collection[str], abilities: Collection[str], *, here: bool = False) -> list[Prospect]:
@@ -123,7 +123,7 @@ def too_coarse(precision: str, accuracy: str | float) -> str | None:
         precision: one of ``profiles.PRECISIONS``.
         accuracy: that the job allows; of names ``choice.may_use`` tells.
     """
-    if isinstance(accuracy, str) or accuracy >= _LEAST_ERRORS[precision]:
+    if isinstance(accuracy, str) or accuracy >= _MIN_ERRORS[precision]:
         return None
     return f"was not tried: to round to {precision} alone costs more than the {accuracy:.2g} that accuracy allows"
 

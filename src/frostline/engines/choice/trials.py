@@ -25,7 +25,7 @@ __all__ = ("Arrays", "Subject", "compare_engine", "features", "try_briefly", "tr
 Arrays = tuple[npt.NDArray[np.generic], ...]
 
 # Rows at which memory is seen first; every batch is a multiple of it.
-_FEWEST_ROWS = 8
+_MIN_ROWS = 8
 # Enough runs that a neighbour who has a core for a while is seen in few of them, and no more seconds than this on one
 # setting; once all took so long, no other setting is tried: a job waits for the engine, and gains more by it than by
 # the best setting of it.
@@ -87,7 +87,7 @@ class Subject:
             self.tensors,
             cut=cut,
             device=self.device,
-            most_rows=max(self.rows),
+            max_rows=max(self.rows),
             threads=threads,
             levels=self.levels,
             calibration=None if pixels is None else calibrating(pixels),
@@ -197,8 +197,8 @@ def compare_engine(subject: Subject, name: str, cut: int, reference: Arrays) -> 
 
 def features(engine: Engine, pixels: Pixels, cut: int) -> Arrays:
     """What crosses a cut for some samples, as the engine takes them, run by eights."""
-    starts = range(0, len(pixels), _FEWEST_ROWS)
-    parts = [engine.run(_batch(pixels[start : start + _FEWEST_ROWS], _FEWEST_ROWS), cut) for start in starts]
+    starts = range(0, len(pixels), _MIN_ROWS)
+    parts = [engine.run(_batch(pixels[start : start + _MIN_ROWS], _MIN_ROWS), cut) for start in starts]
     return tuple(np.concatenate(columns)[: len(pixels)] for columns in zip(*parts, strict=True))
 
 
@@ -282,13 +282,13 @@ def _weighed(subject: Subject, pixels: Pixels, trial: Trial) -> Trial:
     load_bytes = peak_bytes() - before
     give_back_freed()
     standing = resident_bytes()
-    few, many = _peak(engine, pixels, trial.cut, _FEWEST_ROWS), _peak(engine, pixels, trial.cut, trial.rows)
+    few, many = _peak(engine, pixels, trial.cut, _MIN_ROWS), _peak(engine, pixels, trial.cut, trial.rows)
     give_back_freed()
     after = resident_bytes()
     weight_bytes = max(engine.weight_bytes, after - before)
     # Some engines keep the arena of their largest run, in which the next ones run: it is counted once, as theirs.
     few, many = few - max(standing, after), many - max(standing, after)
-    most, more_rows = max(0, few, many), trial.rows - _FEWEST_ROWS
+    most, more_rows = max(0, few, many), trial.rows - _MIN_ROWS
     per_sample = max(0, -(-(many - few) // more_rows)) if more_rows and most else 0
     return replace(
         trial,
@@ -325,11 +325,11 @@ def _batch(pixels: Pixels, rows: int) -> Pixels:
 
 
 def _seconds(
-    engine: Engine, batch: Pixels, cut: int, clock: Callable[[], float], most: int, most_s: float
+    engine: Engine, batch: Pixels, cut: int, clock: Callable[[], float], most: int, max_s: float
 ) -> npt.NDArray[np.float64]:
     """Seconds of some runs."""
     runs: list[float] = []
-    while len(runs) < most and sum(runs) < most_s:
+    while len(runs) < most and sum(runs) < max_s:
         started = clock()
         engine.run(batch, cut)
         runs.append(clock() - started)

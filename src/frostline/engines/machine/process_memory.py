@@ -37,10 +37,10 @@ def look_anew() -> None:
     _CLEAR.write_text(_PEAK)
 
 
-def limit_memory(most_bytes: int) -> None:
+def limit_memory(max_bytes: int) -> None:
     """Let this process take so many bytes more; what it asks for beyond is refused."""
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_DATA, (_field("VmData:") + most_bytes, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (_field("VmData:") + max_bytes, resource.RLIM_INFINITY))
 
 
 def give_back_freed() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from frostline.core import Cut, Graph, Node
+from frostline.core import Cut, Graph, GraphNode
 from frostline.core.graph import references
 from frostline.engines.base.operators import resolve_allowed
 from frostline.engines.base.protocols import Footprint
@@ -48,7 +48,7 @@ class CutMemory:
 
 
 def dry_run(
-    graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], *, most_rows: int = 32
+    graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], *, max_rows: int = 32
 ) -> dict[int, CutMemory]:
     """Run a prefix on shapes alone: the memory up to each cut and behind it, by its number.
 
@@ -59,7 +59,7 @@ def dry_run(
         graph: from the network's input to the frost line.
         leaves: its tensors, in the order of ``graph.leaves``.
         cuts: the places where it may stop, in their order; cut 1 first, whose tensors are the graph's inputs.
-        most_rows: the largest batch, a multiple of 8; all multiples up to it are tried.
+        max_rows: the largest batch, a multiple of 8; all multiples up to it are tried.
 
     Raises:
         UnsafeArtifact: It does not run on its input, does not give what its cuts declare, or its memory does not
@@ -67,7 +67,7 @@ def dry_run(
     """
     runner = Runner(graph, cuts=cuts, device="meta", resolve_op=resolve_allowed)
     bare = [torch.empty_like(leaf, device="meta") for leaf in leaves]
-    rows = range(ROWS, max(most_rows, 2 * ROWS) + 1, ROWS)
+    rows = range(ROWS, max(max_rows, 2 * ROWS) + 1, ROWS)
     trails = [_Trail(graph, runner, bare, cuts, batch) for batch in rows]
     found = {}
     for cut in cuts:
@@ -169,7 +169,7 @@ class _Trail:
                 self._live -= 0 if self._holders[key] else tensor.untyped_storage().nbytes()
 
 
-def _scratch(node: Node, values: Sequence[Any], places: dict[str, int]) -> int:
+def _scratch(node: GraphNode, values: Sequence[Any], places: dict[str, int]) -> int:
     """Memory inside an operator that no result shows, at most.
 
     Attention may hold all its scores, and its mask as numbers; an expanded tensor is copied dense; a convolution that

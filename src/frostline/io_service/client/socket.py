@@ -13,7 +13,7 @@ from frostline.errors import FrostlineError, NodeUnreachable, SettingError, Unid
 from frostline.wire.frames import PROTOCOL, RECORD, BrokenFrame, Frame, receive, send
 from frostline.wire.refusals import error_from_json
 
-__all__ = ("SCHEME", "Link", "Sockets", "refusal", "socket_address", "translated")
+__all__ = ("SCHEME", "ServiceSocket", "Sockets", "refusal", "socket_address", "translated")
 
 SCHEME = "unix:"
 """What the address of an I/O service begins with."""
@@ -54,7 +54,7 @@ def translated(url: str) -> Iterator[None]:
         raise NodeUnreachable(f"the I/O service at {url} went away: {why}") from error
 
 
-class Link:
+class ServiceSocket:
     """This process at the service: what says that it is there. Giving blocks back is safe in any thread, at any time.
 
     Args:
@@ -64,7 +64,7 @@ class Link:
         deadline_s: longest silence.
 
     Attributes:
-        most_bytes: that may be sent to the service at once.
+        max_bytes: that may be sent to the service at once.
         welcome: what the service said.
 
     Raises:
@@ -88,7 +88,7 @@ class Link:
         except BaseException:
             self._socket.close()
             raise
-        self.most_bytes = int(self.welcome.get("most_bytes", 0))
+        self.max_bytes = int(self.welcome.get("max_bytes", 0))
         self._socket.setblocking(False)
 
     def ask(self) -> socket.socket:
@@ -165,40 +165,40 @@ class Sockets:
         url: of the service.
         job: that this process belongs to.
         deadline_s: longest silence on a connection.
-        most_idle: kept for later.
+        max_idle: kept for later.
 
     Raises:
         SettingError: The address is none.
     """
 
-    def __init__(self, url: str, job: str, *, deadline_s: float, most_idle: int) -> None:
+    def __init__(self, url: str, job: str, *, deadline_s: float, max_idle: int) -> None:
         self.url = url
         self._address = socket_address(url)
         self._job = job
         self._deadline_s = deadline_s
-        self._most_idle = most_idle
+        self._max_idle = max_idle
         self._lock = threading.Lock()
-        self._link: Link | None = None
+        self._link: ServiceSocket | None = None
         self._idle: list[socket.socket] = []
 
-    def link(self) -> Link:
+    def link(self) -> ServiceSocket:
         """This process at the service, which is told of it at the first use."""
         with self._lock:
             if self._link is not None and not self._link.is_alive:
                 self._close()
             if self._link is None:
-                self._link = Link(self._address, self.url, self._job, self._deadline_s)
+                self._link = ServiceSocket(self._address, self.url, self._job, self._deadline_s)
             return self._link
 
-    def take(self, link: Link) -> socket.socket | None:
+    def take(self, link: ServiceSocket) -> socket.socket | None:
         """A connection of that link which was used before, if there is one; the service may be gone meanwhile."""
         with self._lock:
             return self._idle.pop() if self._idle and link is self._link else None
 
-    def give_back(self, link: Link, one: socket.socket) -> None:
+    def give_back(self, link: ServiceSocket, one: socket.socket) -> None:
         """Keep a connection whose last answer was read to its end."""
         with self._lock:
-            if link is self._link and len(self._idle) < self._most_idle:
+            if link is self._link and len(self._idle) < self._max_idle:
                 one.settimeout(self._deadline_s)
                 self._idle.append(one)
                 return

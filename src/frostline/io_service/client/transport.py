@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from frostline.client.responses import Answering
+from frostline.client.responses import ResponseStream
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, OverBudget
-from frostline.io_service.client.socket import Link, Sockets, refusal, translated
+from frostline.io_service.client.socket import ServiceSocket, Sockets, refusal, translated
 from frostline.profiles import Profile
 from frostline.transport.cancellation import Cancellation
 from frostline.transport.protocol import TransportStatistics
@@ -31,7 +31,7 @@ __all__ = ("IoAnswer", "IoTransport")
 
 # Trying engines takes up to ten minutes where the prefix is new to the node's hardware, after others' trials.
 _TRIALS_S = 1800.0
-_MOST_BYTES = 4 << 30
+_MAX_BYTES = 4 << 30
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
 # A mapping holds a descriptor, of which a process may have no more than 1,024: what a full window of 256 MiB holds must
 # be fewer. Small ones are as fast to copy as to map, too.
@@ -62,12 +62,12 @@ class IoTransport:
         self._made_from = (url, settings.deadline_s, settings.last_requests + 1, job or secrets.token_hex(8))
         self._begin(*self._made_from)
 
-    def _begin(self, url: str, deadline_s: float, most_idle: int, job: str) -> None:
-        self._made_from = (url, deadline_s, most_idle, job)
-        self._sockets = Sockets(url, job, deadline_s=deadline_s, most_idle=most_idle)
+    def _begin(self, url: str, deadline_s: float, max_idle: int, job: str) -> None:
+        self._made_from = (url, deadline_s, max_idle, job)
+        self._sockets = Sockets(url, job, deadline_s=deadline_s, max_idle=max_idle)
         self._lock = threading.Lock()
         self._totals = TransportStatistics()
-        self._seen: tuple[Link | None, int, float] = (None, 0, 0.0)
+        self._seen: tuple[ServiceSocket | None, int, float] = (None, 0, 0.0)
         _ALL.add(self)
 
     def __getstate__(self) -> tuple[str, float, int, str]:
@@ -125,7 +125,7 @@ class IoTransport:
         self._lock = threading.Lock()
         self._sockets.forked()
 
-    def count(self, *, seen: tuple[Link, dict[str, Any]] | None = None, **more: float) -> None:
+    def count(self, *, seen: tuple[ServiceSocket, dict[str, Any]] | None = None, **more: float) -> None:
         """Add to the statistics; ``seen`` is what a link told last of the service's own."""
         with self._lock:
             if seen is not None:
@@ -180,8 +180,8 @@ class IoTransport:
             return frame.says
 
 
-class IoAnswer(Answering):
-    """The batches of one answer; see ``Answering``."""
+class IoAnswer(ResponseStream):
+    """The batches of one answer; see ``ResponseStream``."""
 
     def __init__(self, transport: IoTransport, sockets: Sockets, says: dict[str, Any]) -> None:
         super().__init__(transport)
@@ -238,14 +238,14 @@ class _Exchange:
     def __init__(self, sockets: Sockets) -> None:
         self._sockets = sockets
         self._lock = threading.Lock()
-        self._link: Link | None = None
+        self._link: ServiceSocket | None = None
         self._socket: socket.socket | None = None
         self._is_broken_off = False
         self.is_whole = False
         self.answer = 0
 
     @property
-    def link(self) -> Link:
+    def link(self) -> ServiceSocket:
         """That it is of."""
         assert self._link is not None
         return self._link
@@ -254,7 +254,7 @@ class _Exchange:
         """Send a request."""
         with translated(self._sockets.url):
             link = self._link = self._sockets.link()
-            if len(body) > link.most_bytes:
+            if len(body) > link.max_bytes:
                 raise OverBudget(
                     f"{len(body):,} bytes do not fit the I/O service's memory: start it with more --memory"
                 )
@@ -305,7 +305,7 @@ class _Exchange:
 class _Lent(mmap.mmap):
     """A block that is mapped; the service gets it back when the last array over it is gone."""
 
-    link: Link
+    link: ServiceSocket
     answer: int
     block: int
 
@@ -313,11 +313,11 @@ class _Lent(mmap.mmap):
         self.link.say(self.answer, BACK, self.block)
 
 
-def _mapped(frame: Frame, link: Link, answer: int, block: int) -> memoryview:
+def _mapped(frame: Frame, link: ServiceSocket, answer: int, block: int) -> memoryview:
     """The memory of a block: mapped, or copied where it is small; the descriptor is closed."""
     nbytes = int(frame.says["nbytes"])
     try:
-        if not 0 <= nbytes <= _MOST_BYTES or fcntl.fcntl(frame.descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        if not 0 <= nbytes <= _MAX_BYTES or fcntl.fcntl(frame.descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise ValueError("its memory could change")
         if nbytes < _COPIED_BELOW:
             data = np.empty(nbytes, np.uint8).data

@@ -48,7 +48,7 @@ class Assignment:
         head: what is trained.
         recipe: how.
         views: random views of each sample, as in ``LoaderSettings``.
-        most_skipped: samples that may be unreadable.
+        max_skipped: samples that may be unreadable.
     """
 
     data: str
@@ -65,7 +65,7 @@ class Assignment:
     head: PortableHead
     recipe: Recipe
     views: int
-    most_skipped: int
+    max_skipped: int
 
     def __post_init__(self) -> None:
         for samples in (self.train, self.held_out):
@@ -97,7 +97,7 @@ def write_assignment(assignment: Assignment) -> bytes:
         "head": head,
         "recipe": assignment.recipe.to_json(),
         "views": assignment.views,
-        "most_skipped": assignment.most_skipped,
+        "max_skipped": assignment.max_skipped,
     }
     parts = {
         **{_HEAD + name: tensor for name, tensor in tensors.items()},
@@ -138,7 +138,7 @@ def _read(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Assignment
         head=head_from_json(about["head"], _part(tensors, _HEAD)),
         recipe=Recipe.from_json(about["recipe"]),
         views=integer(about["views"]),
-        most_skipped=integer(about["most_skipped"]),
+        max_skipped=integer(about["max_skipped"]),
     )
 
 

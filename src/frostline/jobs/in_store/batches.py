@@ -13,7 +13,7 @@ from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.fetch import Fetcher, Shipment
 from frostline.loaders.epoch.local_stage import TrainerSide
 from frostline.loaders.epoch.node_engine import EngineChoice, NodeEngine
-from frostline.loaders.epoch.row_source import Source
+from frostline.loaders.epoch.row_source import RowSource
 from frostline.loaders.torch.loader import Loader
 from frostline.ordering import Order
 from frostline.prefetch import Deal
@@ -39,7 +39,7 @@ class Remote:
         self._assignment = assignment
         self._transport = transport
         self._settings = settings
-        self._ledger = Ledger(observe, most_skipped=assignment.most_skipped)
+        self._ledger = Ledger(observe, max_skipped=assignment.max_skipped)
         self._dealer = _Straight(
             route=Route(assignment.cut),
             rows=settings.samples_per_request,
@@ -83,7 +83,7 @@ class Remote:
         recipe = self._assignment.recipe
         view = self._keeper.view(preprocess, recipe.seed, epoch)
         fetcher = self._fetcher(preprocess)
-        source = Source(
+        source = RowSource(
             fetch=lambda some, route: fetcher.fetch(some, route, view),
             dealer=self._dealer,
             cache=self._keeper.cache(preprocess, view),

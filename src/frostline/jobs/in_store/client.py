@@ -17,7 +17,7 @@ from frostline.wire.refusals import error_from_json
 __all__ = ("Trained", "train_beside")
 
 # Names, shapes and places of the tensors in the answer.
-_MOST_HEADER = 32 << 20
+_MAX_HEADER = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def _failure(last: dict[str, Any]) -> FrostlineError | None:
 
 def _bounded(nbytes: object, tensors: int) -> int:
     """The length of the answer, which holds the tensors and their names."""
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 < nbytes <= tensors + _MOST_HEADER:
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 < nbytes <= tensors + _MAX_HEADER:
         raise Refused(f"the node announces {str(nbytes)[:50]} bytes of trained tensors, which these cannot have")
     return nbytes
 

@@ -11,7 +11,7 @@ from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.numpy_batch import Array, Arrays
 
-__all__ = ("COLUMNS", "Fed", "Feed", "Parts", "checked_columns", "checked_loader", "columns_of")
+__all__ = ("COLUMNS", "Fed", "FrameworkIterator", "Parts", "checked_columns", "checked_loader", "columns_of")
 
 COLUMNS = ("features", "labels", "ids", "targets")
 """What a framework may be given of a batch."""
@@ -26,7 +26,7 @@ Parts = tuple[Array | tuple[Array, ...], ...]
 """Columns of a batch; several arrays where several tensors cross the frost line."""
 
 
-class Feed:
+class FrameworkIterator:
     """The passes over a loader, one at a time, and how far the loop is that they reach through a framework.
 
     A framework may take its batches in a thread of its own, and ``took`` and the states may be asked for in another.

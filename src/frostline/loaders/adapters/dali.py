@@ -8,7 +8,7 @@ import numpy as np
 from nvidia.dali import Pipeline, fn
 
 from frostline.errors import SettingError
-from frostline.loaders.adapters.base import Fed, Feed, Parts
+from frostline.loaders.adapters.base import Fed, FrameworkIterator, Parts
 
 __all__ = ("DaliSource",)
 
@@ -37,7 +37,7 @@ class DaliSource:
         ahead: int = 2,
     ) -> None:
         self._columns = tuple(columns)
-        self._feed = Feed(loader, columns, ahead)
+        self._feed = FrameworkIterator(loader, columns, ahead)
         self._tensors = len(self._feed.one.tensors)
 
     def __call__(self) -> Iterator[tuple[Any, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from frostline.errors import SettingError
-from frostline.loaders.adapters.base import Fed, Feed, Parts
+from frostline.loaders.adapters.base import Fed, FrameworkIterator, Parts
 from frostline.loaders.epoch.ranks import Ranks
 
 __all__ = ("TensorFlowLoader", "ranks")
@@ -65,7 +65,7 @@ class TensorFlowLoader:
         self._prefetch = prefetch
         if min(prefetch, ahead) < 0:
             raise SettingError(f"TensorFlow can hold 0 batches or more, not {min(prefetch, ahead)}")
-        self._feed = Feed(loader, columns, prefetch + ahead, self._check)
+        self._feed = FrameworkIterator(loader, columns, prefetch + ahead, self._check)
         self._one = self._feed.one
 
     def dataset(self) -> "tf.data.Dataset":

@@ -7,20 +7,20 @@ from typing import Any
 from frostline.checks import check_type, checked
 from frostline.datasets import Dataset
 from frostline.errors import SettingError, nearest
-from frostline.loaders.epoch.mixture import Blend
+from frostline.loaders.epoch.mixture import Mixture
 from frostline.loaders.epoch.ranks import Ranks
-from frostline.ordering import Blocks, RecordedOrder
+from frostline.ordering import BlockShuffle, RecordedOrder
 from frostline.preprocess import Preprocess
 
 __all__ = ("check_epochs", "check_names", "checked_options")
 
 _OPTIONS: Mapping[str, tuple[type, ...]] = {
     "batch_size": (int,),
-    "shuffle": (bool, Blocks),
+    "shuffle": (bool, BlockShuffle),
     "seed": (int,),
     "epoch": (int,),
-    "data": (Dataset, Blend, NoneType),
-    "draws": (int, NoneType),
+    "data": (Dataset, Mixture, NoneType),
+    "num_samples": (int, NoneType),
     "preprocess": (Preprocess, NoneType),
     "last": (str,),
     "drop_last": (bool,),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from frostline.background import in_background
 from frostline.events import Event, Observer
 from frostline.loaders.epoch.decode_pool import THREADS as DECODING
-from frostline.loaders.epoch.decode_pool import Decoding
+from frostline.loaders.epoch.decode_pool import DecodePool
 from frostline.prefetch.assemble import Columns
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.requests import Delivery
@@ -25,11 +25,11 @@ __all__ = ("Arrivals", "Filled", "Filling")
 
 _THREADS = ("frostline-fill", "frostline-prefetch", DECODING)
 # Finished batches with rows of a cache that may wait for the loop: such rows have no way to hide, and no window.
-_MOST_KEPT = 2
+_MAX_KEPT = 2
 # Of a thread that brings rows, before it goes on with that; another one fills what is left.
-_MOST_IN_PASSING = 1
+_MAX_IN_PASSING = 1
 # Rows of a cache in batches below this are copied sooner by the loop's thread than another one takes turns with it.
-_LEAST_AHEAD_BYTES = 1 << 20
+_MIN_AHEAD_BYTES = 1 << 20
 _END: Final = object()
 
 
@@ -47,7 +47,7 @@ class Arrivals:
     deliveries: Iterator[Delivery | None] = field(default_factory=lambda: iter(()))
     prefetcher: Prefetcher | None = None
     happened: SimpleQueue[Event | None] = field(default_factory=SimpleQueue)
-    decoding: Decoding | None = None
+    decoding: DecodePool | None = None
 
     @classmethod
     def of(cls, prefetcher: Prefetcher, deliveries: Iterator[Delivery | None]) -> Self:
@@ -90,7 +90,7 @@ class Filling:
         arrivals: what they are made of.
         observe: told what happened, in the loop's thread.
         interrupt: frees a thread that waits within a step; safe from any thread.
-        most_bytes: of finished batches that wait for the loop; one may, whatever its bytes are. None bounds nothing.
+        max_bytes: of finished batches that wait for the loop; one may, whatever its bytes are. None bounds nothing.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Filling:
         arrivals: Arrivals,
         observe: Observer,
         interrupt: Callable[[], None],
-        most_bytes: int | None,
+        max_bytes: int | None,
     ) -> None:
         self._steps = steps
         self._prefetcher = arrivals.prefetcher
         self._decoding = arrivals.decoding
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._happened = arrivals.happened
         self._observe = observe
         self._interrupt = interrupt
@@ -214,7 +214,7 @@ class Filling:
         self._fill(None)
 
     def _fill_in_passing(self) -> None:
-        if not self._fill(_MOST_IN_PASSING):
+        if not self._fill(_MAX_IN_PASSING):
             with suppress(RuntimeError):  # it is being closed
                 self._schedule()
 
@@ -258,13 +258,13 @@ class Filling:
         with self._lock:
             if not self._finished:
                 return False
-            if self._most_bytes is not None and sum(one.nbytes for one, _ in self._finished) >= self._most_bytes:
+            if self._max_bytes is not None and sum(one.nbytes for one, _ in self._finished) >= self._max_bytes:
                 return True
-            return sum(one.kept > 0 for one, _ in self._finished) >= _MOST_KEPT
+            return sum(one.kept > 0 for one, _ in self._finished) >= _MAX_KEPT
 
     def _add(self, found: Filled) -> None:
         taken = 0 if self._prefetcher is None else self._prefetcher.bytes_taken
-        self._is_ahead = self._is_ahead or found.nbytes >= _LEAST_AHEAD_BYTES
+        self._is_ahead = self._is_ahead or found.nbytes >= _MIN_AHEAD_BYTES
         with self._lock:
             self._finished.append((found, taken))
             if len(self._finished) == 1:

@@ -56,16 +56,16 @@ def blocks_of(
     """
     if not isinstance(transport, ReadsBlocks):
         return None
-    most_bytes = settings.window_bytes // 2
-    found = BlockSource(open=partial(transport.blocks, data.url, data.reading, most_bytes), order=order)
+    max_bytes = settings.window_bytes // 2
+    found = BlockSource(open=partial(transport.blocks, data.url, data.reading, max_bytes), order=order)
     if found.open() is None:
         return None
     samples, blocks = data.samples, order.blocks
     mixed_bytes = samples.encoded_bytes * min(blocks.group, len(samples)) // max(1, len(samples) * sharing)
-    if mixed_bytes > most_bytes:
+    if mixed_bytes > max_bytes:
         raise SettingError(
             f"{blocks.mixed} blocks of {blocks.samples} samples are {mixed_bytes / 1e6:.0f} MB, and half of "
-            f"window_bytes is for them, which is {most_bytes / 1e6:.0f} MB: mix fewer, or raise window_bytes"
+            f"window_bytes is for them, which is {max_bytes / 1e6:.0f} MB: mix fewer, or raise window_bytes"
         )
     return found
 

@@ -16,7 +16,7 @@ from frostline.prefetch import Deal, Dealer
 from frostline.prefetch.requests import Delivery
 from frostline.preprocess import Preprocess
 
-__all__ = ("THREADS", "Decoding", "UndecodedDealer", "pieces", "undecoded_bytes")
+__all__ = ("THREADS", "DecodePool", "UndecodedDealer", "pieces", "undecoded_bytes")
 
 THREADS = "frostline-decode"
 _END: Final = object()
@@ -53,7 +53,7 @@ def undecoded_bytes(samples: SampleTable, preprocess: Preprocess, window_bytes: 
     return max(1, min(window_bytes, int(window_bytes * encoded_bytes / decoded_bytes)))
 
 
-class Decoding:
+class DecodePool:
     """The rows of a pass, decoded; for one thread at a time. A context manager.
 
     What waits in the window stays encoded, which for a photograph is a tenth of its pixels. A piece of rows is decoded

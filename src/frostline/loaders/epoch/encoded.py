@@ -11,7 +11,7 @@ from frostline.errors import SettingError
 from frostline.loaders.epoch.fetch import Fetcher, FetchRows
 from frostline.prefetch import Deal, Dealer
 
-__all__ = ("ENCODED", "Encoded", "EncodedDealer", "fetch_encoded", "refuse_encoded")
+__all__ = ("ENCODED", "EncodedDealer", "EncodedRowStream", "fetch_encoded", "refuse_encoded")
 
 ENCODED = TensorSpec((), "object")
 """A row of encoded samples, ``bytes``."""
@@ -35,7 +35,7 @@ def refuse_encoded(fetcher: Fetcher, *, targets: bool | None) -> None:
 
 def fetch_encoded(fetcher: Fetcher) -> FetchRows:
     """What makes requests for samples as they lie in the store."""
-    return lambda samples, route: Encoded(fetcher, samples, route)
+    return lambda samples, route: EncodedRowStream(fetcher, samples, route)
 
 
 class EncodedDealer:
@@ -53,7 +53,7 @@ class EncodedDealer:
         return replace(self._dealer.deal(left), route=Route(0), bytes_per_sample=0)
 
 
-class Encoded:
+class EncodedRowStream:
     """The rows of one request. ``close`` may be called from another thread, as that of ``Answer``.
 
     Args:

@@ -16,19 +16,19 @@ from frostline.loaders.epoch.batch_filler import Arrivals, Filled, Filling
 from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.loaders.epoch.ranks import ALONE, Ranks
-from frostline.loaders.epoch.row_source import Source
-from frostline.loaders.epoch.rows import EpochRows, Following
-from frostline.loaders.epoch.worker_state import Begin, Maker, Passport, begin_of, open_passport, worker_state
+from frostline.loaders.epoch.row_source import RowSource
+from frostline.loaders.epoch.rows import EpochStream, Following
+from frostline.loaders.epoch.worker_state import Begin, LoaderSpec, WorkerState, begin_of, open_passport, worker_state
 from frostline.ordering import BlockOrder, EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Columns
 
-__all__ = ("ArrayLoader", "Change", "Listed")
+__all__ = ("ArrayLoader", "Change", "DatasetView")
 
 Change = Callable[[Arrays, View], Arrays]
 """Changes a batch: a function of the batch and of seed and epoch alone."""
 
 
-class Listed(Protocol):
+class DatasetView(Protocol):
     """What a loader needs of a data set."""
 
     @property
@@ -76,8 +76,8 @@ class ArrayLoader:
 
     def __init__(
         self,
-        sources: Callable[[int], Source],
-        data: Listed,
+        sources: Callable[[int], RowSource],
+        data: DatasetView,
         *,
         order: EpochOrder,
         batch_size: int,
@@ -102,7 +102,7 @@ class ArrayLoader:
         self._record = record
         self._begin = Begin()
         self._handed = _Handed(self._begin, Progress())
-        self._made_by: Maker | None = None
+        self._made_by: LoaderSpec | None = None
         self._followed: Following | None = None
         self._shard(self._resumed(), Begin())
 
@@ -181,12 +181,12 @@ class ArrayLoader:
         )
         return found if self._made_by is None else found.made_by(self._made_by)
 
-    def made_by(self, maker: Maker) -> Self:
+    def made_by(self, maker: LoaderSpec) -> Self:
         """Say how it was made, so that other processes can make it too."""
         self._made_by = maker
         return self
 
-    def passport(self) -> Passport:
+    def passport(self) -> WorkerState:
         """What takes it into another process; its ranks are not compared there.
 
         Raises:
@@ -195,7 +195,7 @@ class ArrayLoader:
         if self._made_by is None:
             raise SettingError("only a loader that a job made can go to another process")
         ranks = replace(self._ranks, gather=None)
-        return Passport(maker=self._made_by, epoch=self.epoch, ranks=ranks, begin=self._begin)
+        return WorkerState(maker=self._made_by, epoch=self.epoch, ranks=ranks, begin=self._begin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_passport, (self.passport(),)
@@ -229,19 +229,19 @@ class ArrayLoader:
         """
         return Epochs(self, numbers)
 
-    def rows(self) -> EpochRows:
+    def rows(self) -> EpochStream:
         """The rows of the next pass."""
         return self._rows(self._resumed(), self._begin)
 
-    def _rows(self, order: Resumed, begin: Begin) -> EpochRows:
-        return EpochRows(self._source, self._data.samples, order, self._shard(order, begin))
+    def _rows(self, order: Resumed, begin: Begin) -> EpochStream:
+        return EpochStream(self._source, self._data.samples, order, self._shard(order, begin))
 
-    def _begun(self, order: Resumed, begin: Begin) -> tuple[EpochRows, AbstractContextManager[Arrivals]]:
+    def _begun(self, order: Resumed, begin: Begin) -> tuple[EpochStream, AbstractContextManager[Arrivals]]:
         """The rows of a pass from there, which has begun now."""
         followed, self._followed = self._followed, None
         if followed is None:
             rows = self._rows(order, begin)
-            found: tuple[EpochRows, AbstractContextManager[Arrivals]] = rows, rows.arrivals()
+            found: tuple[EpochStream, AbstractContextManager[Arrivals]] = rows, rows.arrivals()
         else:
             found = followed()  # which may ask for ``rows``
         if self._begin is begin:
@@ -377,12 +377,12 @@ class ArrayLoader:
             seconds = time.perf_counter() - started
             observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
 
-    def _filled(self, epoch: EpochRows, asking: AbstractContextManager[Arrivals]) -> Generator[Filled]:
+    def _filled(self, epoch: EpochStream, asking: AbstractContextManager[Arrivals]) -> Generator[Filled]:
         drop_last = self._last == "drop" and not self._ranks.are_several
         memory = self._source.memory
         assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
         with asking as arrived, epoch.decoding(arrived) as arrivals:
-            steps, most = epoch.batches(assembler, arrivals), self._source.most_finished_bytes
+            steps, most = epoch.batches(assembler, arrivals), self._source.max_finished_bytes
             with Filling(steps, arrivals, self._source.observe, epoch.interrupt, most) as filling:
                 yield from filling
 

@@ -6,8 +6,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.epoch.arguments import check_epochs
-from frostline.loaders.epoch.next_epoch import Ahead
-from frostline.loaders.epoch.rows import EpochRows, Following
+from frostline.loaders.epoch.next_epoch import NextEpochPrefetch
+from frostline.loaders.epoch.rows import EpochStream, Following
 from frostline.ordering import OrderState, RecordedOrder
 
 __all__ = ("Epochs", "OneEpoch")
@@ -19,7 +19,7 @@ class OneEpoch(Protocol):
     def in_epoch(self, epoch: int) -> Self:
         """The same kind of loader of another epoch."""
 
-    def rows(self) -> EpochRows:
+    def rows(self) -> EpochStream:
         """The rows of the next pass."""
 
     def follow(self, rows: Following) -> None:
@@ -124,11 +124,11 @@ class Epochs(Generic[L]):
                 loaders[place] = first.in_epoch(self._numbers[place])
             return loaders.get(place)
 
-        def rows_at(place: int) -> EpochRows | None:
+        def rows_at(place: int) -> EpochStream | None:
             found = loader_at(place)
             return None if found is None else found.rows()
 
-        with Ahead(rows_at) as ahead:
+        with NextEpochPrefetch(rows_at) as ahead:
             for place in range(start, len(self._numbers)):
                 loader = loader_at(place)
                 loader_at(place + 1)  # made here, and only found by the window's threads

@@ -72,9 +72,9 @@ class Fetcher:
     unfit: set[int] = field(default_factory=set)
     closed: threading.Event = field(default_factory=threading.Event)
 
-    def fetch(self, samples: Samples, route: Route, view: View | None, *, decodes: bool = True) -> "Answer":
+    def fetch(self, samples: Samples, route: Route, view: View | None, *, decodes: bool = True) -> "RowStream":
         """Rows of these samples at the frost line, as they arrive; encoded ones stay so where it does not decode."""
-        return Answer(self, samples, route, view, decodes=decodes)
+        return RowStream(self, samples, route, view, decodes=decodes)
 
     def request(self, samples: Samples, route: Route, view: View | None) -> FeatureRequest:
         """The message that asks for them.
@@ -114,7 +114,7 @@ class Fetcher:
         return True
 
 
-class Answer:
+class RowStream:
     """The rows of one request. ``close`` may be called from another thread and ends a read that is under way."""
 
     def __init__(self, fetcher: Fetcher, samples: Samples, route: Route, view: View | None, *, decodes: bool) -> None:

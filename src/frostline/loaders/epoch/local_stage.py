@@ -63,7 +63,7 @@ class TrainerSide:
         self._counting = threading.Lock()
         self._decode_s = 0.0
         self._compute_s = 0.0
-        self._memory = Slabs(most_idle=len(usable_cores()) + 1)  # a piece for each thread that decodes
+        self._memory = Slabs(max_idle=len(usable_cores()) + 1)  # a piece for each thread that decodes
 
     @property
     def seconds(self) -> tuple[float, float]:

@@ -10,9 +10,9 @@ from frostline.datasets import Dataset
 from frostline.errors import OrderMismatch, SettingError
 from frostline.ordering import (
     BlockOrder,
-    Blocks,
+    BlockShuffle,
     EpochOrder,
-    Mixture,
+    MixtureOrder,
     Order,
     RecordedOrder,
     Replay,
@@ -21,7 +21,7 @@ from frostline.ordering import (
     weights_by_class,
 )
 
-__all__ = ("Blend", "GivenWeights", "order_of", "replayed")
+__all__ = ("GivenWeights", "Mixture", "order_of", "replayed")
 
 GivenWeights = Mapping[str, float] | Sequence[float] | npt.NDArray[np.floating]
 """By the names of classes, or one for each sample."""
@@ -29,13 +29,13 @@ GivenWeights = Mapping[str, float] | Sequence[float] | npt.NDArray[np.floating]
 
 def order_of(
     data: Dataset,
-    blend: "Blend | None" = None,
+    blend: "Mixture | None" = None,
     *,
-    shuffle: bool | Blocks,
+    shuffle: bool | BlockShuffle,
     seed: int,
     epoch: int,
     weights: GivenWeights | None = None,
-    draws: int | None = None,
+    num_samples: int | None = None,
 ) -> EpochOrder:
     """The order of one epoch; see ``Job.loader``.
 
@@ -46,17 +46,17 @@ def order_of(
         seed: of the order.
         epoch: its number.
         weights: draw by these instead.
-        draws: how many.
+        num_samples: how many.
 
     Raises:
         SettingError: the figures make no sense, or do not go together.
     """
-    if weights is None and draws is not None:
-        raise SettingError("draws is how many samples are drawn by weights: give weights too")
-    if isinstance(shuffle, Blocks) and (blend is not None or weights is not None):
+    if weights is None and num_samples is not None:
+        raise SettingError("num_samples is how many samples are drawn by weights: give weights too")
+    if isinstance(shuffle, BlockShuffle) and (blend is not None or weights is not None):
         raise SettingError(
-            "Blocks are neighbours of one data set, each of which comes once: take shuffle=True for a blend, and "
-            "neither for weights"
+            "BlockShuffle takes neighbours of one data set, each of which comes once: take shuffle=True for a mixture, "
+            "and neither for weights"
         )
     if weights is not None and shuffle:
         raise SettingError("weights draw an order of their own, by the seed: leave out shuffle, or give no weights")
@@ -64,11 +64,11 @@ def order_of(
         if weights is not None:
             raise SettingError("a blend has ratios: draw by weights from one data set, or blend parts of it")
         return blend.order(shuffle=bool(shuffle), seed=seed, epoch=epoch)
-    if isinstance(shuffle, Blocks):
+    if isinstance(shuffle, BlockShuffle):
         return BlockOrder(size=len(data), seed=seed, epoch=epoch, blocks=shuffle)
     if weights is None:
         return Order(size=len(data), seed=seed, epoch=epoch, shuffle=shuffle)
-    size = len(data) if draws is None else draws
+    size = len(data) if num_samples is None else num_samples
     return Weighted(weights=_weights(data, weights), size=size, seed=seed, epoch=epoch)
 
 
@@ -96,8 +96,8 @@ def _weights(data: Dataset, given: GivenWeights) -> Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Blend:
-    """Parts of one data set that take turns by ratio; see ``ordering.Mixture``.
+class Mixture:
+    """Parts of one data set that take turns by ratio; see ``ordering.MixtureOrder``.
 
     Attributes:
         parts: of the job's data set, such as selections of it; a sample may be in several.
@@ -126,7 +126,7 @@ class Blend:
         """
         return self.parts[0].joined(*self.parts[1:])
 
-    def order(self, *, shuffle: bool, seed: int, epoch: int) -> Mixture:
+    def order(self, *, shuffle: bool, seed: int, epoch: int) -> MixtureOrder:
         """In which these samples come."""
         sizes = [len(part) for part in self.parts]
-        return Mixture.of(sizes, self.ratios, seed=seed, epoch=epoch, ends=self.ends, shuffle=shuffle)
+        return MixtureOrder.of(sizes, self.ratios, seed=seed, epoch=epoch, ends=self.ends, shuffle=shuffle)

@@ -9,15 +9,15 @@ from typing import Self
 from frostline.core import FeatureBatch
 from frostline.loaders.epoch.batch_filler import Arrivals
 from frostline.loaders.epoch.retry import jitter
-from frostline.loaders.epoch.rows import EpochRows
+from frostline.loaders.epoch.rows import EpochStream
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.requests import Ask, Delivery, Stretch
 from frostline.prefetch.window import Window
 
-__all__ = ("Ahead",)
+__all__ = ("NextEpochPrefetch",)
 
 
-class Ahead:
+class NextEpochPrefetch:
     """A run of epochs. Use it as a context manager, in one thread.
 
     Where an epoch's features are kept for the next one, that one is not asked for before they are: it finds them.
@@ -26,14 +26,14 @@ class Ahead:
         make: gives the rows of the epoch at a place of the run, from 0; None after the last.
     """
 
-    def __init__(self, make: Callable[[int], EpochRows | None]) -> None:
+    def __init__(self, make: Callable[[int], EpochStream | None]) -> None:
         self._make = make
-        self._begun: dict[int, EpochRows] = {}
+        self._begun: dict[int, EpochStream] = {}
         self._offsets: dict[int, int] = {}
         self._asked: set[int] = set()
         self._drawing = 0
         self._stretches: Iterator[Stretch] = iter(())
-        self._following: EpochRows | None = None
+        self._following: EpochStream | None = None
         self._now = -1
         self._is_handed_out = False
         self._prefetcher: Prefetcher | None = None
@@ -44,7 +44,7 @@ class Ahead:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def rows(self, place: int) -> tuple[EpochRows, AbstractContextManager[Arrivals]]:
+    def rows(self, place: int) -> tuple[EpochStream, AbstractContextManager[Arrivals]]:
         """The rows of the epoch there, and what arrives of it.
 
         What was asked for of it is used where the epoch before was handed out whole, and abandoned where it was left.
@@ -83,13 +83,13 @@ class Ahead:
             )
             self._prefetcher = prefetcher.__enter__()
 
-    def _first(self, place: int) -> EpochRows:
+    def _first(self, place: int) -> EpochStream:
         rows = self._make(place)
         assert rows is not None, "the run has such an epoch"
         self._start_drawing(place, rows, offset=0)
         return rows
 
-    def _start_drawing(self, place: int, rows: EpochRows, *, offset: int) -> None:
+    def _start_drawing(self, place: int, rows: EpochStream, *, offset: int) -> None:
         self._begun[place], self._offsets[place] = rows, offset
         self._drawing, self._following = place, None
         self._stretches = rows.stretches(begins=offset == 0)
@@ -107,7 +107,7 @@ class Ahead:
                 return None
             self._start_drawing(place + 1, following, offset=self._offsets[place] + len(self._begun[place]))
 
-    def _next(self, place: int) -> EpochRows | None:
+    def _next(self, place: int) -> EpochStream | None:
         """The epoch after, where it may be asked for now: never more than one ahead of the one that is handed out."""
         if place > self._now:
             return None
@@ -119,7 +119,7 @@ class Ahead:
     def _fetch(self, ask: Ask) -> Iterator[FeatureBatch]:
         return self._begun[ask.epoch].fetch(ask)
 
-    def _deliveries(self, place: int, rows: EpochRows) -> Iterator[Delivery | None]:
+    def _deliveries(self, place: int, rows: EpochStream) -> Iterator[Delivery | None]:
         """What the window hands out of one epoch, by the places in it."""
         done, offset = 0, self._offsets[place]
         # Its stretches end before the last of them is asked for, so that what is missing is known when that arrives.

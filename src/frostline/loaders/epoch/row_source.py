@@ -16,7 +16,7 @@ from frostline.prefetch.requests import Dealer
 from frostline.prefetch.slabs import Memory
 from frostline.prefetch.tuner import Tuner
 
-__all__ = ("Decode", "Source")
+__all__ = ("Decode", "RowSource")
 
 
 def _nothing() -> None:
@@ -28,7 +28,7 @@ Decode = Callable[[FeatureBatch, Samples], FeatureBatch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
+class RowSource:
     """Where a loader's rows come from; made by a job.
 
     Attributes:
@@ -46,7 +46,7 @@ class Source:
         blocks: reads samples in blocks before they are asked for; None where nobody does.
         begins_short: the first requests of a window are shorter; not where a network runs, which rows fill up.
         decode: decodes what ``fetch`` brings encoded; None where it brings nothing that is. For several threads.
-        most_finished_bytes: of finished batches that wait for the loop; the last of them may be more. None where the
+        max_finished_bytes: of finished batches that wait for the loop; the last of them may be more. None where the
             window bounds them, which holds their rows.
     """
 
@@ -63,5 +63,5 @@ class Source:
     blocks: BlockSource | None = None
     begins_short: bool = False
     decode: Decode | None = None
-    most_finished_bytes: int | None = None
+    max_finished_bytes: int | None = None
     catch_up: Callable[[], None] = _nothing

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from frostline.cache import Held, TieredCache
+from frostline.cache import CachedIn, TieredCache
 from frostline.core import FeatureBatch, SampleTable
 from frostline.errors import DataError
 from frostline.events import Observer, SampleSkipped
 from frostline.loaders.epoch.batch_filler import Arrivals, Filled
 from frostline.loaders.epoch.block_reads import BlocksAhead
-from frostline.loaders.epoch.decode_pool import Decoding
+from frostline.loaders.epoch.decode_pool import DecodePool
 from frostline.loaders.epoch.duplicates import fetch_each
 from frostline.loaders.epoch.retry import jitter
-from frostline.loaders.epoch.row_source import Source
+from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import EVEN, EpochOrder, Resumed, Shard
-from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, Part
+from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, RowRange
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.ramp_up import Lengthening, Lengths
 from frostline.prefetch.requests import Ask, Dealer, Delivery, Stretch, stretches
@@ -30,7 +30,7 @@ from frostline.prefetch.window import Window
 from frostline.processors import usable_cores
 from frostline.stores.reads.block_reads import BlockReads
 
-__all__ = ("EpochRows", "Following")
+__all__ = ("EpochStream", "Following")
 
 # Rows are read from the disk so many at a time, in bytes and in rows, before they are copied into their batches.
 _READ_BYTES = 16 << 20
@@ -45,7 +45,7 @@ _PLACES = 2
 _Ints = npt.NDArray[np.int64]
 
 
-Following = Callable[[], tuple["EpochRows", AbstractContextManager[Arrivals]]]
+Following = Callable[[], tuple["EpochStream", AbstractContextManager[Arrivals]]]
 """Gives the rows of a pass, and what arrives of them."""
 
 
@@ -63,7 +63,7 @@ class _Segment:
     start: int
     rows: _Ints
     ids: _Ints
-    held: Held
+    held: CachedIn
 
     @property
     def stop(self) -> int:
@@ -73,7 +73,7 @@ class _Segment:
         if (start, stop) == (self.start, self.stop):
             return self
         some = slice(start - self.start, stop - self.start)
-        held = Held(rows=self.held.rows[some], is_on_disk=self.held.is_on_disk[some])
+        held = CachedIn(rows=self.held.rows[some], is_on_disk=self.held.is_on_disk[some])
         return _Segment(start=start, rows=self.rows[some], ids=self.ids[some], held=held)
 
     def runs(self, start: int, stop: int, read_rows: int) -> "Iterator[_Segment]":
@@ -95,7 +95,7 @@ class _Piece:
     is_kept: bool = False
 
 
-class EpochRows:
+class EpochStream:
     """One pass over one order. Segments are made as the window asks for them, and dropped when they were handed out.
 
     Args:
@@ -109,7 +109,7 @@ class EpochRows:
         asked: all places below this that must be asked for have been drawn from ``stretches``.
     """
 
-    def __init__(self, source: Source, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
+    def __init__(self, source: RowSource, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
         self.source = source
         self._samples = samples
         self._order = order
@@ -164,7 +164,7 @@ class EpochRows:
         if self._reading is not None:
             self._reading.close()
 
-    def waits_for(self, before: "EpochRows") -> bool:
+    def waits_for(self, before: "EpochStream") -> bool:
         """Its features are found where those of the epoch before are kept, if it is asked for after that."""
         cache = self.source.cache
         return cache is not None and cache is before.source.cache and cache.has_room
@@ -181,7 +181,7 @@ class EpochRows:
             return
         row_bytes = sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in self.source.tensors)
         rows = max(1, _PIECE_BYTES // max(1, row_bytes))
-        with Decoding(self._decoded, threads=len(usable_cores()), rows=rows) as decoding:
+        with DecodePool(self._decoded, threads=len(usable_cores()), rows=rows) as decoding:
             yield replace(arrivals, deliveries=decoding.deliveries(arrivals.deliveries), decoding=decoding)
 
     def _decoded(self, delivery: Delivery) -> Delivery:
@@ -226,7 +226,7 @@ class EpochRows:
             rows = self._order.at(self._shard.positions(start, stop))
             ids = self._samples.ids_at(rows)
             cache = self.source.cache
-            held = Held.nowhere(len(ids)) if cache is None else cache.find(ids)
+            held = CachedIn.nowhere(len(ids)) if cache is None else cache.find(ids)
             segment = _Segment(start=start, rows=rows, ids=ids, held=held)
             self._segments.append(segment)
             for stretch in self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk), dealer):
@@ -333,7 +333,7 @@ class EpochRows:
         for one in [one for one in tuple(self._segments) if one.start < stop and start < one.stop]:
             yield from one.runs(start, stop, self._read_rows)
 
-    def _parts(self, run: _Segment, *sources: Iterable[_Piece]) -> list[Part]:
+    def _parts(self, run: _Segment, *sources: Iterable[_Piece]) -> list[RowRange]:
         """The rows of a run, wherever they come from."""
         pieces = [piece for piece in itertools.chain(*sources) if len(piece.places)]
         if len(pieces) == 1:
@@ -360,13 +360,13 @@ class EpochRows:
             yield _Piece(places=delivery.positions - run.start, tensors=delivery.batch.tensors)
             self._keep(delivery.batch)
 
-    def _part(self, run: _Segment, piece: _Piece, places: _Ints | None) -> Part:
+    def _part(self, run: _Segment, piece: _Piece, places: _Ints | None) -> RowRange:
         """A piece with the ids, labels and places of its rows."""
         ids, rows = run.ids, run.rows
         if len(piece.places) < len(ids):
             ids, rows = ids[piece.places], rows[piece.places]
         columns = (ids, self._samples.labels_at(rows), run.start + piece.places, *piece.tensors)
-        return Part(places=places, columns=columns, is_kept=piece.is_kept)
+        return RowRange(places=places, columns=columns, is_kept=piece.is_kept)
 
     def _keep(self, batch: FeatureBatch) -> None:
         if self.source.cache is not None and len(batch):

@@ -11,7 +11,7 @@ from frostline.ordering import OrderState
 if TYPE_CHECKING:
     from frostline.loaders.epoch.epoch_loader import ArrayLoader
 
-__all__ = ("Begin", "Maker", "Passport", "begin_of", "furthest", "open_passport", "worker_state")
+__all__ = ("Begin", "LoaderSpec", "WorkerState", "begin_of", "merge_worker_states", "open_passport", "worker_state")
 
 _KEY = "frostline_worker"
 # Batches that torchdata's loader handed out since its workers told it how far they were.
@@ -31,7 +31,7 @@ class Begin:
     given: int = 0
 
 
-class Maker(Protocol):
+class LoaderSpec(Protocol):
     """Makes the same loader again, in the process that calls it."""
 
     def make(self, epoch: int, ranks: Ranks, workers: int) -> "ArrayLoader":
@@ -39,7 +39,7 @@ class Maker(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passport:
+class WorkerState:
     """A loader as values.
 
     Attributes:
@@ -50,7 +50,7 @@ class Passport:
         begin: of the next pass.
     """
 
-    maker: Maker
+    maker: LoaderSpec
     epoch: int
     ranks: Ranks
     begin: Begin
@@ -63,7 +63,7 @@ class Passport:
         return found
 
 
-def open_passport(passport: Passport) -> "ArrayLoader":
+def open_passport(passport: WorkerState) -> "ArrayLoader":
     """A loader that travelled alone."""
     return passport.open()
 
@@ -101,18 +101,19 @@ def begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> Begin:
     if own.get("workers") != workers:
         raise OrderMismatch(
             f"this is the state of one of {own.get('workers')} workers, and there are {workers}: go on from the state "
-            "of the whole run, which frostline.loaders.furthest finds"
+            "of the whole run, which frostline.loaders.merge_worker_states finds"
         )
     if state.get("batch_size") != at_once:
         raise OrderMismatch(
             f"this is the state of a worker whose turns were steps of {state.get('batch_size')} samples, and they are "
-            f"of {at_once} now: go on from the state of the whole run, which frostline.loaders.furthest finds"
+            f"of {at_once} now: go on from the state of the whole run, which frostline.loaders.merge_worker_states "
+            "finds"
         )
     began = own.get("began")
     return Begin(state=None if began is None else OrderState.from_json(began), given=given)
 
 
-def furthest(state: Any) -> dict[str, Any]:
+def merge_worker_states(state: Any) -> dict[str, Any]:
     """The state of a whole run, from that of anything that holds the states of its workers.
 
     It is plain JSON, and any number of workers and ranks, and any framework, goes on from it.

@@ -11,8 +11,8 @@ from frostline.core import View
 from frostline.errors import SettingError
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
 from frostline.loaders.epoch.numpy_batch import Arrays
-from frostline.loaders.epoch.rows import EpochRows, Following
-from frostline.loaders.epoch.worker_state import Passport
+from frostline.loaders.epoch.rows import EpochStream, Following
+from frostline.loaders.epoch.worker_state import WorkerState
 from frostline.loaders.torch.augment import Augment
 from frostline.loaders.torch.batch import Batch, arrays_of, batch_of
 from frostline.loaders.torch.parent_watch import end_with_trainer
@@ -39,12 +39,12 @@ class Loader(Skippable, IterableDataset[Batch]):
 
     def __init__(self, arrays: ArrayLoader, *, augment: Augment | None = None) -> None:
         self._arrays: ArrayLoader | None = arrays
-        self._passport: Passport | None = None
+        self._passport: WorkerState | None = None
         self._process = os.getpid()
         self._augment = augment
         self._elsewhere = Elsewhere()
 
-    def _become(self, passport: Passport, augment: Augment | None) -> None:
+    def _become(self, passport: WorkerState, augment: Augment | None) -> None:
         self._arrays, self._passport, self._process, self._augment = None, passport, os.getpid(), augment
         self._elsewhere = Elsewhere()
 
@@ -83,7 +83,7 @@ class Loader(Skippable, IterableDataset[Batch]):
         """The same kind of loader of another epoch."""
         return Loader(self.arrays.in_epoch(epoch), augment=self._augment)
 
-    def rows(self) -> EpochRows:
+    def rows(self) -> EpochStream:
         """See ``ArrayLoader``."""
         return self.arrays.rows()
 
@@ -191,7 +191,7 @@ def in_arrays(augment: Augment) -> Change:
     return change
 
 
-def _travelled(passport: Passport, augment: Augment | None) -> Loader:
+def _travelled(passport: WorkerState, augment: Augment | None) -> Loader:
     """A loader that came to another process, where nothing is opened before it is asked for."""
     loader = Loader.__new__(Loader)
     loader._become(passport, augment)  # noqa: SLF001

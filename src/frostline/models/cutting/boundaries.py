@@ -10,7 +10,7 @@ from frostline.engines.machine.isolation import computing
 from frostline.engines.measure.footprint import version_of
 from frostline.errors import ModelError, NothingFrozen, NotTraceable
 from frostline.models.cutting.frozen import FrozenPart, find_frozen, named_tensors
-from frostline.models.cutting.skipping import Link, SkippingHead, replay
+from frostline.models.cutting.skipping import ChainedModule, SkippingHead, replay
 from frostline.models.cutting.verification import equals_whole
 from frostline.models.graph.flow import prune, sources_of_change
 from frostline.models.graph.frontiers import DTYPE_BYTES
@@ -18,7 +18,7 @@ from frostline.models.graph.split import after
 from frostline.models.modes import all_in_eval, modes
 from frostline.models.tracing.comparison import UNFIT
 from frostline.models.tracing.inputs import random, zeros
-from frostline.models.tracing.recording import Call, record
+from frostline.models.tracing.recording import ModuleCall, record
 from frostline.models.tracing.trace import trace
 from frostline.models.tracing.traced import device_of
 
@@ -60,7 +60,7 @@ def cut_at_a_boundary(
 
 
 def _cut_behind(
-    model: nn.Module, chain: Sequence[Link], inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
+    model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
 ) -> tuple[FrozenPart, SkippingHead] | None:
     """The frozen part and the head for this chain, if they hold what they must."""
     if not _can_be_skipped(model, chain, inputs):
@@ -81,7 +81,7 @@ def _cut_behind(
 class _Chain(nn.Module):
     """Modules of a network one behind the other, each at its own path."""
 
-    def __init__(self, chain: Sequence[Link]) -> None:
+    def __init__(self, chain: Sequence[ChainedModule]) -> None:
         super().__init__()
         self._links = tuple(chain)
         for link in chain:
@@ -99,7 +99,7 @@ class _Chain(nn.Module):
         return value
 
 
-def _recorded(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[Call, list[torch.Tensor]]:
+def _recorded(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[ModuleCall, list[torch.Tensor]]:
     """One run in eval mode and the batch it was on: random numbers, or zeros where the network minds those."""
     device = device_of(model)
     batches = [random(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device)]
@@ -116,16 +116,16 @@ def _recorded(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[Call, lis
 
 
 def _chained(
-    calls: Sequence[Call], value: torch.Tensor, version: int, flags: Mapping[str, bool]
-) -> tuple[list[Link], torch.Tensor]:
+    calls: Sequence[ModuleCall], value: torch.Tensor, version: int, flags: Mapping[str, bool]
+) -> tuple[list[ChainedModule], torch.Tensor]:
     """The links that follow upon a value, and the value that the last of them gave."""
-    chain: list[Link] = []
+    chain: list[ChainedModule] = []
     for call in calls:
         if call.given is None or not call.takes(value, version):
             break
         spec = _spec(call.given)
         if spec is not None and _is_fixed(call, flags):
-            chain.append(Link(path=call.path, module=call.module, gives=spec))
+            chain.append(ChainedModule(path=call.path, module=call.module, gives=spec))
         else:
             inner, last = _chained(call.inner, value, version, flags)
             chain.extend(inner)
@@ -135,7 +135,7 @@ def _chained(
     return chain, value
 
 
-def _is_fixed(call: Call, flags: Mapping[str, bool]) -> bool:
+def _is_fixed(call: ModuleCall, flags: Mapping[str, bool]) -> bool:
     """Whether the module can be traced, and nothing in it is trained or changes from run to run."""
     spec = None if call.taken is None else _spec(call.taken)
     if spec is None or any(parameter.requires_grad for parameter in call.module.parameters()):
@@ -154,7 +154,7 @@ def _spec(value: torch.Tensor) -> TensorSpec | None:
     return TensorSpec(tuple(value.shape[1:]), dtype) if is_batch else None
 
 
-def _can_be_skipped(model: nn.Module, chain: Sequence[Link], inputs: Sequence[TensorSpec]) -> bool:
+def _can_be_skipped(model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec]) -> bool:
     """Whether the network asks for nothing else that the chain computes: the cheapest of the checks, made first."""
     batch = random(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device_of(model))
     try:

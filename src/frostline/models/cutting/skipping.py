@@ -14,11 +14,11 @@ from frostline.engines.machine.isolation import computing
 from frostline.errors import ModelError
 from frostline.models.cutting.head import Head, tensor_paths
 
-__all__ = ("Link", "SkippingHead", "replay")
+__all__ = ("ChainedModule", "SkippingHead", "replay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Link:
+class ChainedModule:
     """A module in a chain, each of which takes exactly the tensor that the one before it gave.
 
     Attributes:
@@ -50,7 +50,7 @@ class SkippingHead(Head):
     def __init__(
         self,
         model: nn.Module,
-        chain: Sequence[Link],
+        chain: Sequence[ChainedModule],
         inputs: Sequence[TensorSpec],
         rest: Graph,
         leaves: Mapping[str, torch.Tensor],
@@ -74,7 +74,7 @@ class SkippingHead(Head):
             return replay(self._model[0], self._chain, self._inputs, given.clone())
 
 
-def replay(model: nn.Module, chain: Sequence[Link], inputs: Sequence[TensorSpec], given: torch.Tensor) -> Any:
+def replay(model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec], given: torch.Tensor) -> Any:
     """Run the network with the modules of the chain skipped.
 
     Args:
@@ -115,7 +115,7 @@ class _Steps:
 
 
 @contextmanager
-def _replaced(link: Link, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
+def _replaced(link: ChainedModule, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
     """Give a module another forward for a while; its hooks and its attributes stay."""
     own = vars(link.module)
     before = own.get("forward")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from frostline.core import Graph, Node, Ref, Token
+from frostline.core import Graph, GraphNode, Ref, Token
 from frostline.core.graph import Argument, references
 from frostline.engines.base.operators import ALLOWED
 from frostline.engines.base.schemas import MAX_REFERENCES, check_call
@@ -29,8 +29,8 @@ __all__ = (
 )
 
 MAX_NODES = 20_000
-_MOST_DEPTH = 4
-_MOST_HEADER_BYTES = 32 << 20
+_MAX_DEPTH = 4
+_MAX_HEADER_BYTES = 32 << 20
 
 BROKEN = (
     AttributeError,
@@ -62,7 +62,7 @@ def header_bytes(body: bytes | memoryview) -> int:
         UnsafeArtifact: It is no such file, or its header is too large.
     """
     length = int.from_bytes(body[:8], "little")
-    if not 2 <= length <= min(_MOST_HEADER_BYTES, len(body) - 8):
+    if not 2 <= length <= min(_MAX_HEADER_BYTES, len(body) - 8):
         raise UnsafeArtifact("this is not a safetensors file, or its header is too large")
     return length
 
@@ -168,7 +168,7 @@ def _turned_back(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
     return tensor.permute(sorted(range(tensor.dim()), key=order.__getitem__))
 
 
-def _node_to_json(node: Node) -> dict[str, Any]:
+def _node_to_json(node: GraphNode) -> dict[str, Any]:
     return {
         "name": node.name,
         "op": node.op,
@@ -177,8 +177,8 @@ def _node_to_json(node: Node) -> dict[str, Any]:
     }
 
 
-def _node(value: dict[str, Any]) -> Node:
-    return Node(
+def _node(value: dict[str, Any]) -> GraphNode:
+    return GraphNode(
         name=text(value["name"]),
         op=text(value["op"]),
         args=tuple(_argument(argument, 0) for argument in value["args"]),
@@ -204,7 +204,7 @@ def _argument(value: Any, depth: int) -> Argument:
     match value:
         case None | bool() | int() | float() | str():
             return value
-        case list() if depth < _MOST_DEPTH:
+        case list() if depth < _MAX_DEPTH:
             return tuple(_argument(one, depth + 1) for one in value)
         case {"ref": str(name)} if len(value) == 1:
             return Ref(name)

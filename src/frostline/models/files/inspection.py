@@ -70,7 +70,7 @@ def inspect_graph(
 ) -> Inspection:
     """As ``inspect_prefix``, once the file is read."""
     operations = count_operations(graph, leaves, cuts, limits)
-    return Inspection(memory=dry_run(graph, leaves, cuts, most_rows=max_rows), operations=operations)
+    return Inspection(memory=dry_run(graph, leaves, cuts, max_rows=max_rows), operations=operations)
 
 
 def _memory(numbers: list[Any]) -> CutMemory:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from frostline.core import Cut, Graph, Node, TensorSpec
+from frostline.core import Cut, Graph, GraphNode, TensorSpec
 from frostline.models.graph.flow import MOVING, packet_of, reads
 from frostline.models.graph.frontiers import DTYPE_BYTES, Frontier, crosses_as_it_is, frontiers, per_sample
 from frostline.models.graph.layout import origin
@@ -73,12 +73,12 @@ def _from_relu(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_relu(node: Node) -> bool:
+def _is_relu(node: GraphNode) -> bool:
     packet = packet_of(node)
     return packet in ("relu", "relu6") or (packet == "hardtanh" and node.args[1:2] == (0.0,))
 
 
-def _place(node: Node, names: dict[str, int]) -> str:
+def _place(node: GraphNode, names: dict[str, int]) -> str:
     """The module, and the operator where that says more; numbered where the same place comes again."""
     name = f"{node.module}:{packet_of(node)}" if node.module else packet_of(node)
     names[name] = names.get(name, 0) + 1

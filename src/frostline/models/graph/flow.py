@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from frostline.core import Graph, Node, Ref
+from frostline.core import Graph, GraphNode, Ref
 from frostline.core.graph import Argument, references
 
 __all__ = (
@@ -188,7 +188,7 @@ def _without_idle_dropout(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, outputs=tuple(replaced(output, idle) for output in graph.outputs))
 
 
-def substitute(node: Node, values: Mapping[str, Argument]) -> Node:
+def substitute(node: GraphNode, values: Mapping[str, Argument]) -> GraphNode:
     """The node, reading other values in place of the named ones."""
     kwargs = tuple((name, replaced(value, values)) for name, value in node.kwargs)
     memory = replaced(Ref(node.storage), values)
@@ -207,12 +207,12 @@ def replaced(argument: Argument, values: Mapping[str, Argument]) -> Argument:
     return tuple(replaced(one, values) for one in argument) if isinstance(argument, tuple) else argument
 
 
-def reads(node: Node) -> list[str]:
+def reads(node: GraphNode) -> list[str]:
     """Names of all values that a node reads."""
     return [*references(node.args), *references(tuple(value for _, value in node.kwargs))]
 
 
-def changes(node: Node) -> str:
+def changes(node: GraphNode) -> str:
     """Name of the value that a node changes in place, or nothing.
 
     In ATen the overloads that write to their first argument end in an underscore, as ``relu_``, or are Python's
@@ -226,7 +226,7 @@ def changes(node: Node) -> str:
     return first.name if writes and isinstance(first, Ref) else ""
 
 
-def packet_of(node: Node) -> str:
+def packet_of(node: GraphNode) -> str:
     """The operator without its overload, the same whether it works in place or not: ``relu`` for ``relu_.default``."""
     return node.op.split(".")[1].strip("_")
 
@@ -256,7 +256,7 @@ def sources_of_change(graph: Graph, trainable: Collection[str]) -> frozenset[str
 _RANDOM = ("rand", "bernoulli", "multinomial", "normal", "uniform", "native_dropout", "rrelu")
 
 
-def is_random(node: Node) -> bool:
+def is_random(node: GraphNode) -> bool:
     """Whether two runs of the node may differ: random operators, and dropout that is active."""
     packet = packet_of(node)
     if _is_dropout(node):
@@ -267,11 +267,11 @@ def is_random(node: Node) -> bool:
     return packet.startswith(_RANDOM)
 
 
-def _is_dropout(node: Node) -> bool:
+def _is_dropout(node: GraphNode) -> bool:
     return packet_of(node) in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 
 
-def uses_batch_statistics(node: Node, data: Collection[str]) -> bool:
+def uses_batch_statistics(node: GraphNode, data: Collection[str]) -> bool:
     """Whether the node normalises by the statistics of the batch, or updates running ones by them.
 
     BatchNorm in train mode does; where it is given weights to normalise, there is no batch in it. InstanceNorm

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from frostline.core import Dim, Graph, Node, TensorSpec
+from frostline.core import Dim, Graph, GraphNode, TensorSpec
 from frostline.models.graph.flow import MOVING, Flow, packet_of, reads
 
 __all__ = (
@@ -25,7 +25,7 @@ add and bitwise_and bitwise_not bitwise_or clamp div eq full_like ge gt index le
 masked_fill mul ne neg new_ones new_zeros ones_like pad rsub sub to to_copy type_as where zeros_like
 """
 _CHEAP = MOVING | frozenset(_POINTWISE.split())
-_MOST_TENSORS = 2
+_MAX_TENSORS = 2
 _BATCH = Dim(0, 1)
 
 
@@ -39,7 +39,7 @@ class Frontier:
     """
 
     after: int
-    values: tuple[Node, ...]
+    values: tuple[GraphNode, ...]
 
     @property
     def names(self) -> set[str]:
@@ -52,7 +52,7 @@ class Frontier:
         return sum(map(_nbytes, self.values))
 
 
-def frontiers(graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[Node], bool]) -> list[Frontier]:
+def frontiers(graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[GraphNode], bool]) -> list[Frontier]:
     """Every place in the graph worth a cut, in order, without the inputs themselves.
 
     One stands after each data node at which at most two values are still needed later. Two are worth it only where
@@ -71,14 +71,14 @@ def frontiers(graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[N
     return [one for one in found if len(one.values) == 1 or _is_worth_two(one, singles)]
 
 
-def crosses_as_it_is(node: Node) -> bool:
+def crosses_as_it_is(node: GraphNode) -> bool:
     """Whether a value may be sent: its dimensions lie in memory in their own order, the batch first."""
     # What crosses arrives contiguous. A slice that becomes dense is read alike, but an operator that is given a
     # transposed tensor in another order may choose another kernel and round otherwise.
     return _is_a_batch(node) and node.order is not None and list(node.order) == sorted(node.order)
 
 
-def crosses_permuted(node: Node) -> bool:
+def crosses_permuted(node: GraphNode) -> bool:
     """Whether a value may be sent at least when its dimensions are put into the order of its memory.
 
     A view may not: what it views can cross instead.
@@ -89,12 +89,12 @@ def crosses_permuted(node: Node) -> bool:
     )
 
 
-def per_sample(node: Node) -> tuple[int, ...]:
+def per_sample(node: GraphNode) -> tuple[int, ...]:
     """The shape of one sample of a value that may cross."""
     return tuple(dim.fixed for dim in (node.shape or ())[1:])
 
 
-def _legal(graph: Graph, first: Frontier, may_cross: Callable[[Node], bool]) -> Iterator[Frontier]:
+def _legal(graph: Graph, first: Frontier, may_cross: Callable[[GraphNode], bool]) -> Iterator[Frontier]:
     """Every place in the graph that few enough values cross, each of which may."""
     flow = Flow(graph)
     values = {node.name: node for node in (*first.values, *graph.nodes)}
@@ -120,14 +120,14 @@ def _input_frontier(graph: Graph, inputs: Sequence[TensorSpec]) -> Frontier:
     return Frontier(-1, tuple(_input(name, spec) for name, spec in named))
 
 
-def _input(name: str, spec: TensorSpec) -> Node:
+def _input(name: str, spec: TensorSpec) -> GraphNode:
     shape = (_BATCH, *(Dim(size) for size in spec.shape))
-    return Node(name=name, op="", shape=shape, order=tuple(range(len(shape))), dtype=spec.dtype)
+    return GraphNode(name=name, op="", shape=shape, order=tuple(range(len(shape))), dtype=spec.dtype)
 
 
 def _is_legal(frontier: Frontier, flow: Flow) -> bool:
     return (
-        1 <= len(frontier.values) <= _MOST_TENSORS
+        1 <= len(frontier.values) <= _MAX_TENSORS
         # Two views of one memory would arrive as two copies.
         and len({flow.roots[name] for name in frontier.names}) == len(frontier.values)
         and not any(frontier.after in span for span in flow.entangled)
@@ -142,7 +142,7 @@ def _is_worth_two(frontier: Frontier, singles: Sequence[Frontier]) -> bool:
     return frontier.nbytes < before[-1].nbytes or frontier.nbytes < behind[0].nbytes
 
 
-def _is_a_batch(node: Node) -> bool:
+def _is_a_batch(node: GraphNode) -> bool:
     """Samples along the first dimension, all of one fixed shape and a dtype that can be sent."""
     if not node.shape or node.dtype not in DTYPE_BYTES:
         return False
@@ -152,7 +152,7 @@ def _is_a_batch(node: Node) -> bool:
 class _Shrink:
     """Finds the smallest value, and of equals the earliest, from which another can be made again cheaply."""
 
-    def __init__(self, flow: Flow, values: Mapping[str, Node], may_cross: Callable[[Node], bool]) -> None:
+    def __init__(self, flow: Flow, values: Mapping[str, GraphNode], may_cross: Callable[[GraphNode], bool]) -> None:
         self._flow = flow
         self._values = values
         self._may_cross = may_cross
@@ -190,7 +190,7 @@ class _Shrink:
         return not any(self._flow.is_written_later(one) for one in (name, *reads(node)))
 
 
-def _nbytes(node: Node) -> int:
+def _nbytes(node: GraphNode) -> int:
     """Of a batch of one sample; of a value whose shape or dtype is not known, more than any other has."""
     if not node.shape or node.dtype not in DTYPE_BYTES:
         return 1 << 62

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from frostline.core import Graph, Node, Ref, TensorSpec
+from frostline.core import Graph, GraphNode, Ref, TensorSpec
 from frostline.core.graph import Argument
 from frostline.models.graph.flow import replaced, substitute
 from frostline.models.graph.frontiers import crosses_permuted, frontiers
@@ -33,7 +33,7 @@ def straightened(graph: Graph, names: Collection[str]) -> Graph:
     The first may cross a cut, since it is contiguous; whoever read the value reads the second, which has the same
     shape and strides. Nothing is computed or copied.
     """
-    nodes: list[Node] = []
+    nodes: list[GraphNode] = []
     back: dict[str, Argument] = {}
     for node in graph.nodes:
         nodes.append(substitute(node, back))
@@ -43,14 +43,14 @@ def straightened(graph: Graph, names: Collection[str]) -> Graph:
     return replace(graph, nodes=tuple(nodes), outputs=tuple(replaced(output, back) for output in graph.outputs))
 
 
-def origin(graph: Graph, node: Node) -> Node:
+def origin(graph: Graph, node: GraphNode) -> GraphNode:
     """The node whose value this one shows in the order of its memory; the node itself where it is none of those."""
     if not node.name.endswith(_FLAT):
         return node
     return next(one for one in graph.nodes if one.name == node.name.removesuffix(_FLAT))
 
 
-def _there_and_back(node: Node) -> Iterator[Node]:
+def _there_and_back(node: GraphNode) -> Iterator[GraphNode]:
     assert node.order is not None
     assert node.shape is not None
     inverse = tuple(sorted(range(len(node.order)), key=node.order.__getitem__))

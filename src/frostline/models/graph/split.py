@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from frostline.core import Cut, Dim, Graph, Node, Ref
+from frostline.core import Cut, Dim, Graph, GraphNode, Ref
 from frostline.core.graph import Argument
 from frostline.models.graph.flow import Flow, changes, packet_of, prune, replaced, substitute
 
@@ -37,7 +37,7 @@ def after(graph: Graph, cut: Cut) -> Graph:
     return guard_inputs(prune(_with_sizes(part, graph, cut.tensors[0])))
 
 
-def _made_again(flow: Flow, cut: Cut) -> list[Node]:
+def _made_again(flow: Flow, cut: Cut) -> list[GraphNode]:
     """The nodes before the cut that are needed behind it, in their order."""
     places = {node.name: place for place, node in enumerate(flow.graph.nodes)}
     behind = range(cut.after + 1, len(flow.graph.nodes))
@@ -65,16 +65,16 @@ def _with_sizes(part: Graph, whole: Graph, batch_of: str) -> Graph:
     return replace(part, nodes=(*(node for some in made.values() for node in some), *nodes), outputs=outputs)
 
 
-def _size_nodes(size: Dim, batch_of: str) -> Iterator[Node]:
+def _size_nodes(size: Dim, batch_of: str) -> Iterator[GraphNode]:
     """``per_sample * batch + fixed``, step by step."""
     name = f"{batch_of}__size_{size.per_sample}_{size.fixed}".replace("-", "m")
-    yield Node(name=f"{name}__0", op="aten.sym_size.int", args=(Ref(batch_of), 0), size=Dim(0, 1))
+    yield GraphNode(name=f"{name}__0", op="aten.sym_size.int", args=(Ref(batch_of), 0), size=Dim(0, 1))
     if size.per_sample != 1:
         args = (Ref(f"{name}__0"), size.per_sample)
-        yield Node(name=f"{name}__1", op="operator.mul", args=args, size=Dim(0, size.per_sample))
+        yield GraphNode(name=f"{name}__1", op="operator.mul", args=args, size=Dim(0, size.per_sample))
     if size.fixed:
         last = f"{name}__{1 if size.per_sample != 1 else 0}"
-        yield Node(name=f"{name}__2", op="operator.add", args=(Ref(last), size.fixed), size=size)
+        yield GraphNode(name=f"{name}__2", op="operator.add", args=(Ref(last), size.fixed), size=size)
 
 
 def moved(cut: Cut, graph: Graph, other: Graph) -> Cut | None:
@@ -106,7 +106,7 @@ def is_same(graph: Graph, other: Graph) -> bool:
     return _without_sizes(graph) == _without_sizes(other)
 
 
-def _without_sizes(graph: Graph) -> tuple[Node, ...]:
+def _without_sizes(graph: Graph) -> tuple[GraphNode, ...]:
     sizes: dict[str, Argument] = {node.name: Ref(f"{node.size}") for node in graph.nodes if node.size is not None}
     return tuple(substitute(node, sizes) for node in graph.nodes if node.size is None)
 
@@ -116,7 +116,7 @@ def guard_inputs(graph: Graph) -> Graph:
     copies = {name: f"{name}__copy" for name in _overwritten(graph)}
     if not copies:
         return graph
-    clones = tuple(Node(name=copy, op="aten.clone.default", args=(Ref(name),)) for name, copy in copies.items())
+    clones = tuple(GraphNode(name=copy, op="aten.clone.default", args=(Ref(name),)) for name, copy in copies.items())
     instead = {name: Ref(copy) for name, copy in copies.items()}
     nodes = tuple(substitute(node, instead) for node in graph.nodes)
     outputs = tuple(replaced(output, instead) for output in graph.outputs)

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from frostline.core import Dim, Graph, Node, Ref, TensorSpec, Token
+from frostline.core import Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.graph import Argument
 from frostline.engines.machine.isolation import tracing
 from frostline.errors import NotTraceable
@@ -115,10 +115,10 @@ class _Reader:
             elif spec.kind == InputKind.CONSTANT_TENSOR:
                 yield spec.arg.name, f"constant:{spec.target}"
 
-    def _node(self, node: torch.fx.Node) -> Node:
+    def _node(self, node: torch.fx.Node) -> GraphNode:
         value = node.meta.get("val")
         tensor = value if isinstance(value, torch.Tensor) else None
-        return Node(
+        return GraphNode(
             name=node.name,
             op=_op_name(node),
             args=tuple(_argument(one) for one in node.args),

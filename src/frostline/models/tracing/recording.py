@@ -10,11 +10,11 @@ from torch import nn
 
 from frostline.engines.measure.footprint import version_of
 
-__all__ = ("Call", "record")
+__all__ = ("ModuleCall", "record")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Call:
+class ModuleCall:
     """One run of a module.
 
     Attributes:
@@ -33,25 +33,25 @@ class Call:
     taken_version: int = 0
     given: torch.Tensor | None = None
     given_version: int = 0
-    inner: "list[Call]" = field(default_factory=list)
+    inner: "list[ModuleCall]" = field(default_factory=list)
 
     def takes(self, given: torch.Tensor, version: int) -> bool:
         """Whether it took exactly that tensor, unchanged since."""
         return self.taken is given and self.taken_version == version
 
 
-def record(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Call:
+def record(model: nn.Module, inputs: Sequence[torch.Tensor]) -> ModuleCall:
     """Run the network once and tell what it ran; it is the caller who sets its modes.
 
     Raises:
         Exception: Whatever the network raises.
     """
-    open_calls: list[Call] = []
-    finished: list[Call] = []
+    open_calls: list[ModuleCall] = []
+    finished: list[ModuleCall] = []
 
     def begins(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            call = Call(path=path, module=module)
+            call = ModuleCall(path=path, module=module)
             if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
                 call.taken, call.taken_version = args[0], version_of(args[0])
             open_calls.append(call)

@@ -11,7 +11,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch.utils._pytree import treespec_dumps, treespec_loads
 
-from frostline.core import Dim, Graph, Node
+from frostline.core import Dim, Graph, GraphNode
 from frostline.errors import UnsafeArtifact
 from frostline.file_cache import FileCache
 from frostline.models.files.graph_file import BROKEN, flattened, graph_from_json, graph_to_json, metadata, restored
@@ -74,14 +74,14 @@ def _from_json(value: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Tr
     )
 
 
-def _result_to_json(node: Node) -> list[Any]:
+def _result_to_json(node: GraphNode) -> list[Any]:
     """What the graph's own JSON leaves out, because a node of Frostline finds it by a dry run."""
     shape = None if node.shape is None else [astuple(dim) for dim in node.shape]
     size = None if node.size is None else astuple(node.size)
     return [shape, node.order, node.dtype, node.storage, size, node.module]
 
 
-def _with_result(node: Node, result: list[Any]) -> Node:
+def _with_result(node: GraphNode, result: list[Any]) -> GraphNode:
     shape, order, dtype, storage, size, module = result
     return replace(
         node,

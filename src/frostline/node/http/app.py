@@ -25,7 +25,7 @@ from frostline.node.http.replies import error_reply, json_reply
 from frostline.node.http.request_body import Bodies, body_length
 from frostline.node.http.streaming import AnswerReply
 from frostline.node.http.training_routes import TrainingRoutes
-from frostline.node.request.answer import Answer
+from frostline.node.request.answer import BatchStream
 from frostline.node.scheduling.admission import Admission
 from frostline.node.scheduling.statistics import NodeStatistics
 from frostline.node.scheduling.tenants import Account
@@ -82,7 +82,7 @@ class _Service:
         self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
         # Nobody admits who asks for statistics, so that they take no thread from those who were.
         self._lookers = CapacityLimiter(_LOOKERS)
-        self._bodies = Bodies(node.settings.least_bytes_per_s)
+        self._bodies = Bodies(node.settings.min_bytes_per_s)
         self.trainings = TrainingRoutes(
             node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._bodies.chunks
         )
@@ -147,7 +147,7 @@ class _Service:
         recognise(request.scope.get("state", {}))
         return account
 
-    def _answered(self, body: bytearray, admission: Admission) -> Answer:
+    def _answered(self, body: bytearray, admission: Admission) -> BatchStream:
         """The answer to a message, which is parsed within the memory of its admission."""
         answer = self._node.features(_parsed(body, FeatureRequest.from_json), admission)
         admission.read()

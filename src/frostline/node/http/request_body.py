@@ -18,12 +18,12 @@ class Bodies:
     """How bodies are read, of a place in work that others wait for.
 
     Args:
-        least_bytes_per_s: a sender may be as slow as this.
+        min_bytes_per_s: a sender may be as slow as this.
         silence_s: how long it may give no byte, and how much longer than its rate allows it may take in all.
     """
 
-    def __init__(self, least_bytes_per_s: int, silence_s: float = _SILENCE_S) -> None:
-        self._least = least_bytes_per_s
+    def __init__(self, min_bytes_per_s: int, silence_s: float = _SILENCE_S) -> None:
+        self._least = min_bytes_per_s
         self._silence_s = silence_s
 
     async def chunks(self, request: Request) -> AsyncIterator[bytes]:
@@ -57,7 +57,7 @@ class Bodies:
             return BadRequest("the body broke off before its end")
         return BadRequest(
             f"the body came slower than {readable_bytes(self._least)} a second: send it over a faster link, or start "
-            "the node with a smaller --least-rate"
+            "the node with a smaller --min-upload-rate"
         )
 
 

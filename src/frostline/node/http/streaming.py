@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, Unavailable
 from frostline.node.http.replies import error_reply
-from frostline.node.request.answer import Answer
+from frostline.node.request.answer import BatchStream
 from frostline.wire.framing import MEDIA_TYPE, Encoder
 
 __all__ = ("AnswerReply",)
@@ -41,7 +41,7 @@ class AnswerReply:
             held goes to others.
     """
 
-    answer: Answer
+    answer: BatchStream
     threads: CapacityLimiter
     deadline_s: float
 
@@ -111,7 +111,7 @@ class AnswerReply:
             await to_thread.run_sync(self.answer.expire, limiter=self.threads)
 
 
-def _encoded(answer: Answer, encoder: Encoder) -> Sequence[Part] | FrostlineError | None:
+def _encoded(answer: BatchStream, encoder: Encoder) -> Sequence[Part] | FrostlineError | None:
     """The next parts. An error is a value here, since a task group would wrap it."""
     try:
         batch: FeatureBatch | None = next(answer, None)

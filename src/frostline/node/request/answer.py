@@ -6,15 +6,15 @@ from concurrent.futures import CancelledError
 from typing import Literal, Self
 
 from frostline.core import FeatureBatch
-from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Abandoned
 
-__all__ = ("Answer", "Ending")
+__all__ = ("BatchStream", "Ending")
 
 Ending = Literal["abandoned", "expired", "failed", "finished"]
 
 
-class Answer:
+class BatchStream:
     """The batches of one request, in its order. A batch's memory counts as used until the next one is asked for.
 
     Args:
@@ -24,7 +24,7 @@ class Answer:
     """
 
     def __init__(
-        self, batches: Iterator[FeatureBatch], leash: Leash, on_end: "Callable[[Answer, Ending], None]"
+        self, batches: Iterator[FeatureBatch], leash: CancelScope, on_end: "Callable[[BatchStream, Ending], None]"
     ) -> None:
         self._batches = batches
         self._leash = leash

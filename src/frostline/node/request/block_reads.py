@@ -32,7 +32,7 @@ class BlockShelf:
         store: Versioned,
         reading: str,
         threads: Executor,
-        most_bytes: int,
+        max_bytes: int,
         is_here: Callable[[Place, str], bool],
     ) -> BlockReads | None:
         """Reads of a store in blocks; None where neighbours are no faster together, as in a folder or a table.
@@ -41,13 +41,13 @@ class BlockShelf:
             store: that is read.
             reading: how the bytes at the samples' addresses are found.
             threads: that wait for it.
-            most_bytes: of all such reads together; the first ones say it.
+            max_bytes: of all such reads together; the first ones say it.
             is_here: whether a place of an object of that version need not be read at all.
         """
         if reading != OBJECTS or isinstance(store, FolderStore | MappedFolder | CqlStore):
             return None
         with self._lock:
-            pool = self._pool = self._pool or Pool(most_bytes)
+            pool = self._pool = self._pool or Pool(max_bytes)
 
             def room(nbytes: int) -> Reservation | None:
                 return pool.take(nbytes) if nbytes <= pool.total_bytes else None

@@ -16,13 +16,13 @@ from frostline.node.request.pipeline import Slab
 from frostline.node.scheduling.memory_pool import Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.preprocess import Preprocess
-from frostline.preprocess.apply import MOST_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
+from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
 from frostline.stores.base.protocols import Buffer, Place, Versioned
 from frostline.stores.base.versions import is_other_version
 from frostline.stores.objects.mmap import MappedFolder
-from frostline.stores.reads.readahead import Ahead
+from frostline.stores.reads.readahead import ReadAhead
 
-__all__ = ("Decoding", "SampleReader")
+__all__ = ("SampleReader", "SharedDecoder")
 
 Row = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 """A sample's place: ``float32[C, H, W]`` for what the network takes, ``uint8[H, W, C]`` for the pixels before that."""
@@ -34,7 +34,7 @@ _FIRST_GUESS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
+class SharedDecoder:
     """What all requests share for decoding.
 
     Attributes:
@@ -67,7 +67,7 @@ class SampleReader:
         samples: Samples,
         preprocess: Preprocess,
         view: View | None,
-        decoding: Decoding,
+        decoding: SharedDecoder,
         is_abandoned: Callable[[], bool],
         here: SamplesHere | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class SampleReader:
 
     def expect(self, rows: Iterable[int]) -> None:
         """These will be read soon: begin with what only waits for the store."""
-        if isinstance(self._store, Ahead):
+        if isinstance(self._store, ReadAhead):
             here = self._here
             self._store.expect([self._place(row) for row in rows if here is None or not here.has(row)])
 
@@ -161,7 +161,7 @@ class SampleReader:
             with self._decoding.memory.reserve(nbytes, self._is_abandoned):
                 encoded = self._read(row)
                 needed = pixels_needed(self._preprocess, encoded)
-                if needed <= pixels or needed > MOST_PIXELS:
+                if needed <= pixels or needed > MAX_PIXELS:
                     self._decode_now(row, encoded, out)
                     self._guess = max(self._first_guess, min(needed, pixels))  # the next one is often alike
                     return

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from frostline.batching import Merging, Part, Rule, Turn
-from frostline.engines.base.protocols import Begun, Between, Dividing, Engine, Queueing
+from frostline.batching import BatchingRule, Merging, QueueHead, Turn
+from frostline.engines.base.protocols import Between, Dividing, Engine, Queueing, RunningBatch
 from frostline.engines.machine.isolation import resting
 from frostline.node.request.pipeline import Slab
-from frostline.node.request.work_queue import Batch, Call, Outputs, Work
-from frostline.node.scheduling.fair_queue import Turns
+from frostline.node.request.work_queue import ExclusiveCall, Outputs, QueuedRows, RowWork
+from frostline.node.scheduling.fair_queue import FairQueue
 from frostline.node.scheduling.memory_pool import Abandoned, Pool, Reservation
 from frostline.node.scheduling.statistics import Counters
 
@@ -31,7 +31,7 @@ _LATEST = 0.5
 # How often a run is looked at: what it took is charged, and it may be given up or make way.
 _SLICE_S = 0.05
 
-Queued = Batch | Call
+Queued = QueuedRows | ExclusiveCall
 
 
 class Device:
@@ -45,7 +45,7 @@ class Device:
         counters: told what was done.
     """
 
-    def __init__(self, *, name: str, memory: Pool, rule: Rule, turns: Turns, counters: Counters) -> None:
+    def __init__(self, *, name: str, memory: Pool, rule: BatchingRule, turns: FairQueue, counters: Counters) -> None:
         self.name = name
         self.memory = memory
         self._rule = rule
@@ -65,12 +65,12 @@ class Device:
         """Batches and calls that wait or run."""
         return len(self._queue)
 
-    def expected_s(self, work: Work) -> float:
+    def expected_s(self, work: RowWork) -> float:
         """What a run will probably take."""
         with self._lock:
             return self._expected_s(work)
 
-    def _expected_s(self, work: Work) -> float:
+    def _expected_s(self, work: RowWork) -> float:
         return self._run_s.get(work.engine, {}).get((work.cut, work.run_rows), _UNKNOWN_S)
 
     def enqueue(self, one: Queued) -> None:
@@ -79,7 +79,7 @@ class Device:
             self._count += 1
             # A call goes before the rows of its tenant that wait: somebody measures by it while a job has filled the
             # queue for half a minute, and the sooner that is done, the sooner the job has its engine.
-            self._queue[-self._count if isinstance(one, Call) else self._count] = one
+            self._queue[-self._count if isinstance(one, ExclusiveCall) else self._count] = one
             self._turns.arrive(one.account.name)
         # One job may run all that waits; those after it find nothing to do.
         self._thread.submit(self._serve)
@@ -117,7 +117,7 @@ class Device:
         mine = {one.account.name for one in run.entries}
         tag = min(map(self._turns.tag, mine))
         with self._lock:
-            free = {number: one for number, one in self._queue.items() if isinstance(one, Batch)}
+            free = {number: one for number, one in self._queue.items() if isinstance(one, QueuedRows)}
             waiting = [
                 one.waiting(number)
                 for number, one in free.items()
@@ -235,7 +235,7 @@ class Device:
             run.entries[0].future.set_exception(error)
             return
         for one in run.entries:
-            assert isinstance(one, Batch), "a call has the device alone"
+            assert isinstance(one, QueuedRows), "a call has the device alone"
             one.is_apart = True
 
     def _pay(self, run: "_Run", now: float) -> None:
@@ -252,7 +252,7 @@ class Device:
 
     def _learn(self, run: "_Run") -> None:
         lead = run.entries[0]
-        if isinstance(lead, Batch) and run.turn.rows == lead.work.run_rows:
+        if isinstance(lead, QueuedRows) and run.turn.rows == lead.work.run_rows:
             with self._lock:
                 known = self._run_s.setdefault(lead.work.engine, {})
                 key = (lead.work.cut, lead.work.run_rows)
@@ -270,10 +270,10 @@ class _Run:
     took_s: float = 0.0
     _slab: Slab | None = None
     _room: Reservation | None = None
-    _begun: Begun | None = None
+    _begun: RunningBatch | None = None
 
     @property
-    def pairs(self) -> "list[tuple[Part, Queued]]":
+    def pairs(self) -> "list[tuple[QueueHead, Queued]]":
         return list(zip(self.turn.parts, self.entries, strict=True))
 
     @property
@@ -286,9 +286,9 @@ class _Run:
         return self._begun is not None
 
     @property
-    def work(self) -> Work:
+    def work(self) -> RowWork:
         lead = self.entries[0]
-        assert isinstance(lead, Batch), "a call is not queued"
+        assert isinstance(lead, QueuedRows), "a call is not queued"
         return lead.work
 
     def shared(self, seconds: float) -> "list[tuple[Queued, float]]":
@@ -298,7 +298,7 @@ class _Run:
 
     def fits_behind(self, before: "_Run", memory: Pool) -> bool:
         """Whether the same engine takes it, and there is memory for both, which is taken then."""
-        if isinstance(self.entries[0], Call) or self.work.engine is not before.work.engine:
+        if isinstance(self.entries[0], ExclusiveCall) or self.work.engine is not before.work.engine:
             return False
         return self.fits(memory)
 
@@ -315,14 +315,14 @@ class _Run:
     def begin(self, memory: Pool) -> None:
         self.charged_at = time.perf_counter()
         lead = self.entries[0]
-        if isinstance(lead, Call):
+        if isinstance(lead, ExclusiveCall):
             return
         self._room = self._room or memory.take(self.work.nbytes(self.turn.rows))
         assert self._room is not None, "one batch runs where there is no room for two, and it was made to fit"
         with ExitStack() as failing:
             failing.enter_context(self._room)
             (first, _), *others = self.pairs
-            slab = lead.lead(first.rows, [(one, part.rows) for part, one in others if isinstance(one, Batch)])
+            slab = lead.lead(first.rows, [(one, part.rows) for part, one in others if isinstance(one, QueuedRows)])
             self._slab = slab[: self.turn.rows]
             engine = self.work.engine
             self._begun = engine.begin(self._slab, self.work.cut) if isinstance(engine, Queueing) else None
@@ -335,7 +335,7 @@ class _Run:
 
     def compute(self, between: Between) -> Outputs:
         lead = self.entries[0]
-        if isinstance(lead, Call):
+        if isinstance(lead, ExclusiveCall):
             lead.run()
             return []
         assert self._room is not None, "it has begun"
@@ -350,7 +350,7 @@ class _Run:
     def take(self, outputs: Outputs) -> None:
         at = 0
         for part, one in self.pairs:
-            if isinstance(one, Batch):
+            if isinstance(one, QueuedRows):
                 one.take(outputs, at, part.rows)
             at += part.rows
 

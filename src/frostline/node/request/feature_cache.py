@@ -22,7 +22,7 @@ from frostline.stores.base.urls import parse_url
 from frostline.stores.open import is_within, normalise_url, object_url, open_store
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Found", "Kept", "NodeCache", "shared_bytes")
+__all__ = ("CachedFeatures", "Found", "NodeCache", "shared_bytes")
 
 Crossing = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 
@@ -53,7 +53,7 @@ _SHARED_PART = 16
 _PACKAGES = ("nncf", "onnx", "openvino", "tensorrt", "torch")
 
 
-class Kept:
+class CachedFeatures:
     """The features of one request's samples in the node's caches. Safe for threads.
 
     Whoever makes it has made sure that the request may read the data: a hit is as good as a read.
@@ -146,7 +146,7 @@ class NodeCache:
 
     def of(
         self, request: FeatureRequest, preprocess: Preprocess, crossing: Crossing | None, counters: Counters
-    ) -> Callable[[int], Kept] | None:
+    ) -> Callable[[int], CachedFeatures] | None:
         """What is kept of a request whose data this node serves, for a number of rows of a run (0 without one).
 
         Args:
@@ -175,7 +175,7 @@ class NodeCache:
             dtypes=dtypes,
             view=view,
         )
-        return lambda rows: Kept(store, shared, replace(scope, batch_rows=rows), request.samples, counters)
+        return lambda rows: CachedFeatures(store, shared, replace(scope, batch_rows=rows), request.samples, counters)
 
     def statistics(self) -> DiskStatistics | None:
         """Where it stands; None where there is none."""

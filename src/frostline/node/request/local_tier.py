@@ -16,9 +16,9 @@ __all__ = ("SamplesHere", "TierOfNode")
 
 # Where nobody says how much: of what is free, and what is there, and at most so much.
 _SHARE_OF_DISK = 4
-_MOST_BYTES = 50 << 30
+_MAX_BYTES = 50 << 30
 # With less, a disk has better uses.
-_FEWEST_BYTES = 256 << 20
+_MIN_BYTES = 256 << 20
 _HERE = ("file", "memory")
 
 
@@ -111,12 +111,12 @@ class TierOfNode:
         named, nbytes = self._settings.local_tier, self._settings.local_tier_bytes
         folder = Path(named) if named else cache_folder() / "samples"
         try:
-            tier = LocalTier(folder, budget_bytes=nbytes or _MOST_BYTES)
+            tier = LocalTier(folder, budget_bytes=nbytes or _MAX_BYTES)
             if nbytes is not None:
                 return tier
             there = tier.statistics().bytes
-            share = min(_MOST_BYTES, (there + shutil.disk_usage(folder).free) // _SHARE_OF_DISK)
-            return LocalTier(folder, budget_bytes=share) if share >= _FEWEST_BYTES else None
+            share = min(_MAX_BYTES, (there + shutil.disk_usage(folder).free) // _SHARE_OF_DISK)
+            return LocalTier(folder, budget_bytes=share) if share >= _MIN_BYTES else None
         except (SettingError, OSError):
             if self._is_asked:
                 raise

@@ -11,13 +11,13 @@ from frostline.cache.rows import Tensors
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import OverBudget
 from frostline.node.request.decode import SampleReader
-from frostline.node.request.feature_cache import Found, Kept
+from frostline.node.request.feature_cache import CachedFeatures, Found
 from frostline.node.request.packing import Packing
-from frostline.node.request.pipeline import Made, Slab, Work
+from frostline.node.request.pipeline import Made, PendingBatch, Slab
 from frostline.node.request.prefix_run import PrefixRun
 from frostline.node.scheduling.memory_pool import Lane
 
-__all__ = ("Decoded", "Encoded")
+__all__ = ("Decoded", "EncodedOutput")
 
 # Batches of encoded samples: large enough for the line, small enough that several requests have room.
 _ENCODED_BATCH_BYTES = 8 << 20
@@ -31,28 +31,28 @@ _AT_A_TIME = 32
 _FOUND_BYTES = 4 << 20
 
 
-class Encoded:
+class EncodedOutput:
     """Cut 0: samples as they are stored.
 
     Args:
         samples: of the request.
         reader: reads them.
         memory: for batches.
-        most_rows: of a batch.
+        max_rows: of a batch.
     """
 
-    def __init__(self, samples: Samples, reader: SampleReader, memory: Lane, most_rows: int) -> None:
+    def __init__(self, samples: Samples, reader: SampleReader, memory: Lane, max_rows: int) -> None:
         self._samples = samples
         self._reader = reader
-        self._most_rows = most_rows
+        self._max_rows = max_rows
         self._room = memory.total_bytes
         # Each takes memory twice: as it was read, and in the one piece in which a batch is sent.
         self._takes: list[int] = [2 * length for length in samples.lengths.tolist()]
 
     def stretches(self) -> Sequence[range]:
         """Batches of a good size for the line."""
-        most_bytes = min(2 * _ENCODED_BATCH_BYTES, self._room // _PART)
-        return stretches_of_bytes(self._takes, most_rows=self._most_rows, most_bytes=most_bytes)
+        max_bytes = min(2 * _ENCODED_BATCH_BYTES, self._room // _PART)
+        return stretches_of_bytes(self._takes, max_rows=self._max_rows, max_bytes=max_bytes)
 
     def nbytes(self, rows: range) -> int:
         """Of the samples that can be read at all."""
@@ -62,10 +62,10 @@ class Encoded:
         """Nothing is done with them before they are sent."""
         return self.nbytes(rows)
 
-    def begin(self, rows: range) -> Work:
+    def begin(self, rows: range) -> PendingBatch:
         """They stay encoded, and none is kept."""
         self._reader.expect(row for row in rows if self._takes[row] <= self._room)
-        return Work(rows=rows, wanted=rows)
+        return PendingBatch(rows=rows, wanted=rows)
 
     @property
     def at_a_time(self) -> int:
@@ -82,7 +82,7 @@ class Encoded:
             return self._reader.skipped(row, f"too large for the node: {size}; start it with more --memory")
         return self._reader.encoded(row)
 
-    def finish(self, work: Work, made: Sequence[Made]) -> FeatureBatch:
+    def finish(self, work: PendingBatch, made: Sequence[Made]) -> FeatureBatch:
         """The samples that could be read."""
         return FeatureBatch(
             ids=self._samples.ids[work.rows.start : work.rows.stop][_kept(made)],
@@ -100,9 +100,9 @@ class Decoded:
         shape: of one decoded sample.
         memory: for batches.
         packing: how the answers are packed.
-        most_rows: of a batch.
+        max_rows: of a batch.
         run: what is done with the pixels; None ships them.
-        fewest_rows: of a run of the prefix.
+        min_rows: of a run of the prefix.
         kept: what the node's cache holds of them, for a number of rows of a run; None without a cache.
 
     Raises:
@@ -117,10 +117,10 @@ class Decoded:
         memory: Lane,
         packing: Packing,
         *,
-        most_rows: int,
+        max_rows: int,
         run: PrefixRun | None = None,
-        fewest_rows: int = ROWS,
-        kept: Callable[[int], Kept] | None = None,
+        min_rows: int = ROWS,
+        kept: Callable[[int], CachedFeatures] | None = None,
     ) -> None:
         self._samples = samples
         self._reader = reader
@@ -141,22 +141,22 @@ class Decoded:
             self._sent_bytes += self._answer_bytes
         self._fixed_bytes = packed.fixed_bytes
         # With a prefix every run has the same rows, whatever is asked: kernels may round otherwise for others.
-        wanted = len(samples) if run is None else most_rows
-        fewest = ROWS if run is None else fewest_rows
-        self._rows = batch_size(self._limits(memory, fewest), wanted=wanted, most=most_rows)
+        wanted = len(samples) if run is None else max_rows
+        fewest = ROWS if run is None else min_rows
+        self._rows = batch_size(self._limits(memory, fewest), wanted=wanted, most=max_rows)
         if self._rows < fewest:
             self._refuse(memory, fewest)
         self._kept = None if kept is None else kept(0 if run is None else self._rows)
-        self._most_rows = self._rows
+        self._max_rows = self._rows
         if self._kept is not None:
             room = memory.total_bytes // _PART - self._bytes(self._rows)
             found = min(room // max(1, self._sent_bytes), _FOUND_BYTES // max(1, self._answer_bytes))
-            self._most_rows = max(self._rows, found)
+            self._max_rows = max(self._rows, found)
 
     def stretches(self) -> Sequence[range]:
         """Batches with a run's rows to compute each, and as many as there is room for where nothing is."""
         needs_work = [True] * len(self._samples) if self._kept is None else (~self._kept.known()).tolist()
-        return stretches_of_work(needs_work, run_rows=self._rows, most_rows=self._most_rows)
+        return stretches_of_work(needs_work, run_rows=self._rows, max_rows=self._max_rows)
 
     @property
     def has_run(self) -> bool:
@@ -178,7 +178,7 @@ class Decoded:
         padding = 0 if self._run is None else max(0, self._rows - len(rows))
         return (batch.nbytes if batch.packed else len(rows) * self._answer_bytes) + padding * self._answer_bytes
 
-    def begin(self, rows: range) -> Work:
+    def begin(self, rows: range) -> PendingBatch:
         """Look what is kept. The rest gets a row each, up to the rows of a run, and zeros up to those."""
         found: Found | None = None
         wanted: Sequence[int] = rows
@@ -189,11 +189,11 @@ class Decoded:
             rows = rows[: len(found.mask)]
             wanted = [row for row, is_there in zip(rows, found.mask, strict=True) if not is_there]
         if not wanted:
-            return Work(rows=rows, wanted=(), found=found)
+            return PendingBatch(rows=rows, wanted=(), found=found)
         self._reader.expect(wanted)
         slab = np.empty((len(wanted) if self._run is None else self._rows, *self._shape), self._dtype)
         slab[len(wanted) :] = 0
-        return Work(rows=rows, wanted=wanted, slab=slab, found=found)
+        return PendingBatch(rows=rows, wanted=wanted, slab=slab, found=found)
 
     @property
     def at_a_time(self) -> int:
@@ -205,7 +205,7 @@ class Decoded:
         assert out is not None
         return self._reader.all_pixels_into(rows, out)
 
-    def finish(self, work: Work, made: Sequence[Made]) -> FeatureBatch:
+    def finish(self, work: PendingBatch, made: Sequence[Made]) -> FeatureBatch:
         """Run the prefix when it is this batch's turn, leave out padding and skipped samples, and pack the rest."""
         computed = () if work.slab is None else self._computed(work.slab, len(work.wanted))
         if self._kept is not None and computed:
@@ -216,14 +216,14 @@ class Decoded:
         tensors: Sequence[npt.NDArray[np.generic]] = [slab] if self._run is None else self._run(slab, rows)
         return tuple(tensor[:rows] for tensor in tensors)
 
-    def _keep(self, kept: Kept, wanted: Sequence[int], made: Sequence[Made], computed: Tensors) -> None:
+    def _keep(self, kept: CachedFeatures, wanted: Sequence[int], made: Sequence[Made], computed: Tensors) -> None:
         """Keep what is whole and of the version that the request names."""
         places = [place for place in _kept(made) if self._reader.is_as_listed(wanted[place])]
         if places:
             some = computed if len(places) == len(wanted) else tuple(tensor[places] for tensor in computed)
             kept.keep([wanted[place] for place in places], some)
 
-    def _answer(self, work: Work, made: Sequence[Made], computed: Tensors) -> FeatureBatch:
+    def _answer(self, work: PendingBatch, made: Sequence[Made], computed: Tensors) -> FeatureBatch:
         ids, tensors, lost = self._samples.ids[work.rows.start : work.rows.stop], computed, _lost(made)
         if work.found is not None:
             places, tensors = np.flatnonzero(~work.found.mask), work.found.tensors

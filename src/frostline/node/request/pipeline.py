@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Skipped
 from frostline.node.request.feature_cache import Found
-from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Lane, Reservation
 from frostline.stores.base.protocols import Buffer
 
-__all__ = ("Kind", "Made", "Slab", "Work", "batches")
+__all__ = ("Kind", "Made", "PendingBatch", "Slab", "batches")
 
 Slab = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 """Samples as the device takes them: ``float32[n, C, H, W]``, or pixels ``uint8[n, H, W, C]``."""
@@ -24,7 +24,7 @@ Made = Skipped | Buffer | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Work:
+class PendingBatch:
     """A batch that was begun.
 
     Attributes:
@@ -52,7 +52,7 @@ class Kind(Protocol):
     def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:
         """What is left of that when the answer is made."""
 
-    def begin(self, rows: range) -> Work:
+    def begin(self, rows: range) -> PendingBatch:
         """Make place for a batch, of all these rows or of the first ones, and say which samples must be read."""
 
     @property
@@ -62,11 +62,11 @@ class Kind(Protocol):
     def samples(self, rows: Sequence[int], out: Slab | None) -> Sequence[Made]:
         """Read some samples, one after another, each into its row of ``out``. Called from several threads."""
 
-    def finish(self, work: Work, made: Sequence[Made]) -> FeatureBatch:
+    def finish(self, work: PendingBatch, made: Sequence[Made]) -> FeatureBatch:
         """The answer of a batch; ``made`` tells what became of each sample that was wanted."""
 
 
-def batches(kind: Kind, memory: Lane, readers: Executor, leash: Leash) -> Generator[FeatureBatch, None, None]:
+def batches(kind: Kind, memory: Lane, readers: Executor, leash: CancelScope) -> Generator[FeatureBatch, None, None]:
     """Yield the answer's batches. What a batch takes stays reserved until the next one is asked for.
 
     The next batch is read ahead only with memory that is there at once: a request never waits for memory while
@@ -104,10 +104,10 @@ class _Loading:
 
     rows: range
     memory: Reservation
-    work: Work | None = None
+    work: PendingBatch | None = None
     samples: "Sequence[Future[Sequence[Made]]]" = ()
 
-    def start(self, kind: Kind, readers: Executor, leash: Leash) -> Sequence[range]:
+    def start(self, kind: Kind, readers: Executor, leash: CancelScope) -> Sequence[range]:
         """Begin it, and say which rows are left for another one."""
         work = self.work = kind.begin(self.rows)
         left, self.rows = range(work.rows.stop, self.rows.stop), work.rows
@@ -134,6 +134,6 @@ class _Loading:
         self.memory.release()
 
 
-def _read(kind: Kind, work: Work, places: range) -> Sequence[Made]:
+def _read(kind: Kind, work: PendingBatch, places: range) -> Sequence[Made]:
     some = slice(places.start, places.stop)
     return kind.samples(work.wanted[some], None if work.slab is None else work.slab[some])

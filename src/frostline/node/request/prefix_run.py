@@ -16,8 +16,8 @@ from frostline.engines.base.protocols import Footprint
 from frostline.errors import OverBudget
 from frostline.node.request.executor import Device
 from frostline.node.request.pipeline import Slab
-from frostline.node.request.work_queue import HEADROOM, Batch, Call, Work
-from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.request.work_queue import HEADROOM, ExclusiveCall, QueuedRows, RowWork
+from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Reservation
 from frostline.node.scheduling.tenants import Account
 from frostline.node.weights.prefix_registry import Resident
@@ -38,7 +38,7 @@ class PrefixRun:
         account: whose request it is.
     """
 
-    def __init__(self, resident: Resident, cut: int, device: Device, leash: Leash, account: Account) -> None:
+    def __init__(self, resident: Resident, cut: int, device: Device, leash: CancelScope, account: Account) -> None:
         self._resident = resident
         self._cut = resident.cut(cut)
         self._footprint = resident.engine.footprint(cut)
@@ -80,7 +80,7 @@ class PrefixRun:
         Raises:
             OverBudget: They do not.
         """
-        if self.limit.most_rows < rows:
+        if self.limit.max_rows < rows:
             raise OverBudget(
                 f"running {rows} samples to this cut takes {readable_bytes(self._bytes(rows))}, and the node has "
                 f"{readable_bytes(self._device.memory.total_bytes)} for it: start it with more --memory, "
@@ -97,7 +97,7 @@ class PrefixRun:
         The slab belongs to the device meanwhile, which may put rows of other requests behind these, to have one run
         for all. Every tensor has at least these rows, which come first.
         """
-        batch = Batch(
+        batch = QueuedRows(
             account=self._account,
             is_abandoned=self._leash.is_cut,
             work=self._work(len(slab)),
@@ -119,12 +119,12 @@ class PrefixRun:
         """Memory of one run of the reference up to a cut."""
         return self._resident.reference.footprint(cut)
 
-    def _work(self, run_rows: int) -> Work:
-        return Work(engine=self._resident.engine, cut=self._cut.number, run_rows=run_rows)
+    def _work(self, run_rows: int) -> RowWork:
+        return RowWork(engine=self._resident.engine, cut=self._cut.number, run_rows=run_rows)
 
     def alone(self, call: Callable[[], T]) -> T:
         """What a call gives that has the device alone."""
-        entry = Call(account=self._account, is_abandoned=self._leash.is_cut, call=call)
+        entry = ExclusiveCall(account=self._account, is_abandoned=self._leash.is_cut, call=call)
         made: T = self._leash.follow(entry.future, partial(self._device.enqueue, entry)).result()
         return made
 

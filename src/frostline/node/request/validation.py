@@ -14,7 +14,7 @@ from frostline.datasets.open import check_object, open_samples
 from frostline.datasets.parquet.cells import CELLS_BYTES, CellCache
 from frostline.engines.base.identity import levels_of
 from frostline.errors import BadRequest, SettingError
-from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Pool, Reservation
 from frostline.preprocess import Preprocess
 from frostline.stores.base.limits import LinkBounds, StoreLimits
@@ -24,14 +24,14 @@ from frostline.stores.cql.store import CqlStore
 from frostline.stores.objects.local import FolderStore
 from frostline.stores.objects.mmap import MappedFolder
 from frostline.stores.open import is_within, normalise_url
-from frostline.stores.reads.readahead import Ahead, Line, SecondReads
+from frostline.stores.reads.readahead import ReadAhead, ReadAheadQueue, SecondReads
 from frostline.stores.reads.shared_reads import Together
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Stores", "checked_preprocess", "read_ahead")
 
 # Stores stay open for the next request; each may hold connections.
-_MOST_OPEN = 16
+_MAX_OPEN = 16
 
 
 class Stores:
@@ -105,7 +105,7 @@ class Stores:
                     url, reading, mapped=mapped, cells=self._cells, roots=within, limits=limits
                 )
             self._open.move_to_end(key)
-            if len(self._open) > _MOST_OPEN:
+            if len(self._open) > _MAX_OPEN:
                 self._open.popitem(last=False)
             store = self._open[key]
         if isinstance(store, UrlReader):
@@ -168,9 +168,9 @@ def read_ahead(
     request: FeatureRequest,
     places: Sequence[Place],
     ahead: Pool,
-    line: Line,
+    line: ReadAheadQueue,
     second: SecondReads | None,
-    leash: Leash,
+    leash: CancelScope,
     held: ExitStack,
 ) -> Versioned:
     """The store, or one that reads samples of the request before they are asked for.
@@ -200,7 +200,7 @@ def read_ahead(
         held.callback(together.close)
         if together.joins:
             return together
-    one_by_one = Ahead(store, line, second)
+    one_by_one = ReadAhead(store, line, second)
     held.callback(one_by_one.close)
     leash.on_cut(one_by_one.close)
     return one_by_one

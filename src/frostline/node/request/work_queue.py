@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from frostline.batching import Waiting
+from frostline.batching import QueuedRequest
 from frostline.engines.base.protocols import Engine
 from frostline.node.request.pipeline import Slab
 from frostline.node.scheduling.tenants import Account
 
-__all__ = ("HEADROOM", "Batch", "Call", "Outputs", "Work")
+__all__ = ("HEADROOM", "ExclusiveCall", "Outputs", "QueuedRows", "RowWork")
 
 HEADROOM = 1.25
 """What a run may take for each byte of the dry run's count, for the workspaces of kernels.
@@ -25,7 +25,7 @@ Outputs = list[npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class RowWork:
     """What is done with rows. Rows of equal work may run together.
 
     Attributes:
@@ -44,7 +44,7 @@ class Work:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Batch:
+class QueuedRows:
     """Rows of one request. All but ``future`` and ``is_abandoned`` belong to the device.
 
     Attributes:
@@ -63,7 +63,7 @@ class Batch:
 
     account: Account
     is_abandoned: Callable[[], bool]
-    work: Work
+    work: RowWork
     slab: Slab
     rows: int
     served: Callable[[float], None]
@@ -87,10 +87,10 @@ class Batch:
         """Rows that still have to run."""
         return self.rows - self.ran
 
-    def waiting(self, number: int) -> Waiting:
+    def waiting(self, number: int) -> QueuedRequest:
         """What a rule sees of it."""
         work = self.work
-        return Waiting(
+        return QueuedRequest(
             number=number,
             tenant=self.account.name,
             kind=work,
@@ -101,7 +101,7 @@ class Batch:
             model_bytes=self._model_bytes,
         )
 
-    def lead(self, rows: int, others: "Sequence[tuple[Batch, int]]") -> Slab:
+    def lead(self, rows: int, others: "Sequence[tuple[QueuedRows, int]]") -> Slab:
         """The slab with its own next rows in front, and behind them so many rows of each of the others."""
         for place in range(self.left if self._next else 0):
             self.slab[place] = self.slab[self._next + place]
@@ -136,7 +136,7 @@ class Batch:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Call:
+class ExclusiveCall:
     """One call that has the device alone.
 
     Attributes:
@@ -156,9 +156,9 @@ class Call:
     left: int = 1
     _made: Any = field(default=None, init=False)
 
-    def waiting(self, number: int) -> Waiting:
+    def waiting(self, number: int) -> QueuedRequest:
         """What a rule sees of it."""
-        return Waiting(number=number, tenant=self.account.name, kind=self.future, rows=1, run_rows=1)
+        return QueuedRequest(number=number, tenant=self.account.name, kind=self.future, rows=1, run_rows=1)
 
     def run(self) -> None:
         """Do it."""

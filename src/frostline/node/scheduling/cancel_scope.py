@@ -7,7 +7,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from frostline.node.scheduling.memory_pool import Abandoned
 
-__all__ = ("Leash",)
+__all__ = ("CancelScope",)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,7 +17,7 @@ class _Wakes(Protocol):
     def wake(self) -> None: ...
 
 
-class Leash:
+class CancelScope:
     """Everything that a request has submitted. Safe for threads.
 
     Args:

@@ -4,10 +4,10 @@ import threading
 
 from frostline.batching import FairShares
 
-__all__ = ("Turns",)
+__all__ = ("FairQueue",)
 
 
-class Turns(FairShares):
+class FairQueue(FairShares):
     """``FairShares`` behind a lock. It is taken last and never held while another is asked for."""
 
     def __init__(self, weights: dict[str, float]) -> None:

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
-from frostline.batching import ANYBODY, Budget, Claim, FairShares
+from frostline.batching import ANYBODY, Claim, FairShares, MemoryBudget
 
 __all__ = ("Abandoned", "Lane", "Pool", "PoolStatistics", "Reservation", "Shares", "cells_bytes")
 
 
 # Enough for a megabyte for each of the threads that read.
-_MOST_AHEAD = 32 << 20
+_MAX_AHEAD = 32 << 20
 
 
 class Abandoned(Exception):
@@ -59,7 +59,7 @@ class Shares:
                 hold weights, and of what those leave a quarter is left to libraries and to the gaps between blocks.
         """
         part = memory_bytes // 16
-        ahead = min(part // 2, _MOST_AHEAD)
+        ahead = min(part // 2, _MAX_AHEAD)
         weights, device = 3 * part, 2 * part
         if device_bytes is not None:
             weights = min(weights, device_bytes // 2)
@@ -120,7 +120,7 @@ class Reservation:
 
 
 class Pool:
-    """One share of the memory. Safe for threads, which wait in it as ``batching.Budget`` orders them.
+    """One share of the memory. Safe for threads, which wait in it as ``batching.MemoryBudget`` orders them.
 
     Args:
         total_bytes: of the share.
@@ -128,7 +128,7 @@ class Pool:
     """
 
     def __init__(self, total_bytes: int, turns: FairShares | None = None) -> None:
-        self._budget = Budget(total_bytes, turns)
+        self._budget = MemoryBudget(total_bytes, turns)
         self._lock = threading.Lock()
         # One for each who waits: to wake all for what one gets costs a switch of threads each.
         self._waiting: dict[int, threading.Condition] = {}
@@ -197,7 +197,7 @@ class Pool:
                 one.notify()
 
     @contextmanager
-    def changing(self) -> Iterator[Budget]:
+    def changing(self) -> Iterator[MemoryBudget]:
         """The budget to change; those who have what they waited for go on afterwards."""
         with self._lock:
             yield self._budget
@@ -226,13 +226,13 @@ class Lane:
     Args:
         pool: the share.
         claim: what is said with the next piece of work.
-        most_bytes: the request's tenant may hold no more; None where there is no such bound.
+        max_bytes: the request's tenant may hold no more; None where there is no such bound.
     """
 
-    def __init__(self, pool: Pool, claim: Callable[[], Claim], most_bytes: int | None = None) -> None:
+    def __init__(self, pool: Pool, claim: Callable[[], Claim], max_bytes: int | None = None) -> None:
         self._pool = pool
         self._claim = claim
-        self._most = pool.total_bytes if most_bytes is None else min(most_bytes, pool.total_bytes)
+        self._most = pool.total_bytes if max_bytes is None else min(max_bytes, pool.total_bytes)
 
     @property
     def total_bytes(self) -> int:

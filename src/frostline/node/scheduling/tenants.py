@@ -22,13 +22,13 @@ EVERYBODY = "everybody"
 _RETRY_AFTER_S = 1.0
 # Where there are several tenants, none holds more than this part of the memory for work, so that one whose answers
 # nobody reads leaves room for the others.
-_MOST_WORK = 0.5
+_MAX_WORK = 0.5
 # Nor more than this part of the memory for weights: what is in use leaves after a turn only, and one whose network
 # fills it would shut all others out until then.
-_MOST_WEIGHTS = 0.5
+_MAX_WEIGHTS = 0.5
 # Nor are engines tried for one for more than this part of the time. What it did not use is saved for half an hour:
 # worth the ten minutes that trials of one prefix take at most, and half of those of another.
-_MOST_TRIALS = 0.5
+_MAX_TRIALS = 0.5
 _TRIALS_SAVED_S = 1800.0
 
 
@@ -51,7 +51,7 @@ class Account:
         self._lock = threading.Lock()
         rate = self._settings.device_s_per_s
         self._allowance = None if rate is None else Allowance(rate)
-        self._trials = Allowance(_MOST_TRIALS, _TRIALS_SAVED_S)
+        self._trials = Allowance(_MAX_TRIALS, _TRIALS_SAVED_S)
         self._inside = 0
         self.counters = counters
 
@@ -74,14 +74,14 @@ class Account:
         """What its work says when it asks for some of so much memory."""
         most = self._settings.work_bytes
         if most is None:
-            most = room_bytes if self._is_alone else int(_MOST_WORK * room_bytes)
-        return Claim(tenant=self.name, device_s=device_s, most_bytes=most)
+            most = room_bytes if self._is_alone else int(_MAX_WORK * room_bytes)
+        return Claim(tenant=self.name, device_s=device_s, max_bytes=most)
 
-    def most_weight_bytes(self, room_bytes: int) -> float:
+    def max_weight_bytes(self, room_bytes: int) -> float:
         """What its prefixes and engines may take of so much memory for weights."""
         if self._settings.weight_bytes is not None:
             return self._settings.weight_bytes
-        return math.inf if self._is_alone else _MOST_WEIGHTS * room_bytes
+        return math.inf if self._is_alone else _MAX_WEIGHTS * room_bytes
 
     def used(self, device_s: float) -> None:
         """Its work took so much of the device."""

@@ -13,15 +13,15 @@ from frostline.batching import ROWS
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
 from frostline.engines.machine.hardware import hardware_name, host_digest
-from frostline.node.request.answer import Answer, Ending
+from frostline.node.request.answer import BatchStream, Ending
 from frostline.node.request.feature_cache import NodeCache
-from frostline.node.request.outputs import Decoded, Encoded
+from frostline.node.request.outputs import Decoded, EncodedOutput
 from frostline.node.request.packing import Packing
 from frostline.node.request.pipeline import Kind, batches
 from frostline.node.request.prefix_run import HEADROOM, PrefixRun
 from frostline.node.request.validation import Stores, checked_preprocess
 from frostline.node.scheduling.admission import Admission
-from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import PoolStatistics, cells_bytes
 from frostline.node.scheduling.statistics import Counters, NodeStatistics
 from frostline.node.scheduling.tenants import Account
@@ -30,12 +30,12 @@ from frostline.node.service.open import Opening
 from frostline.node.service.profiler import Profiler
 from frostline.node.service.resources import Sharing
 from frostline.node.service.trainings import Trainings
-from frostline.node.trials.trial_policy import Room
+from frostline.node.trials.trial_policy import EngineMemory
 from frostline.node.weights.inspection import Inspector
 from frostline.node.weights.prefix_registry import Prefixes, Resident
 from frostline.node.weights.torch_bridge import TorchDoor
 from frostline.node.weights.uploads import Upload
-from frostline.node.weights.weight_memory import Places
+from frostline.node.weights.weight_memory import WeightMemory
 from frostline.processors import usable_cores
 from frostline.profiles import Profile
 from frostline.stores.reads.block_reads import BlockReads
@@ -79,16 +79,16 @@ class Node:
         self._sharing = Sharing(settings)
         self._pools = self._sharing.pools
         run_bytes = int(self._pools["device"].total_bytes / HEADROOM)
-        room = Room(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes)
+        room = EngineMemory(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes)
         self._door = TorchDoor(settings, room, inspector)
-        self._places: Places[Resident] = self._sharing.places()
+        self._places: WeightMemory[Resident] = self._sharing.places()
         self._prefixes = Prefixes(self._places, settings.device_batch, self._door, self._sharing.counters)
         self._cache = NodeCache(settings, roots)
         self._opening = Opening(settings, self._stores, self._prefixes, self._sharing)
         self._profiler = Profiler(settings, self._opening, self._sharing, self._door)
         self.trainings = Trainings(settings, self._prefixes.used, self._sharing.trained)
         self.listings = Listings(settings, self._stores)
-        self._answers: set[Answer] = set()
+        self._answers: set[BatchStream] = set()
         self._lock = threading.Lock()
         self._started = time.monotonic()
 
@@ -156,7 +156,7 @@ class Node:
         """Let a request in before its body is read; see ``Gate.enter`` for what may be raised."""
         return self._sharing.gate.enter(body_bytes, account or self._sharing.tenants.everybody)
 
-    def features(self, request: FeatureRequest, admission: Admission | None = None) -> Answer:
+    def features(self, request: FeatureRequest, admission: Admission | None = None) -> BatchStream:
         """Answer a request. Work begins when the first batch is asked for.
 
         Args:
@@ -178,30 +178,30 @@ class Node:
             kind = self._kind(request, account, counters, leash, held)
             made = self._made(kind, account, counters, leash)
             closing = held.pop_all()
-        answer = Answer(self._counted(made, account), leash, partial(self._ended, closing, account))
+        answer = BatchStream(self._counted(made, account), leash, partial(self._ended, closing, account))
         with self._lock:
             self._answers.add(answer)
         return answer
 
-    def blocks(self, data: str, reading: str, most_bytes: int) -> BlockReads | None:
+    def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
         """What reads samples in blocks before requests of this process ask for them; None where that is no faster.
 
         Args:
             data: URL of the data set's root.
             reading: how the bytes at its samples' addresses are found.
-            most_bytes: that were read and not asked for yet, beside the node's budget.
+            max_bytes: that were read and not asked for yet, beside the node's budget.
 
         Raises:
             BadRequest: It does not lie under a root of this node.
         """
-        return self._opening.blocks(data, reading, self._sharing.tenants.everybody, most_bytes)
+        return self._opening.blocks(data, reading, self._sharing.tenants.everybody, max_bytes)
 
-    def leash(self) -> Leash:
+    def leash(self) -> CancelScope:
         """What ties a request's work together, so that all of it can be given up."""
-        return Leash((*self._pools.values(), self._door))
+        return CancelScope((*self._pools.values(), self._door))
 
     def profile(
-        self, wanted: ProfileRequest, admission: Admission | None = None, leash: Leash | None = None
+        self, wanted: ProfileRequest, admission: Admission | None = None, leash: CancelScope | None = None
     ) -> Profile:
         """Measure reading, decoding, every cut of the prefix and some codecs on the request's first samples.
 
@@ -252,13 +252,13 @@ class Node:
         return {**shares, "weights": replace(shares["weights"], waiting=self._places.waiting)}
 
     def _kind(
-        self, request: FeatureRequest, account: Account, counters: Counters, leash: Leash, held: ExitStack
+        self, request: FeatureRequest, account: Account, counters: Counters, leash: CancelScope, held: ExitStack
     ) -> Kind:
         preprocess = checked_preprocess(request)
         reader = self._opening.reader(request, preprocess, account, counters, leash, held)
         lane = self._sharing.lane(account)
         if request.cut == 0:
-            return Encoded(request.samples, reader, lane, _ENCODED_ROWS)
+            return EncodedOutput(request.samples, reader, lane, _ENCODED_ROWS)
         is_run = request.cut > 1
         resident = self._opening.resident(request, preprocess, account, held, request.engine) if is_run else None
         run = PrefixRun(resident, request.cut, self._sharing.device, leash, account) if resident else None
@@ -272,14 +272,14 @@ class Node:
             preprocess.shape,
             lane,
             packing,
-            most_rows=most,
+            max_rows=most,
             run=run,
-            fewest_rows=fewest,
+            min_rows=fewest,
             kept=kept,
         )
 
     def _made(
-        self, kind: Kind, account: Account, counters: Counters, leash: Leash
+        self, kind: Kind, account: Account, counters: Counters, leash: CancelScope
     ) -> Generator[FeatureBatch, None, None]:
         if isinstance(kind, Decoded) and kind.has_run:
             lane = self._sharing.lane(account, lambda: kind.device_s)
@@ -300,7 +300,7 @@ class Node:
                 yield batch
                 del batch  # its memory is given back with the next step
 
-    def _ended(self, held: ExitStack, account: Account, answer: Answer, ending: Ending) -> None:
+    def _ended(self, held: ExitStack, account: Account, answer: BatchStream, ending: Ending) -> None:
         account.counters.add(**{ending: 1})  # first, so that a node that has no work has counted it all
         with self._lock:
             self._answers.discard(answer)

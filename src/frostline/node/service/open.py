@@ -9,10 +9,10 @@ from frostline.config import NodeSettings
 from frostline.core import REFERENCE
 from frostline.errors import BadRequest
 from frostline.node.request.block_reads import BlockShelf
-from frostline.node.request.decode import Decoding, SampleReader
+from frostline.node.request.decode import SampleReader, SharedDecoder
 from frostline.node.request.local_tier import TierOfNode
 from frostline.node.request.validation import Stores, read_ahead
-from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
@@ -22,7 +22,7 @@ from frostline.preprocess import Preprocess
 from frostline.stores.base.protocols import Place, Versioned
 from frostline.stores.objects.disk_tier import TierStatistics
 from frostline.stores.reads.block_reads import BlockReads
-from frostline.stores.reads.readahead import Line, SecondReads
+from frostline.stores.reads.readahead import ReadAheadQueue, SecondReads
 from frostline.stores.wrappers.hedging import LateReads
 from frostline.wire.messages import FeatureRequest
 
@@ -54,14 +54,14 @@ class Opening:
         self._tier = TierOfNode(settings)
         self._settings = settings
         self._lock = threading.Lock()
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, ReadAheadQueue] = {}
         self._late: WeakKeyDictionary[Versioned, LateReads] = WeakKeyDictionary()
 
     def tier_statistics(self) -> TierStatistics | None:
         """How the samples on the node's own disk stand."""
         return self._tier.statistics()
 
-    def blocks(self, data: str, reading: str, account: Account, most_bytes: int) -> BlockReads | None:
+    def blocks(self, data: str, reading: str, account: Account, max_bytes: int) -> BlockReads | None:
         """What reads a data set's samples in blocks before they are asked for; see ``BlockShelf.open``.
 
         Raises:
@@ -69,7 +69,7 @@ class Opening:
         """
         store = self.stores.store(data, account.settings.roots, reading=reading)
         lane = self._waiters.lane(account.name)
-        return self._blocks.open(store, reading, lane, most_bytes, partial(self._tier.has, data))
+        return self._blocks.open(store, reading, lane, max_bytes, partial(self._tier.has, data))
 
     def reader(
         self,
@@ -77,7 +77,7 @@ class Opening:
         preprocess: Preprocess,
         account: Account,
         counters: Counters,
-        leash: Leash,
+        leash: CancelScope,
         held: ExitStack,
         *,
         is_measured: bool = False,
@@ -88,7 +88,7 @@ class Opening:
             BadRequest: They do not lie under a root of this node that the account may read.
         """
         store = self._store(request, preprocess, account)
-        decoding = Decoding(memory=self._memory, turns=self._decoders, counters=counters)
+        decoding = SharedDecoder(memory=self._memory, turns=self._decoders, counters=counters)
         samples = request.samples
         # What is here says nothing of what reading the rest takes.
         here = None if is_measured else self._tier.of(request.data, request.reading, samples)
@@ -126,10 +126,10 @@ class Opening:
             )
         return resident
 
-    def _line(self, tenant: str) -> Line:
-        most = {"most": self._settings.read_threads, "most_bytes": self._ahead.total_bytes}
+    def _line(self, tenant: str) -> ReadAheadQueue:
+        most = {"most": self._settings.read_threads, "max_bytes": self._ahead.total_bytes}
         with self._lock:
-            return self._lines.setdefault(tenant, Line(self._ahead.take, self._waiters.lane(tenant), **most))
+            return self._lines.setdefault(tenant, ReadAheadQueue(self._ahead.take, self._waiters.lane(tenant), **most))
 
     def _second_reads(self, store: Versioned, account: Account, counters: Counters) -> SecondReads | None:
         if self._settings.hedge_quantile == 1:

@@ -17,7 +17,7 @@ from frostline.node.request.decode import SampleReader
 from frostline.node.request.pipeline import Slab
 from frostline.node.request.prefix_run import PrefixRun
 from frostline.node.request.validation import checked_preprocess
-from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.open import Opening
@@ -25,7 +25,7 @@ from frostline.node.service.profiling import (
     Bench,
     Loaded,
     MeasuredReference,
-    Network,
+    NetworkProfile,
     Networks,
     cut_costs,
     load,
@@ -67,7 +67,7 @@ class Profiler:
         self._door = door
         self._networks = Networks()
 
-    def profile(self, wanted: ProfileRequest, account: Account, leash: Leash, held: ExitStack) -> Profile:
+    def profile(self, wanted: ProfileRequest, account: Account, leash: CancelScope, held: ExitStack) -> Profile:
         """See ``Node.profile``; what it takes is given back when ``held`` is closed."""
         request, counters = wanted.features, Counters()
         preprocess = checked_preprocess(request)
@@ -83,8 +83,8 @@ class Profiler:
         lane, nbytes = self._sharing.lane(account), 2 * _FLOAT * math.prod(shape)
         bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         nbytes += 0 if bench is None else bench.nbytes
-        most_bytes = max(nbytes, lane.total_bytes // _PART)
-        tried = _shape_of_tried(wanted, preprocess, most_bytes) if bench is not None else ()
+        max_bytes = max(nbytes, lane.total_bytes // _PART)
+        tried = _shape_of_tried(wanted, preprocess, max_bytes) if bench is not None else ()
         kind = np.dtype(np.float32 if preprocess.levels is None else np.uint8)
         tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
         # What engines are tried on is read when the rest has gone.
@@ -120,7 +120,7 @@ class Profiler:
         resident: Resident | None,
         reader: SampleReader,
         account: Account,
-        leash: Leash,
+        leash: CancelScope,
         held: ExitStack,
     ) -> Profile:
         """The engine alone, found on samples that are read for it."""
@@ -132,7 +132,7 @@ class Profiler:
         shape = _shape_of_tried(wanted, preprocess, lane.total_bytes // _PART)
         some = np.zeros((ROWS, *preprocess.shape), np.float32)
         is_wanted = shape[0] and wanted.accuracy != EXACT
-        network = Network(seconds=run.seconds(some, repeats=_REPEATS)) if is_wanted else None
+        network = NetworkProfile(seconds=run.seconds(some, repeats=_REPEATS)) if is_wanted else None
         if network is None:
             return self._profile_of(_NOTHING, (), (), choice)
         reference = MeasuredReference(run, network, resident.prefix.cuts)
@@ -144,7 +144,7 @@ class Profiler:
             choice = self._door.trials.wanted(wanted, resident.prefix, pixels, reference, patron, preprocess.levels)
         return self._profile_of(_NOTHING, (), (), choice)
 
-    def _patron(self, request: FeatureRequest, account: Account, leash: Leash) -> Patron:
+    def _patron(self, request: FeatureRequest, account: Account, leash: CancelScope) -> Patron:
         assert request.prefix is not None, "the prefix was found by its name"
         room_bytes = self._opening.prefixes.room_bytes(request.prefix, account)
         return Patron(
@@ -156,7 +156,12 @@ class Profiler:
         )
 
     def _bench(
-        self, wanted: ProfileRequest, run: PrefixRun, resident: Resident, loaded_bytes: int, known: Network | None
+        self,
+        wanted: ProfileRequest,
+        run: PrefixRun,
+        resident: Resident,
+        loaded_bytes: int,
+        known: NetworkProfile | None,
     ) -> Bench:
         room_bytes = self._sharing.pools["work"].total_bytes
         return Bench(
@@ -194,9 +199,9 @@ class Profiler:
         return min(len(request.samples), most)
 
 
-def _shape_of_tried(wanted: ProfileRequest, preprocess: Preprocess, most_bytes: int) -> tuple[int, ...]:
+def _shape_of_tried(wanted: ProfileRequest, preprocess: Preprocess, max_bytes: int) -> tuple[int, ...]:
     """Of all samples on which engines are tried: pixels where they can be had, else what the network takes."""
     channels, *sides = preprocess.shape
     row_bytes = math.prod(preprocess.shape) * (_FLOAT if preprocess.levels is None else 1)
-    rows = min(len(wanted.features.samples), most_bytes // row_bytes)
+    rows = min(len(wanted.features.samples), max_bytes // row_bytes)
     return (rows, channels, *sides) if preprocess.levels is None else (rows, *sides, channels)

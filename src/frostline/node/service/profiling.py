@@ -19,13 +19,13 @@ from frostline.engines.choice.codec_costs import codec_costs, codecs_at, worth_p
 from frostline.node.request.decode import SampleReader
 from frostline.node.request.pipeline import Slab
 from frostline.node.request.prefix_run import HEADROOM, PrefixRun
-from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.weights.prefix_registry import Resident
 from frostline.profiles import CodecCost, CutCost
 from frostline.wire.codecs import packing_memory
 
-__all__ = ("Bench", "Loaded", "MeasuredReference", "Network", "Networks", "cut_costs", "load", "under_engine")
+__all__ = ("Bench", "Loaded", "MeasuredReference", "NetworkProfile", "Networks", "cut_costs", "load", "under_engine")
 
 _REPEATS = 3
 # More of those, which take milliseconds: a neighbour that has the core for a while is seen in few of them.
@@ -34,7 +34,7 @@ _PACKINGS = 5
 # all, with two cores that others use too (its run before takes 2.7 s).
 _PACKED_ROWS = 4
 # Prefixes whose costs are kept.
-_MOST_KEPT = 64
+_MAX_KEPT = 64
 
 Pair = tuple[int, str]
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Network:
+class NetworkProfile:
     """What the network itself costs, whatever the data.
 
     Attributes:
@@ -79,7 +79,7 @@ class MeasuredReference:
         cuts: of the prefix.
     """
 
-    def __init__(self, run: PrefixRun, network: Network, cuts: Sequence[Cut]) -> None:
+    def __init__(self, run: PrefixRun, network: NetworkProfile, cuts: Sequence[Cut]) -> None:
         self._run = run
         self._seconds = np.median(network.seconds, axis=0).tolist()
         self._cuts = cuts
@@ -110,21 +110,21 @@ class Networks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[object, ...], Network] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], NetworkProfile] = OrderedDict()
 
-    def get(self, key: tuple[object, ...]) -> Network | None:
+    def get(self, key: tuple[object, ...]) -> NetworkProfile | None:
         """What is known of a prefix, on some hardware, by an engine, at a batch and after some preprocessing."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
-    def put(self, key: tuple[object, ...], network: Network) -> None:
+    def put(self, key: tuple[object, ...], network: NetworkProfile) -> None:
         """Keep it."""
         with self._lock:
             self._kept[key] = network
             self._kept.move_to_end(key)
-            if len(self._kept) > _MOST_KEPT:
+            if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
 
 
@@ -149,7 +149,7 @@ class Bench:
         codecs: Sequence[str],
         encoded_bytes: float,
         cores: int,
-        known: Network | None,
+        known: NetworkProfile | None,
         room_bytes: int,
     ) -> None:
         self._run = run
@@ -169,7 +169,7 @@ class Bench:
         """The most memory that measuring takes beside the samples."""
         return max((_group_bytes(group) for group in self._groups), default=0)
 
-    def network(self, slab: Slab) -> Network:
+    def network(self, slab: Slab) -> NetworkProfile:
         """What is known, and what was missing of it."""
         known = self._known
         seconds = self._run.seconds(slab, repeats=_REPEATS) if known is None else known.seconds
@@ -179,10 +179,12 @@ class Bench:
             for cut in group:
                 costs = codec_costs(values, [cut], self._missing[cut.number], repeats=_PACKINGS, cores=self._cores)
                 codecs.update({(one.cut, one.codec): one for one in costs})
-        return Network(seconds=seconds, codecs=codecs)
+        return NetworkProfile(seconds=seconds, codecs=codecs)
 
 
-def load(reader: SampleReader, slab: Slab, rows: int, readers: Executor, leash: Leash, counters: Counters) -> Loaded:
+def load(
+    reader: SampleReader, slab: Slab, rows: int, readers: Executor, leash: CancelScope, counters: Counters
+) -> Loaded:
     """Read and decode the first samples of a request, as a batch of a request is, and see how long that takes.
 
     Args:
@@ -211,7 +213,7 @@ def load(reader: SampleReader, slab: Slab, rows: int, readers: Executor, leash: 
     return Loaded(rows=len(slab), row_bytes=slab[0].nbytes, read_s=seconds * share, decode_s=seconds * (1 - share))
 
 
-def cut_costs(loaded: Loaded, network: Network | None, resident: Resident | None) -> Sequence[CutCost]:
+def cut_costs(loaded: Loaded, network: NetworkProfile | None, resident: Resident | None) -> Sequence[CutCost]:
     """The cost at cuts 0 and 1, and at every later one where there is a prefix."""
     if network is None or resident is None:
         free = CutCost(number=0, seconds=0.0, spread_s=0.0, fixed_bytes=0, bytes_per_sample=0)
@@ -225,7 +227,7 @@ def cut_costs(loaded: Loaded, network: Network | None, resident: Resident | None
 
 
 def under_engine(
-    costs: Sequence[CutCost], network: Network, cuts: Sequence[Cut], decode_s: float, choice: Choice
+    costs: Sequence[CutCost], network: NetworkProfile, cuts: Sequence[Cut], decode_s: float, choice: Choice
 ) -> Sequence[CutCost]:
     """The same costs where another engine than the reference runs the prefix.
 

@@ -4,19 +4,19 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import TypeVar
 
-from frostline.batching import FirstCome, Hapi, Merging, Rule
+from frostline.batching import BatchingRule, FirstCome, Hapi, Merging
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
 from frostline.engines.machine.hardware import free_device_bytes
 from frostline.node.request.executor import Device
 from frostline.node.request.feature_cache import shared_bytes
 from frostline.node.scheduling.admission import Gate
-from frostline.node.scheduling.fair_queue import Turns
+from frostline.node.scheduling.fair_queue import FairQueue
 from frostline.node.scheduling.memory_pool import Lane, Pool, Shares
 from frostline.node.scheduling.read_pool import Readers
 from frostline.node.scheduling.statistics import Counters, TenantStatistics
 from frostline.node.scheduling.tenants import Account, Tenants
-from frostline.node.weights.weight_memory import Places
+from frostline.node.weights.weight_memory import WeightMemory
 
 __all__ = ("Sharing",)
 
@@ -47,7 +47,7 @@ class Sharing:
         self._compute_threads = settings.compute_threads
         self.counters = Counters()
         self.tenants = Tenants(settings.tenants, self.counters)
-        self._turns = Turns(self.tenants.weights)
+        self._turns = FairQueue(self.tenants.weights)
         # The rules to compare with know no tenants: there, memory too goes to who came first.
         self._memory_turns = turns = self._turns if settings.batching == "fair" else None
         device_bytes = free_device_bytes(settings.device)
@@ -74,9 +74,9 @@ class Sharing:
         total_bytes = self._work.total_bytes
         return Lane(self._work, lambda: account.claim(device_s(), total_bytes), account.settings.work_bytes)
 
-    def places(self) -> "Places[T]":
+    def places(self) -> "WeightMemory[T]":
         """The memory for weights, by whose turn it is; one is enough for a node."""
-        return Places(self.pools["weights"], self._memory_turns, self.counters)
+        return WeightMemory(self.pools["weights"], self._memory_turns, self.counters)
 
     def charged(
         self, made: Generator[FeatureBatch, None, None], account: Account, counters: Counters
@@ -144,7 +144,7 @@ def _readers(threads: int, settings: NodeSettings) -> Readers:
     return Readers(threads, threads if len(settings.tenants) <= 1 else max(1, threads // 2))
 
 
-def _rule(settings: NodeSettings, pools: dict[str, Pool]) -> Rule:
+def _rule(settings: NodeSettings, pools: dict[str, Pool]) -> BatchingRule:
     if settings.batching == "hapi":
         return Hapi(pools["device"].total_bytes + pools["weights"].total_bytes)
     return Merging() if settings.batching == "fair" else FirstCome()

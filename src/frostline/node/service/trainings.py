@@ -22,7 +22,7 @@ __all__ = ("Training", "Trainings")
 _MODULE = "frostline.training.in_store.process"
 _RETRY_AFTER_S = 10.0
 # Results wait for whoever asked for them, on the disk; the oldest makes room.
-_MOST_KEPT = 4
+_MAX_KEPT = 4
 
 
 class Training:
@@ -214,7 +214,7 @@ class Trainings:
         with self._lock:
             self._running.pop(training.id, None)
             self._kept[training.id] = training
-            late = [self._kept.popitem(last=False)[1]] if len(self._kept) > _MOST_KEPT else []
+            late = [self._kept.popitem(last=False)[1]] if len(self._kept) > _MAX_KEPT else []
         for one in late:
             one.forget()
 

@@ -19,7 +19,7 @@ from frostline.models.files.artifact import Prefix
 from frostline.node.trials.accuracy_check import Judging
 from frostline.node.trials.requesters import NOBODY, Patron
 from frostline.node.trials.search import Search
-from frostline.node.trials.trial_policy import Room, Terms
+from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy
 from frostline.node.trials.trial_processes import Children, Reference, Workshop
 from frostline.node.trials.trial_queue import TrialTurns
 from frostline.node.trials.trial_store import TrialShelf
@@ -30,7 +30,7 @@ from frostline.wire.messages import ProfileRequest
 __all__ = ("Trials",)
 
 # Two of three samples calibrate and the others judge; with fewer an error is chance.
-_FEWEST = 8
+_MIN = 8
 
 
 class Trials:
@@ -42,20 +42,20 @@ class Trials:
         room: that they must fit.
         longest_s: for all trials of one request; 0 tries none, and the reference is used.
         engines: names of those that may be tried; None for all.
-        most_bytes: that the folder may take; prefixes longest unused go first.
+        max_bytes: that the folder may take; prefixes longest unused go first.
     """
 
     def __init__(
         self,
         folder: Path,
-        terms: Terms,
-        room: Room,
+        terms: TrialPolicy,
+        room: EngineMemory,
         *,
         longest_s: float,
         engines: Collection[str] | None = None,
-        most_bytes: int = 8 << 30,
+        max_bytes: int = 8 << 30,
     ) -> None:
-        self._shelf = TrialShelf(folder, terms, most_bytes)
+        self._shelf = TrialShelf(folder, terms, max_bytes)
         self._terms = terms
         self._room = room
         self._longest_s = longest_s
@@ -102,7 +102,7 @@ class Trials:
             if trial.why_not is not None:
                 raise EngineNotReady(f"{engine} cannot be used at cut {cut}: {trial.why_not}")
             return Choice(engine=REFERENCE, trials=(trial,))
-        if len(pixels) < _FEWEST:
+        if len(pixels) < _MIN:
             return Choice(engine=REFERENCE, trials=())
         return self.choose(
             features.prefix,
@@ -113,7 +113,7 @@ class Trials:
             patron,
             levels,
             only=features.cut if request.only_here else None,
-            most_s=request.trial_s,
+            max_s=request.trial_s,
             samples=request.samples_left,
         )
 
@@ -146,7 +146,7 @@ class Trials:
         levels: Levels | None = None,
         *,
         only: int | None = None,
-        most_s: float | None = None,
+        max_s: float | None = None,
         samples: int | None = None,
     ) -> Choice:
         """The engine for a job: the fastest that is exact enough, of those that are known or worth a trial.
@@ -162,7 +162,7 @@ class Trials:
             patron: for whom it is.
             levels: what the pixels mean, as for ``wanted``.
             only: number of the one cut that the job stops at; None where the plan is still to choose: the frost line.
-            most_s: that the job allows for trials; None leaves it to the node.
+            max_s: that the job allows for trials; None leaves it to the node.
             samples: that the job has still to compute, for which trials must pay; None where they need not.
 
         Raises:
@@ -177,7 +177,7 @@ class Trials:
         empty = {one.name: _empty(one, cut, pixels, levels) for one in others}
         own = Trial(engine=REFERENCE, precision="fp32", cut=cut, seconds=reference.seconds(cut))
         search = self._search(digest, empty, own, accuracy, samples, patron)
-        with self._judging(digest, prefix, pixels, reference, patron, levels, most_s) as judging:
+        with self._judging(digest, prefix, pixels, reference, patron, levels, max_s) as judging:
             return search.run(judging, lambda name: self._tried(digest, [empty[name]], judging)[0])
 
     def prepare(
@@ -220,8 +220,8 @@ class Trials:
             raise EngineNotReady(f"this node was started without {offer_name(engine)} (--engines)")
         if offer is None:
             raise BadRequest(f"engine: this node has no engine {engine!r}")
-        if len(pixels) < _FEWEST:
-            pixels = np.resize(pixels, (_FEWEST, *pixels.shape[1:]))
+        if len(pixels) < _MIN:
+            pixels = np.resize(pixels, (_MIN, *pixels.shape[1:]))
         wanted = Trial(engine=engine, precision=offer.precision, cut=cut)
         here = identity(offer.name, offer.precision, pixels, levels, takes_pixels=bool(levels_of(engine)))
         if engine != here and self._shelf.known(digest, wanted) is None:
@@ -265,7 +265,7 @@ class Trials:
             prefix.tensors,
             cut=trial.cut,
             device=self._terms.device,
-            most_rows=max(self._terms.rows),
+            max_rows=max(self._terms.rows),
             threads=trial.threads,
             levels=levels,
             folder=self._shelf.place(digest) / f"cut-{trial.cut}",
@@ -294,7 +294,7 @@ class Trials:
         reference: Reference,
         patron: Patron,
         levels: Levels | None,
-        most_s: float | None,
+        max_s: float | None,
     ) -> Iterator[Judging]:
         with Workshop(
             prefix,
@@ -304,7 +304,7 @@ class Trials:
             reference,
             converted=self._shelf.place(digest),
             children=self._children,
-            longest_s=self._longest_s if most_s is None else min(most_s, self._longest_s),
+            longest_s=self._longest_s if max_s is None else min(max_s, self._longest_s),
             patron=patron,
         ) as workshop:
             yield Judging(self._shelf, digest, judged_on(pixels, levels), workshop, lambda: self._turn(workshop))

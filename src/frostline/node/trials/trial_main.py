@@ -28,13 +28,13 @@ def main(argument: str) -> int:
     Its fields: ``folder`` with ``prefix.safetensors``, ``pixels.npy`` and the reference's features, where trials are
     written, a line each, to ``trials.jsonl``; ``levels``, ``mean`` and ``std`` of the pixels or null; ``engine``;
     ``cuts`` to try it at; ``device``, ``rows``, ``threads`` and ``converted`` as in ``engines.choice.trials.Subject``;
-    ``footprints``, the reference's, each the cut and its two numbers; ``most_bytes`` that it may take; ``only_error``,
+    ``footprints``, the reference's, each the cut and its two numbers; ``max_bytes`` that it may take; ``only_error``,
     whether its speed and memory are known.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     wanted = json.loads(argument)
     if wanted["device"] == "cpu":  # a driver of an accelerator maps far more than it uses
-        limit_memory(wanted["most_bytes"])
+        limit_memory(wanted["max_bytes"])
     folder = Path(wanted["folder"])
     subject = _subject(wanted, folder)
     torch.set_num_threads(subject.threads[0])

@@ -9,7 +9,7 @@ from frostline.core.units import in_bytes
 from frostline.engines.machine.allocator import keeps_freed_memory
 from frostline.profiles import Trial
 
-__all__ = ("Room", "Terms", "terms_of")
+__all__ = ("EngineMemory", "TrialPolicy", "terms_of")
 
 # A trial takes about a gigabyte beside the engine that it tries. A node can have no engine that takes more than five
 # sixteenths of its memory (``node.scheduling.memory_pool.Shares``): half is enough for a trial where there is much.
@@ -17,7 +17,7 @@ _TRIAL_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class TrialPolicy:
     """How engines are tried, which is how the node would run them.
 
     Attributes:
@@ -25,7 +25,7 @@ class Terms:
         rows: batches to try.
         threads: numbers of threads to try, the node's own first.
         keeps_freed: whether the node's process keeps the memory that it frees.
-        most_bytes: that one trial may take.
+        max_bytes: that one trial may take.
         niceness: by which a trial steps back behind what the node serves.
         here: engines that are ready in a moment are tried in the node's own process.
     """
@@ -34,28 +34,28 @@ class Terms:
     rows: tuple[int, ...]
     threads: tuple[int, ...]
     keeps_freed: bool
-    most_bytes: int
+    max_bytes: int
     niceness: int = 0
     here: bool = False
 
 
-def terms_of(settings: NodeSettings) -> Terms:
+def terms_of(settings: NodeSettings) -> TrialPolicy:
     """How a node of these settings tries them."""
-    return Terms(
+    return TrialPolicy(
         device=settings.device,
         # Each run costs the node something beside the engine, so that few large ones are better than many small ones
         # that are as fast: ResNet-18 in 8 bits streams 1.3 times as many images a second by 32 as by 8.
         rows=tuple(dict.fromkeys((settings.device_batch, ROWS))),
         threads=_threads(settings),
         keeps_freed=keeps_freed_memory(),
-        most_bytes=max(settings.memory_bytes // 2, min(settings.memory_bytes, _TRIAL_BYTES)),
+        max_bytes=max(settings.memory_bytes // 2, min(settings.memory_bytes, _TRIAL_BYTES)),
         niceness=settings.trial_niceness,
         here=settings.trials_here,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class EngineMemory:
     """The node's memory for engines.
 
     Attributes:

@@ -31,7 +31,7 @@ from frostline.errors import Unavailable
 from frostline.models.files.artifact import Prefix, save_prefix
 from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.node.trials.requesters import NOBODY, Patron
-from frostline.node.trials.trial_policy import Terms
+from frostline.node.trials.trial_policy import TrialPolicy
 from frostline.profiles import Trial
 
 __all__ = ("Children", "Reference", "Workshop")
@@ -163,7 +163,7 @@ class Workshop:
         prefix: Prefix,
         pixels: Pixels,
         levels: Levels | None,
-        terms: Terms,
+        terms: TrialPolicy,
         reference: Reference,
         *,
         converted: Path,
@@ -321,7 +321,7 @@ class Workshop:
             "threads": terms.threads if offered(engine).takes_threads else terms.threads[:1],
             "converted": str(self._converted),
             "footprints": [(cut, *astuple(self._reference.footprint(cut))) for cut in cuts],
-            "most_bytes": terms.most_bytes,
+            "max_bytes": terms.max_bytes,
         }
 
     def _opened(self) -> Path:
@@ -336,7 +336,7 @@ class Workshop:
     def _failure(self, status: int, words: Path) -> str:
         last = words.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
         if any(word in last for word in _MEMORY):
-            return f"takes more than {in_bytes(self._terms.most_bytes)} to be made ready"
+            return f"takes more than {in_bytes(self._terms.max_bytes)} to be made ready"
         if status < 0:
             return f"was ended by {signal.Signals(-status).name}"
         return f"failed: {last.splitlines()[-1][:300]}" if last else f"failed with status {status}"

@@ -11,14 +11,14 @@ from pathlib import Path
 from frostline.engines.backends.converted_files import clear_unfinished
 from frostline.engines.machine.hardware import hardware_name
 from frostline.engines.machine.vendors import version_of
-from frostline.node.trials.trial_policy import Terms
+from frostline.node.trials.trial_policy import TrialPolicy
 from frostline.private import make_private_folder
 from frostline.profiles import Trial
 from frostline.version import __version__
 
 __all__ = ("TrialShelf",)
 
-_MOST_FAILED = 1000
+_MAX_FAILED = 1000
 # Raise it whenever trials measure something else.
 _RULE = 6
 # What an engine's speed, error or files may depend on.
@@ -31,13 +31,13 @@ class TrialShelf:
     Args:
         folder: made when something is kept.
         terms: how engines were tried.
-        most_bytes: that it may take, converted files among them; prefixes longest unused go first.
+        max_bytes: that it may take, converted files among them; prefixes longest unused go first.
     """
 
-    def __init__(self, folder: Path, terms: Terms, most_bytes: int) -> None:
+    def __init__(self, folder: Path, terms: TrialPolicy, max_bytes: int) -> None:
         self._folder = folder
         self._terms = terms
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._failed: dict[tuple[str, str, int], Trial] = {}
 
     def place(self, digest: str) -> Path:
@@ -67,7 +67,7 @@ class TrialShelf:
         if one.samples_per_s is not None:
             self.put(digest, one)
         elif not is_late:
-            if len(self._failed) >= _MOST_FAILED:
+            if len(self._failed) >= _MAX_FAILED:
                 self._failed.clear()
             self._failed[digest, one.engine, one.cut] = one
 
@@ -118,7 +118,7 @@ class TrialShelf:
         sizes = {one: sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in folders}
         total = sum(sizes.values())
         for folder in folders:
-            if total > self._most_bytes and folder != spared:
+            if total > self._max_bytes and folder != spared:
                 shutil.rmtree(folder, ignore_errors=True)
                 total -= sizes[folder]
 

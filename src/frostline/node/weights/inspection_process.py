@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from frostline.core import Cut, Graph, Node, Ref
+from frostline.core import Cut, Graph, GraphNode, Ref
 from frostline.core.collector import collector_rests
 from frostline.engines.machine.process_memory import limit_memory
 from frostline.engines.measure.operations import GraphLimits
@@ -94,8 +94,8 @@ def _warm_up() -> None:
         number=1, name="", after=-1, tensors=("x",), shapes=((1, 2, 2),), dtypes=("float32",), bytes_per_sample=16
     )
     nodes = (
-        Node(name="relu", op="aten.relu.default", args=(Ref("x"),)),
-        Node(name="sum", op="aten.add.Tensor", args=(Ref("relu"), Ref("x"))),
+        GraphNode(name="relu", op="aten.relu.default", args=(Ref("x"),)),
+        GraphNode(name="sum", op="aten.add.Tensor", args=(Ref("relu"), Ref("x"))),
     )
     graph = Graph(inputs=("x",), leaves=(), nodes=nodes, outputs=(Ref("sum"),))
     limits = GraphLimits(max_nodes=2, max_values=2, max_run_s=1, max_operation_s=1, operations_per_s=1e9)

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import REFERENCE, Cut, Levels
-from frostline.engines.base.protocols import Arrays, Begun, Engine, Footprint, Queueing
+from frostline.engines.base.protocols import Arrays, Engine, Footprint, Queueing, RunningBatch
 from frostline.errors import BadRequest, EngineNotReady, UnknownPrefix
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
 from frostline.node.weights.torch_bridge import TorchDoor
-from frostline.node.weights.weight_memory import Places, Room, prefix_key
+from frostline.node.weights.weight_memory import WeightMemory, WeightReservation, prefix_key
 from frostline.profiles import Trial
 
 if TYPE_CHECKING:  # of PyTorch, which the first of them brings
@@ -68,14 +68,14 @@ class Prefixes:
 
     Args:
         places: in memory, for their weights.
-        most_rows: of a run.
+        max_rows: of a run.
         door: to what reads prefixes and makes engines.
         counters: told what happens.
     """
 
-    def __init__(self, places: Places[Resident], most_rows: int, door: TorchDoor, counters: Counters) -> None:
+    def __init__(self, places: WeightMemory[Resident], max_rows: int, door: TorchDoor, counters: Counters) -> None:
         self._places = places
-        self._most_rows = most_rows
+        self._max_rows = max_rows
         self._door = door
         self._counters = counters
         self._making = threading.Lock()
@@ -96,7 +96,7 @@ class Prefixes:
 
     def room(
         self, digest: str, length: int, asker: Account, longest_s: float, is_abandoned: Callable[[], bool]
-    ) -> Room[Resident] | None:
+    ) -> WeightReservation[Resident] | None:
         """Room for a prefix that is to come; None where it is held already.
 
         Args:
@@ -121,7 +121,7 @@ class Prefixes:
             is_abandoned=is_abandoned,
         )
 
-    def put(self, digest: str, body: bytes, room: Room[Resident], tenant: str) -> None:
+    def put(self, digest: str, body: bytes, room: WeightReservation[Resident], tenant: str) -> None:
         """Take a prefix in.
 
         Args:
@@ -142,7 +142,7 @@ class Prefixes:
         prefix = self._door.read(body)
         room.resize(len(body) + len(prefix.graph.nodes) * _NODE_BYTES)
         engine = self._door.reference(prefix, inspection)
-        room.keep(self._resident(digest, prefix, engine, engine, min(self._door.rows(inspection), self._most_rows)))
+        room.keep(self._resident(digest, prefix, engine, engine, min(self._door.rows(inspection), self._max_rows)))
         self._counters.add(uploads=1)
 
     def wake(self) -> None:
@@ -220,7 +220,7 @@ class Prefixes:
                 engine_made = self._door.trials.made(digest, reference.prefix, trial, levels, checked)
                 made = _Measured(engine=engine_made, trial=trial)
                 room.resize(trial.weight_bytes)
-                rows = min(trial.rows, self._most_rows)
+                rows = min(trial.rows, self._max_rows)
                 room.keep(self._resident(digest, reference.prefix, reference.reference, made, rows))
         return number
 
@@ -251,5 +251,5 @@ class _Measured:
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         return self.engine.run(inputs, cut)
 
-    def begin(self, inputs: Arrays, cut: int) -> Begun | None:
+    def begin(self, inputs: Arrays, cut: int) -> RunningBatch | None:
         return self.engine.begin(inputs, cut) if isinstance(self.engine, Queueing) else None

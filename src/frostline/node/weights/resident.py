@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from frostline.batching import DRAINED_WITHIN_S, Stay
 
-__all__ = ("Held",)
+__all__ = ("ResidentWeights",)
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ _RECENT_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Held(Generic[T]):
+class ResidentWeights(Generic[T]):
     """What lies there.
 
     Attributes:
@@ -60,7 +60,9 @@ class Held(Generic[T]):
         """Nobody is to begin to use it."""
         return self.asked_at is not None and now - self.asked_at < DRAINED_WITHIN_S
 
-    def stay(self, key: Hashable, engines: "Iterable[Held[T]]", tag: Callable[[str], float], now: float) -> Stay:
+    def stay(
+        self, key: Hashable, engines: "Iterable[ResidentWeights[T]]", tag: Callable[[str], float], now: float
+    ) -> Stay:
         """What decides whether it leaves.
 
         Args:

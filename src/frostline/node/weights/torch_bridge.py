@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from frostline.batching import ROWS
 from frostline.config import NodeSettings, cache_folder
-from frostline.node.trials.trial_policy import Room, terms_of
+from frostline.node.trials.trial_policy import EngineMemory, terms_of
 
 if TYPE_CHECKING:
     from frostline.engines.backends.torch_eager import TorchEngine
@@ -38,7 +38,7 @@ class TorchDoor:
         inspector: Looks at prefixes apart; None where they are this process's own.
     """
 
-    def __init__(self, settings: NodeSettings, room: Room, inspector: "Inspector | None" = None) -> None:
+    def __init__(self, settings: NodeSettings, room: EngineMemory, inspector: "Inspector | None" = None) -> None:
         self._settings = settings
         self._room = room
         self._inspector = inspector
@@ -116,7 +116,7 @@ class TorchDoor:
             prefix.cuts,
             prefix.tensors,
             device=self._settings.device,
-            most_rows=self._settings.device_batch,
+            max_rows=self._settings.device_batch,
             memory=None if inspection is None else inspection.memory,
         )
 

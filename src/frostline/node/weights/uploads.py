@@ -8,10 +8,10 @@ from typing import Self
 from frostline.batching import readable_bytes
 from frostline.errors import BadRequest, OverBudget, Overloaded
 from frostline.node.scheduling.admission import Admission
-from frostline.node.scheduling.cancel_scope import Leash
+from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Abandoned, Lane
 from frostline.node.weights.prefix_registry import Prefixes, Resident
-from frostline.node.weights.weight_memory import Room
+from frostline.node.weights.weight_memory import WeightReservation
 
 __all__ = ("Upload",)
 
@@ -19,7 +19,7 @@ __all__ = ("Upload",)
 _GROWN = 9 / 8
 # Bytes of Python objects that a byte of the graph's JSON can become.
 _PARSED = 30
-_MOST_PARSED = 64 << 20
+_MAX_PARSED = 64 << 20
 _LENGTH = 8
 # Memory is given out by turns, for weights and then for work, and whoever never waited for one would get none of a node
 # with much to do. A client that asks before it sends waits for twenty seconds.
@@ -45,12 +45,12 @@ class Upload:
         self._memory = memory
         self._length = length
         self._buffer = BytesIO()
-        self._leash = Leash((prefixes, memory))
-        self._room: Room[Resident] | None = None
+        self._leash = CancelScope((prefixes, memory))
+        self._room: WeightReservation[Resident] | None = None
         self._held = ExitStack()
         self._held.enter_context(admission)
         # A graph takes up to a few hundred kilobytes.
-        self._parsing = min(memory.total_bytes // 4, _MOST_PARSED)
+        self._parsing = min(memory.total_bytes // 4, _MAX_PARSED)
 
     def begin(self, longest_s: float = _TURN_S) -> None:
         """Wait for its turn to have memory for its weights, and then for reading it, for some seconds each at most.

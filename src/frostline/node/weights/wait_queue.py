@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from frostline.batching import FairShares
 from frostline.node.scheduling.tenants import Account
 
-__all__ = ("Key", "Line", "Waiter")
+__all__ = ("Key", "WaitQueue", "Waiter")
 
 Key = tuple[str, str, int]
 """Digest of a prefix, name of an engine and number of its cut."""
@@ -38,7 +38,7 @@ class Waiter:
     seen_at: float = 0.0
 
 
-class Line:
+class WaitQueue:
     """Who waits. Not for several threads.
 
     Its tenants count as having work under way until they have used what they waited for, so that the seconds which

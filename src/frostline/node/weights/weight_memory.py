@@ -13,10 +13,10 @@ from frostline.errors import OverBudget, Overloaded
 from frostline.node.scheduling.memory_pool import Abandoned, Pool, Reservation
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
-from frostline.node.weights.resident import Held
-from frostline.node.weights.wait_queue import Key, Line, Waiter
+from frostline.node.weights.resident import ResidentWeights
+from frostline.node.weights.wait_queue import Key, Waiter, WaitQueue
 
-__all__ = ("Places", "Room", "prefix_key")
+__all__ = ("WeightMemory", "WeightReservation", "prefix_key")
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def prefix_key(digest: str) -> Key:
     return digest, REFERENCE, 0
 
 
-class Places(Generic[T]):
+class WeightMemory(Generic[T]):
     """What lies in the memory for weights, by key. Safe for threads.
 
     Args:
@@ -51,9 +51,9 @@ class Places(Generic[T]):
         self._counters = counters
         self._clock = clock
         self._changed = threading.Condition()
-        self._held: dict[Key, Held[T]] = {}
-        self._rooms: dict[Key, Room[T]] = {}  # for what is being made
-        self._line = Line(turns)
+        self._held: dict[Key, ResidentWeights[T]] = {}
+        self._rooms: dict[Key, WeightReservation[T]] = {}  # for what is being made
+        self._line = WaitQueue(turns)
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class Places(Generic[T]):
         """What a tenant's quota leaves beside what is held under a key."""
         with self._changed:
             held = self._held.get(key)
-        most = asker.most_weight_bytes(self._memory.total_bytes)
+        most = asker.max_weight_bytes(self._memory.total_bytes)
         return most - held.counted_bytes if held is not None and held.owner == asker.name else most
 
     @contextmanager
@@ -133,7 +133,7 @@ class Places(Generic[T]):
         counted_bytes: int,
         longest_s: float,
         is_abandoned: Callable[[], bool] = lambda: False,
-    ) -> "Room[T] | None":
+    ) -> "WeightReservation[T] | None":
         """Memory for what is to lie under a key, for which is waited in line; None where it lies there already.
 
         One that makes it is let in at a time.
@@ -159,7 +159,9 @@ class Places(Generic[T]):
                 while not self._is_there(key):
                     memory = self._granted(waiter)
                     if memory is not None:
-                        room = self._rooms[key] = Room(self, key, asker.name, nbytes, counted_bytes, memory)
+                        room = self._rooms[key] = WeightReservation(
+                            self, key, asker.name, nbytes, counted_bytes, memory
+                        )
                         return room
                     if is_abandoned():
                         raise Abandoned
@@ -195,11 +197,11 @@ class Places(Generic[T]):
                 self._drop(min(unused)[1])
             return self._taken(nbytes)
 
-    def put(self, key: Key, value: T, room: "Room[T]", memory: ExitStack) -> None:
+    def put(self, key: Key, value: T, room: "WeightReservation[T]", memory: ExitStack) -> None:
         """Hold it from now on."""
         with self._changed:
             assert key not in self._held, "one is made at a time"
-            self._held[key] = Held(
+            self._held[key] = ResidentWeights(
                 value=value,
                 memory=memory,
                 nbytes=room.nbytes,
@@ -218,7 +220,7 @@ class Places(Generic[T]):
     def _check(self, nbytes: int, counted_bytes: int, asker: Account) -> None:
         with self._memory.changing() as budget:
             budget.check(nbytes)
-        most = asker.most_weight_bytes(self._memory.total_bytes)
+        most = asker.max_weight_bytes(self._memory.total_bytes)
         if counted_bytes > most:
             raise OverBudget(
                 f"this takes {readable_bytes(counted_bytes)} of weights, and tenant {asker.name} may have "
@@ -269,7 +271,7 @@ class Places(Generic[T]):
             tenant=tenant,
             tag=self._line.tag(tenant),
             lacking_bytes=waiter.nbytes - self._free_bytes(),
-            over_bytes=counted_bytes - waiter.asker.most_weight_bytes(self._memory.total_bytes),
+            over_bytes=counted_bytes - waiter.asker.max_weight_bytes(self._memory.total_bytes),
         )
 
     def _why(self, waiter: Waiter) -> str:
@@ -310,7 +312,7 @@ class Places(Generic[T]):
         return memory
 
 
-class Room(Generic[T]):
+class WeightReservation(Generic[T]):
     """Memory for what is being made. A context manager, which gives back what was not ``keep``-ed.
 
     Attributes:
@@ -320,7 +322,7 @@ class Room(Generic[T]):
     """
 
     def __init__(
-        self, places: Places[T], key: Key, owner: str, nbytes: int, counted_bytes: int, memory: Reservation
+        self, places: WeightMemory[T], key: Key, owner: str, nbytes: int, counted_bytes: int, memory: Reservation
     ) -> None:
         self.owner = owner
         self.counted_bytes = counted_bytes

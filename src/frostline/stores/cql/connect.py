@@ -29,7 +29,7 @@ from frostline.errors import SettingError
 from frostline.stores.base.cql_urls import CqlPlace
 from frostline.stores.cql.credentials import CqlAccess
 
-__all__ = ("ERRORS", "Flight", "connect")
+__all__ = ("ERRORS", "PendingStatements", "connect")
 
 Tag = TypeVar("Tag")
 
@@ -49,7 +49,7 @@ _CONNECT_S = 5.0
 _REQUEST_S = 20.0
 # A read that takes this long is asked of another replica too: the server may have died with the question.
 _ASKED_AGAIN_AFTER_S = 1.0
-_MOST_ASKED_AGAIN = 2
+_MAX_ASKED_AGAIN = 2
 
 
 def connect(place: CqlPlace, access: CqlAccess, deadline_s: float = math.inf) -> tuple[Cluster, Session]:
@@ -74,7 +74,7 @@ def connect(place: CqlPlace, access: CqlAccess, deadline_s: float = math.inf) ->
         consistency_level=ConsistencyLevel.name_to_value[place.consistency],
         request_timeout=min(_REQUEST_S, deadline_s),
         row_factory=tuple_factory,
-        speculative_execution_policy=ConstantSpeculativeExecutionPolicy(_ASKED_AGAIN_AFTER_S, _MOST_ASKED_AGAIN),
+        speculative_execution_policy=ConstantSpeculativeExecutionPolicy(_ASKED_AGAIN_AFTER_S, _MAX_ASKED_AGAIN),
     )
     known = {"protocol_version": int(place.protocol)} if place.protocol else {}
     cluster = Cluster(
@@ -95,7 +95,7 @@ def connect(place: CqlPlace, access: CqlAccess, deadline_s: float = math.inf) ->
         raise
 
 
-class Flight(Generic[Tag]):
+class PendingStatements(Generic[Tag]):
     """Statements under way, whose answers come in the order in which they arrive. For one thread.
 
     Each is answered once: where a slow server's statement was asked of another one too, the driver tells of both
@@ -159,10 +159,10 @@ class _NextHost(RetryPolicy):  # type: ignore[misc]
     """What one server cannot answer in time is asked of others: all our statements may run twice."""
 
     def on_read_timeout(self, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
-        return (self.RETRY_NEXT_HOST if retry_num < _MOST_ASKED_AGAIN else self.RETHROW), None
+        return (self.RETRY_NEXT_HOST if retry_num < _MAX_ASKED_AGAIN else self.RETHROW), None
 
     def on_write_timeout(self, *_: Any, retry_num: int, **__: Any) -> tuple[int, None]:
-        return (self.RETRY_NEXT_HOST if retry_num < _MOST_ASKED_AGAIN else self.RETHROW), None
+        return (self.RETRY_NEXT_HOST if retry_num < _MAX_ASKED_AGAIN else self.RETHROW), None
 
 
 class _NearFirst(WrapperPolicy):  # type: ignore[misc]

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from frostline.errors import DataError
 from frostline.stores.base.cql_urls import CqlPlace
-from frostline.stores.cql.schema import CLASS_COLUMNS, SEAL, WHOLE, Shape, Table, quoted
+from frostline.stores.cql.schema import CLASS_COLUMNS, SEAL, WHOLE, Shape, TableSchema, quoted
 
 __all__ = ("FURTHER", "additions", "creation", "free_names", "insertion")
 
@@ -44,7 +44,7 @@ def creation(place: CqlPlace, release: str, further: Mapping[str, str], *, has_m
     return f"CREATE TABLE IF NOT EXISTS {table} ({key}, {said}) WITH compression = {plain}"
 
 
-def additions(place: CqlPlace, table: Table, further: Mapping[str, str], *, has_masks: bool) -> dict[str, str]:
+def additions(place: CqlPlace, table: TableSchema, further: Mapping[str, str], *, has_masks: bool) -> dict[str, str]:
     """The statements that give a table the columns that it lacks, by the column: of seals, and of metadata.
 
     Raises:

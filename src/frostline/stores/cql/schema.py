@@ -15,7 +15,7 @@ __all__ = (
     "WHOLE",
     "Scan",
     "Shape",
-    "Table",
+    "TableSchema",
     "key_from",
     "key_of",
     "quoted",
@@ -48,7 +48,7 @@ _KEYS: dict[str, Callable[[str], object]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TableSchema:
     """What the servers say of a table.
 
     Attributes:
@@ -138,7 +138,7 @@ class Shape:
     types: Mapping[str, str]
 
 
-def shape_of(place: CqlPlace, data: Table, meta: Table | None) -> Shape:
+def shape_of(place: CqlPlace, data: TableSchema, meta: TableSchema | None) -> Shape:
     """How to read a table of samples, and the one that is beside it.
 
     Raises:
@@ -226,11 +226,11 @@ def key_from(kind: str, name: str) -> object:
 # Only quoted names get into the statements, and values only as what is bound to their question marks.
 
 
-def _reading(table: Table, key: str, blob: str) -> str:
+def _reading(table: TableSchema, key: str, blob: str) -> str:
     return _selected(table, key, [quoted(blob), _written(blob)])
 
 
-def _selected(table: Table, key: str, what: Sequence[str]) -> str:
+def _selected(table: TableSchema, key: str, what: Sequence[str]) -> str:
     return f"SELECT {', '.join(what)} FROM {table.full_name} WHERE {quoted(key)} = ?"  # noqa: S608
 
 
@@ -238,7 +238,7 @@ def _written(column: str) -> str:
     return f"writetime({quoted(column)})"
 
 
-def _writing(table: Table, columns: list[str]) -> str:
+def _writing(table: TableSchema, columns: list[str]) -> str:
     names, marks = ", ".join(map(quoted, columns)), ", ".join("?" for _ in columns)
     return f"INSERT INTO {table.full_name} ({names}) VALUES ({marks})"  # noqa: S608
 
@@ -248,7 +248,7 @@ def _label_of(place: CqlPlace, columns: Sequence[str]) -> str:
     return next((name for name in (place.label, *CLASS_COLUMNS) if name in columns), place.label)
 
 
-def _scan(table: Table, columns: list[str], *, versions_of: Sequence[str] = ()) -> Scan:
+def _scan(table: TableSchema, columns: list[str], *, versions_of: Sequence[str] = ()) -> Scan:
     wanted = ", ".join([*map(quoted, columns), *map(_written, versions_of)])
     token = f"token({', '.join(map(quoted, table.partition))})"
     text = f"SELECT {wanted} FROM {table.full_name} WHERE {token} > ? AND {token} <= ?"  # noqa: S608

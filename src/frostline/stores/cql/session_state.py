@@ -12,12 +12,12 @@ from cassandra.query import PreparedStatement
 
 from frostline.errors import DataNotFound, nearest
 from frostline.stores.base.cql_urls import CqlPlace
-from frostline.stores.cql.connect import Flight, connect
+from frostline.stores.cql.connect import PendingStatements, connect
 from frostline.stores.cql.credentials import CqlAccess
 from frostline.stores.cql.ddl import additions, creation, insertion
-from frostline.stores.cql.schema import Scan, Shape, Table, shape_of
+from frostline.stores.cql.schema import Scan, Shape, TableSchema, shape_of
 
-__all__ = ("Link", "create_table")
+__all__ = ("CqlSession", "create_table")
 
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 # Rows without their data are small, and an answer is held in memory whole.
@@ -26,7 +26,7 @@ _ROWS_A_PAGE = 5000
 _RANGES_AT_ONCE = 16
 
 
-class Link:
+class CqlSession:
     """A session for one data set. Safe for threads.
 
     Args:
@@ -66,9 +66,9 @@ class Link:
         """The rows of a statement, waited for."""
         return self._session.execute(statement, values).current_rows or ()
 
-    def flight(self) -> Flight[Any]:
+    def flight(self) -> PendingStatements[Any]:
         """Room for statements under way."""
-        return Flight(self._session)
+        return PendingStatements(self._session)
 
     def putting(self, further: Sequence[str]) -> PreparedStatement:
         """The statement that puts a sample with these columns beside its own."""
@@ -89,7 +89,7 @@ class Link:
             asked: statements, each with the key that it takes.
             most: under way, or waiting to be taken, at once.
         """
-        flight: Flight[int] = Flight(self._session)
+        flight: PendingStatements[int] = PendingStatements(self._session)
         waiting = enumerate(asked)
         for index, (statement, key) in islice(waiting, most):
             flight.send(index, statement.bind((key,)))
@@ -104,7 +104,7 @@ class Link:
         statement = self._session.prepare(scan.text)  # asked once: see Flight.receive_page
         statement.fetch_size = _ROWS_A_PAGE
         waiting = iter(self._ranges(statement.keyspace))
-        flight: Flight[None] = Flight(self._session)
+        flight: PendingStatements[None] = PendingStatements(self._session)
         for bounds, near in waiting:
             flight.send(None, _near(statement.bind(bounds), near))
             if len(flight) >= _RANGES_AT_ONCE:
@@ -140,7 +140,7 @@ class Link:
         meta = self._table(place, *place.meta_table) if place.meta else None
         return shape_of(place, self._table(place, place.keyspace, place.table), meta)
 
-    def _table(self, place: CqlPlace, keyspace: str, name: str) -> Table:
+    def _table(self, place: CqlPlace, keyspace: str, name: str) -> TableSchema:
         keyspaces = self._cluster.metadata.keyspaces
         if keyspace not in keyspaces:
             known = nearest(keyspace, keyspaces)
@@ -183,8 +183,8 @@ def create_table(place: CqlPlace, access: CqlAccess, further: Mapping[str, str],
         cluster.shutdown()
 
 
-def _table_of(found: TableMetadata) -> Table:
-    return Table(
+def _table_of(found: TableMetadata) -> TableSchema:
+    return TableSchema(
         keyspace=found.keyspace_name,
         name=found.name,
         columns={column.name: str(column.cql_type) for column in found.columns.values()},

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from cassandra.query import PreparedStatement
 
-    from frostline.stores.cql.session_state import Link
+    from frostline.stores.cql.session_state import CqlSession
 
 __all__ = ("DRIVER", "CqlStore")
 
@@ -63,7 +63,7 @@ class CqlStore:
         self._place = place
         self._deadline_s = deadline_s
         self._lock = Lock()
-        self._link: Link | None = None
+        self._link: CqlSession | None = None
 
     @property
     def url(self) -> str:
@@ -242,7 +242,7 @@ class CqlStore:
         return name
 
     @contextmanager
-    def _driven(self, name: str) -> Iterator["Link"]:
+    def _driven(self, name: str) -> Iterator["CqlSession"]:
         with self._translated(name):
             yield self._connected()
 
@@ -252,20 +252,20 @@ class CqlStore:
         with translated(self.url, name):
             yield
 
-    def _connected(self) -> "Link":
+    def _connected(self) -> "CqlSession":
         if self._link is None:
-            from frostline.stores.cql.session_state import Link
+            from frostline.stores.cql.session_state import CqlSession
 
             with self._lock:
                 if self._link is None:
-                    link = Link(self._place, CqlAccess.of(environment(_ENVIRONMENT)), self._deadline_s)
+                    link = CqlSession(self._place, CqlAccess.of(environment(_ENVIRONMENT)), self._deadline_s)
                     # At the end of the process the driver says farewell by itself.
                     weakref.finalize(self, _close, link, os.getpid()).atexit = False
                     self._link = link
         return self._link
 
 
-def _asked(link: "Link", name: str) -> "tuple[PreparedStatement, object]":
+def _asked(link: "CqlSession", name: str) -> "tuple[PreparedStatement, object]":
     """The statement that reads an object, and the key that it takes.
 
     Raises:
@@ -289,7 +289,7 @@ def _part(rows: Sequence[Any], name: str, offset: int, length: int) -> tuple[Buf
     return (data if whole else memoryview(data)[offset : offset + length]), str(version)
 
 
-def _close(link: "Link", made_by: int) -> None:
+def _close(link: "CqlSession", made_by: int) -> None:
     # Whoever drops a store need not wait for farewells, and a forked child has none to say.
     if os.getpid() == made_by:
         Thread(target=link.close, daemon=True).start()

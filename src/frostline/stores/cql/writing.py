@@ -11,8 +11,8 @@ from frostline.stores.base.protocols import Buffer
 from frostline.stores.cql.schema import WHOLE, Shape, key_from
 
 if TYPE_CHECKING:
-    from frostline.stores.cql.connect import Flight
-    from frostline.stores.cql.session_state import Link
+    from frostline.stores.cql.connect import PendingStatements
+    from frostline.stores.cql.session_state import CqlSession
 
 __all__ = ("TableSample", "damaged_of", "put_all", "seal_of", "seals_of")
 
@@ -65,7 +65,7 @@ def seal_of(data: Buffer, mask: Buffer | None, origin: bytes) -> bytes:
 
 
 def put_all(
-    link: "Link", place: CqlPlace, samples: Iterable[TableSample], *, columns: Sequence[str], most: int
+    link: "CqlSession", place: CqlPlace, samples: Iterable[TableSample], *, columns: Sequence[str], most: int
 ) -> None:
     """Put samples, each of them read back and compared before its row is sealed.
 
@@ -83,7 +83,7 @@ def put_all(
 
     What the driver raises comes out as it is.
     """
-    flight: Flight[_UnderWay] = link.flight()
+    flight: PendingStatements[_UnderWay] = link.flight()
     put = link.putting(columns)
     for sample in samples:
         while len(flight) >= most:
@@ -94,7 +94,7 @@ def put_all(
         _go_on(link, place, flight)
 
 
-def seals_of(link: "Link", names: Sequence[str], *, most: int) -> list[bytes]:
+def seals_of(link: "CqlSession", names: Sequence[str], *, most: int) -> list[bytes]:
     """The seal of each sample of these names; empty where there is none, or where data was written after it.
 
     Args:
@@ -117,7 +117,7 @@ def seals_of(link: "Link", names: Sequence[str], *, most: int) -> list[bytes]:
     return found
 
 
-def damaged_of(link: "Link", names: Sequence[str], seals: Sequence[bytes], *, most: int) -> list[int]:
+def damaged_of(link: "CqlSession", names: Sequence[str], seals: Sequence[bytes], *, most: int) -> list[int]:
     """Places of the samples whose data and mask are not those that their rows were sealed with: all are read.
 
     Args:
@@ -144,7 +144,7 @@ def _is_sealed_with(row: Sequence[Any], seal: bytes) -> bool:
     return data is not None and seal.startswith(seal_of(data, masks[0] if masks else None, b""))
 
 
-def _go_on(link: "Link", place: CqlPlace, flight: "Flight[_UnderWay]") -> None:
+def _go_on(link: "CqlSession", place: CqlPlace, flight: "PendingStatements[_UnderWay]") -> None:
     """Wait for the next answer, and do what follows on it."""
     done, answer = flight.receive()
     if isinstance(answer, Exception):

@@ -34,7 +34,7 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _PARTIAL = ".partial-"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_MOST_SHOWN = 300
+_MAX_SHOWN = 300
 
 
 class FolderStore:
@@ -238,7 +238,7 @@ def _folder_translated(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         # The system names the folder that failed, which may be one deep within.
-        name = str(error.filename or path)[-_MOST_SHOWN:]
+        name = str(error.filename or path)[-_MAX_SHOWN:]
         if error.errno in _ABSENT:
             raise DataNotFound(f"there is no folder {name}: {os.strerror(error.errno)}") from error
         raise error_of_system(error, f"the folder {name}") from error

@@ -15,7 +15,7 @@ from frostline.stores.objects.local import FolderStore, error_of_system, etag
 __all__ = ("MappedFolder",)
 
 # A map takes address space and a descriptor's place in the kernel, no memory of its own.
-_MOST_MAPPED = 64
+_MAX_MAPPED = 64
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 Identity = tuple[int, int, int, int]
@@ -75,7 +75,7 @@ class MappedFolder:
                     return None
                 self._mapped[object] = known
             self._mapped.move_to_end(object)
-            if len(self._mapped) > _MOST_MAPPED:
+            if len(self._mapped) > _MAX_MAPPED:
                 self._mapped.popitem(last=False)
             return known
 

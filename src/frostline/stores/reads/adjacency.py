@@ -25,13 +25,13 @@ class Neighbours:
     places: tuple[Place, ...]
 
 
-def neighbours(places: Sequence[Place], *, most_gap_bytes: int, most_bytes: int) -> list[Neighbours]:
+def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -> list[Neighbours]:
     """Join places that are near each other; see ``ranges.plan_ranges``.
 
     Args:
         places: as they will be asked for; those of no bytes are left out.
-        most_gap_bytes: read in vain rather than make another request.
-        most_bytes: of one request, unless a place is larger by itself.
+        max_gap_bytes: read in vain rather than make another request.
+        max_bytes: of one request, unless a place is larger by itself.
 
     Returns:
         What is read, in the order in which the first place of each stands.
@@ -42,7 +42,7 @@ def neighbours(places: Sequence[Place], *, most_gap_bytes: int, most_bytes: int)
             asked[place.object].setdefault(Range(place.offset, place.length), row)
     found: list[tuple[int, Neighbours]] = []
     for object, rows in asked.items():
-        plan = plan_ranges(list(rows), most_gap_bytes=most_gap_bytes, most_bytes=most_bytes)
+        plan = plan_ranges(list(rows), max_gap_bytes=max_gap_bytes, max_bytes=max_bytes)
         of: list[list[Range]] = [[] for _ in plan.reads]
         for one, piece in zip(rows, plan.pieces, strict=True):
             of[piece.read].append(one)

@@ -29,14 +29,14 @@ class Joined:
 
     Args:
         store: that is read.
-        most_gap_bytes: read in vain rather than make another request.
-        most_bytes: of one request, unless a place is larger by itself.
+        max_gap_bytes: read in vain rather than make another request.
+        max_bytes: of one request, unless a place is larger by itself.
     """
 
-    def __init__(self, store: Versioned, *, most_gap_bytes: int = 64 << 10, most_bytes: int = 4 << 20) -> None:
+    def __init__(self, store: Versioned, *, max_gap_bytes: int = 64 << 10, max_bytes: int = 4 << 20) -> None:
         self._store = store
-        self._most_gap_bytes = most_gap_bytes
-        self._most_bytes = most_bytes
+        self._max_gap_bytes = max_gap_bytes
+        self._max_bytes = max_bytes
 
     def read_many(self, places: Sequence[Place], *, most: int = 32) -> Iterator[tuple[int, Found]]:
         """See ``Batched.read_many``; ``most`` counts requests."""
@@ -64,7 +64,7 @@ class Joined:
 
     def _reads_of(self, object: str, rows: list[int], places: Sequence[Place]) -> list[_Read]:
         asked = [Range(places[row].offset, places[row].length) for row in rows]
-        plan = plan_ranges(asked, most_gap_bytes=self._most_gap_bytes, most_bytes=self._most_bytes)
+        plan = plan_ranges(asked, max_gap_bytes=self._max_gap_bytes, max_bytes=self._max_bytes)
         reads = [_Read(object, whole, []) for whole in plan.reads] or [_Read(object, Range(0, 0), [])]
         for row, piece in zip(rows, plan.pieces, strict=True):
             reads[piece.read].rows.append(row)

@@ -15,8 +15,8 @@ __all__ = ("BlockReads", "ShrinkingRoom")
 # Blocks of a megabyte over new connections take six round trips each: with fewer of them, 150 ms leave a link idle.
 _AT_ONCE = 16
 # Headers and labels between the members of a shard, and no samples that are not wanted.
-_MOST_GAP_BYTES = 8 << 10
-_MOST_BYTES = 4 << 20
+_MAX_GAP_BYTES = 8 << 10
+_MAX_BYTES = 4 << 20
 
 _Found = tuple[Buffer, str]
 
@@ -80,7 +80,7 @@ class BlockReads:
         if len(versions):
             pairs = zip(places, versions, strict=True)
             places = [place for place, version in pairs if not self._is_here(place, version)]
-        found = neighbours(places, most_gap_bytes=_MOST_GAP_BYTES, most_bytes=_MOST_BYTES)
+        found = neighbours(places, max_gap_bytes=_MAX_GAP_BYTES, max_bytes=_MAX_BYTES)
         with self._lock:
             for one in found:
                 read = _Read(self._told, one)

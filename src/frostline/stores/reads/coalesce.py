@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 Buffer = bytes | memoryview
 
-__all__ = ("Piece", "Range", "RangePlan", "plan_ranges", "plan_ranges_apart")
+__all__ = ("Range", "RangePiece", "RangePlan", "plan_ranges", "plan_ranges_apart")
 
 
 class Range(NamedTuple):
@@ -26,7 +26,7 @@ class Range(NamedTuple):
         return self.offset + self.length
 
 
-class Piece(NamedTuple):
+class RangePiece(NamedTuple):
     """Where an asked range lies in what is read.
 
     Attributes:
@@ -50,7 +50,7 @@ class RangePlan:
     """
 
     reads: tuple[Range, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RangePiece, ...]
 
     @property
     def nbytes(self) -> int:
@@ -72,25 +72,25 @@ class RangePlan:
         ]
 
 
-def plan_ranges(asked: Sequence[Range], *, most_gap_bytes: int, most_bytes: int) -> RangePlan:
+def plan_ranges(asked: Sequence[Range], *, max_gap_bytes: int, max_bytes: int) -> RangePlan:
     """Join ranges that are near each other.
 
     Args:
         asked: in any order; they may overlap or be the same.
-        most_gap_bytes: bytes that nobody asked for, read in vain between two ranges rather than begin another read.
-        most_bytes: of a joined read. A range that is larger by itself is read as it is.
+        max_gap_bytes: bytes that nobody asked for, read in vain between two ranges rather than begin another read.
+        max_bytes: of a joined read. A range that is larger by itself is read as it is.
     """
     reads: list[Range] = []
-    pieces = [Piece(0, 0, 0)] * len(asked)
+    pieces = [RangePiece(0, 0, 0)] * len(asked)
     for row in sorted(range(len(asked)), key=lambda row: asked[row]):
         one = asked[row]
         if not one.length:
             continue
-        if not reads or not _joins(reads[-1], one, most_gap_bytes, most_bytes):
+        if not reads or not _joins(reads[-1], one, max_gap_bytes, max_bytes):
             reads.append(one)
         last = reads[-1]
         reads[-1] = last._replace(length=max(last.stop, one.stop) - last.offset)
-        pieces[row] = Piece(len(reads) - 1, one.offset - last.offset, one.length)
+        pieces[row] = RangePiece(len(reads) - 1, one.offset - last.offset, one.length)
     return RangePlan(reads=tuple(reads), pieces=tuple(pieces))
 
 
@@ -100,11 +100,11 @@ def plan_ranges_apart(asked: Sequence[Range]) -> RangePlan:
     numbers = {row: number for number, row in enumerate(rows)}
     return RangePlan(
         reads=tuple(asked[row] for row in rows),
-        pieces=tuple(Piece(numbers.get(row, 0), 0, one.length) for row, one in enumerate(asked)),
+        pieces=tuple(RangePiece(numbers.get(row, 0), 0, one.length) for row, one in enumerate(asked)),
     )
 
 
-def _joins(last: Range, one: Range, most_gap_bytes: int, most_bytes: int) -> bool:
+def _joins(last: Range, one: Range, max_gap_bytes: int, max_bytes: int) -> bool:
     if one.stop <= last.stop:
         return True
-    return one.offset - last.stop <= most_gap_bytes and one.stop - last.offset <= most_bytes
+    return one.offset - last.stop <= max_gap_bytes and one.stop - last.offset <= max_bytes

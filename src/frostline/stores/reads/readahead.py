@@ -11,10 +11,10 @@ from functools import partial
 
 from frostline.errors import FrostlineError, Unavailable
 from frostline.stores.base.protocols import Batched, Buffer, Place, Versioned
-from frostline.stores.reads.shared_reads import Room
+from frostline.stores.reads.shared_reads import MemoryReservation
 from frostline.stores.wrappers.hedging import LateReads
 
-__all__ = ("Ahead", "Line", "SecondReads")
+__all__ = ("ReadAhead", "ReadAheadQueue", "SecondReads")
 
 _Found = tuple[Buffer, str]
 
@@ -32,7 +32,7 @@ class _Read:
     """
 
     place: Place
-    room: Room
+    room: MemoryReservation
     answer: "Future[_Found]" = field(default_factory=Future)
     begun_at: float | None = None
     is_again: bool = False
@@ -53,8 +53,8 @@ class SecondReads:
     made: Callable[[], None]
 
 
-class Line:
-    """Where places that several ``Ahead`` were told of wait for memory and a thread, first come first served.
+class ReadAheadQueue:
+    """Where places that several ``ReadAhead`` were told of wait for memory and a thread, first come first served.
 
     Else what comes free would go to whoever was told last, and what has to be handed out first would come last. Safe
     for threads.
@@ -63,32 +63,37 @@ class Line:
         room: sets memory aside for a place, without waiting; None where there is none now.
         threads: that wait for stores.
         most: reads under way in them at once.
-        most_bytes: of a place that there is ever room for.
+        max_bytes: of a place that there is ever room for.
 
     Attributes:
-        lock: guards it, and what its ``Ahead`` have begun.
+        lock: guards it, and what its ``ReadAhead`` have begun.
     """
 
     def __init__(
-        self, room: Callable[[int], Room | None], threads: Executor, *, most: int, most_bytes: int = sys.maxsize
+        self,
+        room: Callable[[int], MemoryReservation | None],
+        threads: Executor,
+        *,
+        most: int,
+        max_bytes: int = sys.maxsize,
     ) -> None:
         self.take = room
         self.lock = threading.RLock()
         self._threads = threads
         self._most = most
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._under_way = 0
-        self._waiting: OrderedDict[tuple[Ahead, Place], None] = OrderedDict()
+        self._waiting: OrderedDict[tuple[ReadAhead, Place], None] = OrderedDict()
 
-    def join(self, ahead: "Ahead", places: Iterable[Place]) -> None:
+    def join(self, ahead: "ReadAhead", places: Iterable[Place]) -> None:
         """They wait, about in this order, until ``go_on``; those for which there is never room do not."""
         with self.lock:
             for place in places:
-                if 0 < place.length <= self._most_bytes:
+                if 0 < place.length <= self._max_bytes:
                     self._waiting[ahead, place] = None
 
-    def leave(self, ahead: "Ahead", places: Iterable[Place] | None = None) -> None:
-        """They wait no more; None are all of an ``Ahead``."""
+    def leave(self, ahead: "ReadAhead", places: Iterable[Place] | None = None) -> None:
+        """They wait no more; None are all of an ``ReadAhead``."""
         with self.lock:
             if places is None:
                 places = [place for one, place in self._waiting if one is ahead]
@@ -97,7 +102,7 @@ class Line:
 
     def go_on(self) -> None:
         """Begin what may begin now."""
-        begun: dict[Ahead, list[_Read]] = {}
+        begun: dict[ReadAhead, list[_Read]] = {}
         with self.lock:
             while self._waiting:
                 ahead, place = next(iter(self._waiting))
@@ -116,7 +121,7 @@ class Line:
             for read in reads:
                 self._threads.submit(self._make, ahead, read)
 
-    def _make(self, ahead: "Ahead", read: _Read) -> None:
+    def _make(self, ahead: "ReadAhead", read: _Read) -> None:
         try:
             ahead.make(read)
         finally:
@@ -125,7 +130,7 @@ class Line:
             self.go_on()
 
 
-class Ahead:
+class ReadAhead:
     """A ``Versioned`` that is told which places will be asked for. Safe for threads.
 
     Reading waits for its store while whoever decodes holds memory for decoding; so reads that are under way hold
@@ -140,7 +145,7 @@ class Ahead:
         second: how reads are made a second time; None where none is. A ``Batched`` store does so itself.
     """
 
-    def __init__(self, store: Versioned, line: Line, second: SecondReads | None = None) -> None:
+    def __init__(self, store: Versioned, line: ReadAheadQueue, second: SecondReads | None = None) -> None:
         self._store = store
         self._line = line
         self.is_batched = isinstance(store, Batched)
@@ -193,7 +198,7 @@ class Ahead:
             if read.answer.cancel() or not _settled(partial(read.answer.set_exception, CancelledError())):
                 self._give_back(read)
 
-    def begin(self, place: Place, room: Room) -> _Read:
+    def begin(self, place: Place, room: MemoryReservation) -> _Read:
         """A place is read from now on; for the line, which holds its lock."""
         read = self._begun[place] = _Read(place=place, room=room)
         return read

@@ -10,12 +10,12 @@ from frostline.stores.base.protocols import Buffer, Place, Versioned
 from frostline.stores.reads.adjacency import neighbours
 from frostline.stores.reads.coalesce import Range
 
-__all__ = ("Room", "Together")
+__all__ = ("MemoryReservation", "Together")
 
 _Found = tuple[Buffer, str] | None
 
 
-class Room(Protocol):
+class MemoryReservation(Protocol):
     """Memory that was set aside."""
 
     def release(self) -> None:
@@ -33,23 +33,23 @@ class Together:
         store: that is read.
         places: that will be asked for, about in this order, once each.
         room: sets memory aside for a joined read, without waiting; None where there is none.
-        most_gap_bytes: read in vain rather than make another request.
-        most_bytes: of one request. Smaller than where one caller reads all, so that several are under way.
+        max_gap_bytes: read in vain rather than make another request.
+        max_bytes: of one request. Smaller than where one caller reads all, so that several are under way.
     """
 
     def __init__(
         self,
         store: Versioned,
         places: Sequence[Place],
-        room: Callable[[int], Room | None],
+        room: Callable[[int], MemoryReservation | None],
         *,
-        most_gap_bytes: int = 64 << 10,
-        most_bytes: int = 1 << 20,
+        max_gap_bytes: int = 64 << 10,
+        max_bytes: int = 1 << 20,
     ) -> None:
         self._store = store
         self._room = room
         self._lock = threading.Lock()
-        self._reads = _joined_reads(places, most_gap_bytes, most_bytes)
+        self._reads = _joined_reads(places, max_gap_bytes, max_bytes)
         self._read_of = {place: read for read in self._reads for place in read.waiting}
         self._next = 0
 
@@ -138,7 +138,7 @@ class _Read:
         self.whole = whole
         self.waiting = waiting
         self.answer: Future[_Found] | None = None
-        self.room: Room | None = None
+        self.room: MemoryReservation | None = None
         self.is_new = True
 
     @property
@@ -151,7 +151,7 @@ class _Read:
         self.answer, self.room, self.is_new = None, None, False
 
 
-def _joined_reads(places: Sequence[Place], most_gap_bytes: int, most_bytes: int) -> list[_Read]:
+def _joined_reads(places: Sequence[Place], max_gap_bytes: int, max_bytes: int) -> list[_Read]:
     """The joined reads of several places each, in the order in which their first places stand."""
-    found = neighbours(places, most_gap_bytes=most_gap_bytes, most_bytes=most_bytes)
+    found = neighbours(places, max_gap_bytes=max_gap_bytes, max_bytes=max_bytes)
     return [_Read(one.object, one.whole, set(one.places)) for one in found if len(one.places) > 1]

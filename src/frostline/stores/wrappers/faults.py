@@ -14,7 +14,7 @@ from frostline.stores.wrappers.rate_limit import TokenBucket
 __all__ = ("Deadlined", "Delayed", "Faulty", "Limited", "Wrapped")
 
 T = TypeVar("T")
-_MOST_HANGING = 256
+_MAX_HANGING = 256
 
 
 class Wrapped:
@@ -164,11 +164,11 @@ class Deadlined(Wrapped):
     def __init__(self, store: ObjectStore, deadline_s: float) -> None:
         super().__init__(store)
         self._deadline_s = deadline_s
-        self._room = threading.BoundedSemaphore(_MOST_HANGING)
+        self._room = threading.BoundedSemaphore(_MAX_HANGING)
 
     def _call(self, call: Callable[[], T]) -> T:
         if not self._room.acquire(timeout=self._deadline_s):
-            raise StoreUnavailable(f"{self.url} hangs: {_MOST_HANGING} calls of it are without an answer")
+            raise StoreUnavailable(f"{self.url} hangs: {_MAX_HANGING} calls of it are without an answer")
         answer: Future[T] = Future()
         # Not a thread that the process waits for at its end.
         threading.Thread(target=self._answer, args=(answer, call), name="frostline-deadline", daemon=True).start()

@@ -64,7 +64,7 @@ class FollowingRate:
         fall: what is left of the rate after a refusal.
         rise_per_s: by which share of itself the rate grows each second where it is near what was refused.
         climb_per_s: the same elsewhere.
-        least_per_s: it falls no further.
+        min_per_s: it falls no further.
     """
 
     rate_per_s: float = math.inf
@@ -78,7 +78,7 @@ class FollowingRate:
     fall: float = 0.85
     rise_per_s: float = 0.02
     climb_per_s: float = 1.0
-    least_per_s: float = 0.5
+    min_per_s: float = 0.5
 
     @property
     def is_bounded(self) -> bool:
@@ -113,7 +113,7 @@ class FollowingRate:
         if sent_at_s <= self.fell_at_s:
             return held
         found = self.rate_per_s if self.is_bounded else max(self.seen_per_s, self._rate_so_far(now_s))
-        rate = max(self.least_per_s, found * self.fall)
+        rate = max(self.min_per_s, found * self.fall)
         # At the start a burst has emptied what the store allows at once, and refusals tell nothing of the rate yet.
         tells = self.refused_per_s > 0 or (self.is_bounded and now_s - self.fell_at_s >= _SETTLED_S)
         return replace(

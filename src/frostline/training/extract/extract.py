@@ -19,11 +19,11 @@ from frostline.errors import DataError, ModelError
 from frostline.events import Counted, Observer, PhaseStarted
 from frostline.loaders import Batch
 from frostline.training.extract.feature_files import Contents, check_suffix, tensor_column, write_features
-from frostline.training.extract.parts import Part, Parts, Ranges
+from frostline.training.extract.parts import ExtractedPart, Parts, Ranges
 from frostline.training.files import make_folder
 from frostline.training.settings import ExtractSettings
 from frostline.training.setup import Setup, measured_first, set_up
-from frostline.training.start import Begun
+from frostline.training.start import StartedJob
 
 __all__ = ("Extracted", "extract")
 
@@ -71,7 +71,7 @@ class Extracted:
 
 
 def extract(
-    settings: ExtractSettings, observe: Observer, *, begun: Begun | None = None, began_at: float | None = None
+    settings: ExtractSettings, observe: Observer, *, begun: StartedJob | None = None, began_at: float | None = None
 ) -> Extracted:
     """Write the features of every readable sample; the file appears when it is whole.
 
@@ -163,10 +163,10 @@ class _Work:
         """Its error against the reference."""
         return 0.0 if self._store is None else self._store.engine_error
 
-    def make(self, found: Mapping[int, Part], observe: Observer) -> dict[int, Part]:
+    def make(self, found: Mapping[int, ExtractedPart], observe: Observer) -> dict[int, ExtractedPart]:
         """Make the parts that are missing, one after another, from one pass over their rows."""
         missing = [number for number in range(self._ranges.parts) if number not in found]
-        made: dict[int, Part] = {}
+        made: dict[int, ExtractedPart] = {}
         if missing:
             for number, pieces in groupby(self._pieces(missing, observe), key=attrgetter("number")):
                 made[number] = self._write(number, list(pieces))
@@ -189,7 +189,7 @@ class _Work:
             done += len(here)
             observe(Counted(done=done, total=len(data)))
 
-    def _write(self, number: int, pieces: Sequence["_Piece"]) -> Part:
+    def _write(self, number: int, pieces: Sequence["_Piece"]) -> ExtractedPart:
         """Keep a part; samples of its range that no piece has were skipped."""
         data = self._setup.data
         expected = np.array(self._ranges.of(number), np.int64)
@@ -199,7 +199,7 @@ class _Work:
         empty = np.zeros((0, *self.shape), self.dtype)
         features = np.concatenate([empty, *(piece.features for piece in pieces)])
         self.parts.write(number, _table(data, rows, features), skipped)
-        return Part(rows=len(rows), skipped=skipped)
+        return ExtractedPart(rows=len(rows), skipped=skipped)
 
 
 class _RowsOf:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from frostline.core import Skipped
 from frostline.training.files import make_folder, write_text, writing
 
-__all__ = ("Part", "Parts", "Ranges")
+__all__ = ("ExtractedPart", "Parts", "Ranges")
 
 IdsAt = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
@@ -46,7 +46,7 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
+class ExtractedPart:
     """A part that was found whole.
 
     Attributes:
@@ -83,7 +83,7 @@ class Parts:
             make_folder(self._folder)
             write_text(about, whole)
 
-    def found(self) -> dict[int, Part]:
+    def found(self) -> dict[int, ExtractedPart]:
         """The parts that are there and whole; every byte of them is checked."""
         parts = {number: self._checked(number) for number in range(self._ranges.parts) if self._path(number).is_file()}
         return {number: part for number, part in parts.items() if part is not None}
@@ -108,7 +108,7 @@ class Parts:
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06}.parquet"
 
-    def _checked(self, number: int) -> Part | None:
+    def _checked(self, number: int) -> ExtractedPart | None:
         try:
             table = _read(self._path(number))
         except (pa.ArrowException, OSError):
@@ -119,7 +119,7 @@ class Parts:
         lost = np.array([one.id for one in skipped], np.int64)
         kept = expected[~np.isin(expected, lost)]
         is_whole = about["number"] == number and np.array_equal(table["id"].to_numpy(), kept)
-        return Part(rows=len(kept), skipped=skipped) if is_whole else None
+        return ExtractedPart(rows=len(kept), skipped=skipped) if is_whole else None
 
 
 def _read(path: Path) -> pa.Table:

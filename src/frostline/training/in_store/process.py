@@ -24,7 +24,7 @@ from frostline.config import LoaderSettings
 from frostline.engines.machine.exit import end_at_once
 from frostline.engines.measure.footprint import BROKEN
 from frostline.errors import BadRequest, FrostlineError, OverBudget, UnsafeArtifact, UserError
-from frostline.events import Event, StepFinished, Waiting
+from frostline.events import Event, StepFinished, WaitingForRows
 from frostline.jobs.in_store.assignment import read_assignment
 from frostline.jobs.in_store.batches import Remote
 from frostline.models.cutting.portable import TravelledHead
@@ -118,7 +118,7 @@ def _telling(stop: threading.Event) -> Callable[[Event], None]:
         line = event_to_json(event)
         if line is not None:
             _say(line)
-        if isinstance(event, StepFinished | Waiting) and stop.is_set():
+        if isinstance(event, StepFinished | WaitingForRows) and stop.is_set():
             raise _Stopped
 
     return tell

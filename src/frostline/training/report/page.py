@@ -13,7 +13,7 @@ from frostline.training.report.templates import render
 
 __all__ = ("render_page",)
 
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 
 
 def render_page(report: Report) -> str:
@@ -107,7 +107,7 @@ def _epoch_rows(report: Report) -> list[_Epoch]:
     """The epochs, or of very many of them some at even distances, the last one, and the one whose head was kept."""
     columns = (report.epoch_losses, report.val_losses, report.val_accuracies)
     count = max(len(column) for column in columns)
-    shown = {*range(0, count, -(-count // _MOST_ROWS) or 1), count - 1, report.kept_epoch - 1}
+    shown = {*range(0, count, -(-count // _MAX_ROWS) or 1), count - 1, report.kept_epoch - 1}
     return [
         _Epoch(
             number=row + 1,

@@ -13,7 +13,7 @@ from frostline.planning.replanning import mixture_in_words
 from frostline.training.report.plan_plots import rates_plot
 from frostline.training.report.plan_view import PlanView
 from frostline.training.report.templates import render
-from frostline.training.report.what_if import Answer, relative
+from frostline.training.report.what_if import WhatIfPlan, relative
 
 __all__ = ("render_plan_page",)
 
@@ -25,7 +25,7 @@ _BANDWIDTHS = 25
 _AS_MEASURED = "as measured"
 
 
-def render_plan_page(answer: Answer, *, every: bool = False) -> str:
+def render_plan_page(answer: WhatIfPlan, *, every: bool = False) -> str:
     """The whole page as HTML.
 
     Args:
@@ -64,7 +64,7 @@ class _Comparison:
     is_chosen: bool
 
 
-def _comparisons(answer: Answer) -> list[_Comparison]:
+def _comparisons(answer: WhatIfPlan) -> list[_Comparison]:
     named = [(one.policy, one) for one in answer.rules] or [("this plan", answer.plan)]
     if answer.as_measured is not None:
         named.append((_AS_MEASURED, answer.as_measured))

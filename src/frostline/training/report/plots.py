@@ -12,8 +12,8 @@ from frostline.training.report.drawing import INK, SOFT, STORE, STYLE, TRAINER, 
 __all__ = ("accuracy_plot", "loss_plot")
 
 # More points than a figure of this width shows only make the page larger; more marks run into each other.
-_MOST_POINTS = 1000
-_MOST_MARKS = 30
+_MAX_POINTS = 1000
+_MAX_MARKS = 30
 
 
 def loss_plot(losses: Sequence[float], epoch_losses: Sequence[float], val_losses: Sequence[float]) -> str:
@@ -48,7 +48,7 @@ def accuracy_plot(accuracies: Sequence[float], kept_epoch: int) -> str:
         for epoch in sorted({0, min(max(kept_epoch, 1), len(accuracies)) - 1}) if accuracies else ():
             value = accuracies[epoch]
             # Of many epochs the first stands so near the axis that its figure would run into the ticks'.
-            beside = "left" if epoch == 0 and len(accuracies) > _MOST_MARKS else "center"
+            beside = "left" if epoch == 0 and len(accuracies) > _MAX_MARKS else "center"
             axes.annotate(
                 in_percent(value), (epoch + 1, value), (0, 8), textcoords="offset points", ha=beside, color=INK
             )
@@ -66,13 +66,13 @@ def accuracy_plot(accuracies: Sequence[float], kept_epoch: int) -> str:
 def _epoch_line(axes: Axes, values: Sequence[float], *, steps: float, shift: float = 1, color: str, name: str) -> None:
     if values:
         places = [steps * (epoch + shift) for epoch in range(len(values))]
-        marker = "o" if len(values) <= _MOST_MARKS else ""
+        marker = "o" if len(values) <= _MAX_MARKS else ""
         axes.plot(places, values, color=color, linewidth=2, marker=marker, markersize=4, label=name)
 
 
 def _thinned(losses: Sequence[float]) -> tuple[list[float], list[float], int]:
     """Means of neighbours, so many that few points are left: their places, themselves, and how many make one."""
-    width = -(-len(losses) // _MOST_POINTS)
+    width = -(-len(losses) // _MAX_POINTS)
     starts = range(0, len(losses), width)
     groups = [losses[start : start + width] for start in starts]
     return (

@@ -8,14 +8,14 @@ from typing import Any
 from frostline.core.units import in_bytes
 from frostline.planning import POLICIES, Plan, Situation, fixed, make_plan, vary
 
-__all__ = ("ALL_POLICIES", "Answer", "Measured", "Question", "WhatIf", "answer", "relative")
+__all__ = ("ALL_POLICIES", "MeasuredSituation", "Question", "WhatIf", "WhatIfPlan", "answer", "relative")
 
 ALL_POLICIES = "all"
 """Asks for every rule beside each other, instead of the name of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredSituation:
     """A situation, when it was measured, and what for.
 
     Attributes:
@@ -98,7 +98,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WhatIfPlan:
     """A plan, and those to compare it with.
 
     Attributes:
@@ -110,7 +110,7 @@ class Answer:
         rules: plans of every rule, where they were asked for.
     """
 
-    measured: Measured
+    measured: MeasuredSituation
     what_if: tuple[str, ...] = ()
     situation: Situation
     plan: Plan
@@ -135,7 +135,7 @@ def relative(plan: Plan, beside: Plan) -> float | None:
     return plan.mean_samples_per_s / beside.mean_samples_per_s
 
 
-def answer(measured: Measured, question: Question) -> Answer:
+def answer(measured: MeasuredSituation, question: Question) -> WhatIfPlan:
     """Plan for the situation and, where something is to be otherwise, for that too.
 
     Raises:
@@ -143,7 +143,7 @@ def answer(measured: Measured, question: Question) -> Answer:
     """
     situation, what_if = measured.situation, question.what_if
     varied = vary(situation, **asdict(what_if)) if what_if.is_asked else situation
-    return Answer(
+    return WhatIfPlan(
         measured=measured,
         what_if=what_if.words(situation),
         situation=varied,

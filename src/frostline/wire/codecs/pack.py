@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from frostline.core import EXACT, FeatureBatch, Packed
+from frostline.core import EXACT, FeatureBatch, PackedTensor
 from frostline.errors import FrostlineError
 from frostline.wire.codecs.names import Codec
 from frostline.wire.codecs.precision import narrow, scale_count, widen
-from frostline.wire.codecs.rows import Rows, most_row_bytes, pack_rows, unpack_rows
+from frostline.wire.codecs.rows import TensorRows, max_row_bytes, pack_rows, unpack_rows
 
 __all__ = ("PackingMemory", "narrowed_dtype", "pack", "packing_memory", "scales", "unpack")
 
@@ -105,7 +105,7 @@ def packing_memory(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[
     largest = max((math.prod(shape) * dtype.itemsize for shape, dtype in tensors), default=0)
     return PackingMemory(
         fixed_bytes=_SCRATCH_BYTES + _SCRATCH_ROWS * largest,
-        bytes_per_sample=sum(_most_bytes(shape, dtype, wanted) for shape, dtype in tensors),
+        bytes_per_sample=sum(_max_bytes(shape, dtype, wanted) for shape, dtype in tensors),
     )
 
 
@@ -119,20 +119,20 @@ def scales(shape: tuple[int, ...], codec: Codec) -> int:
     return scale_count(shape) if codec.precision == "int8" else 0
 
 
-def _most_bytes(shape: tuple[int, ...], dtype: np.dtype[Any], codec: Codec) -> int:
+def _max_bytes(shape: tuple[int, ...], dtype: np.dtype[Any], codec: Codec) -> int:
     """Of one tensor, a sample: by the lossless codec that may take its place, or narrowed and then by row."""
-    lossless = most_row_bytes(shape, dtype, codec) if codec.by_row else 0
+    lossless = max_row_bytes(shape, dtype, codec) if codec.by_row else 0
     own = codec.of(dtype)
     if own.is_lossless:
         return lossless
     narrowed, beside = narrowed_dtype(own, dtype), scales(shape, own)
-    plain = most_row_bytes(shape, narrowed, Codec(), scales=beside)
-    return max(lossless, plain + (most_row_bytes(shape, narrowed, own, scales=beside) if own.by_row else 0))
+    plain = max_row_bytes(shape, narrowed, Codec(), scales=beside)
+    return max(lossless, plain + (max_row_bytes(shape, narrowed, own, scales=beside) if own.by_row else 0))
 
 
 def _all_packed(
     tensors: Sequence[Array], codecs: Sequence[Codec], tolerance: float | None
-) -> list[tuple[Packed, float]] | None:
+) -> list[tuple[PackedTensor, float]] | None:
     """Every tensor and what it lost; None where one cannot be held, or loses too much."""
     made = []
     for tensor, codec in zip(tensors, codecs, strict=True):
@@ -143,24 +143,26 @@ def _all_packed(
     return made
 
 
-def _packed(tensor: Array, codec: Codec) -> tuple[Packed, float] | None:
+def _packed(tensor: Array, codec: Codec) -> tuple[PackedTensor, float] | None:
     """One tensor and what it lost; None where the codec cannot hold it."""
-    rows, error = Rows(values=tensor), 0.0
+    rows, error = TensorRows(values=tensor), 0.0
     if not codec.is_lossless:
         narrowed = narrow(tensor, codec.precision)
         if narrowed is None:
             return None
-        rows, error = Rows(values=narrowed.body, scale=narrowed.scale), narrowed.error
-    plain = Packed(codec=codec.name, shape=tensor.shape[1:], dtype=tensor.dtype, body=rows.values, scale=rows.scale)
+        rows, error = TensorRows(values=narrowed.body, scale=narrowed.scale), narrowed.error
+    plain = PackedTensor(
+        codec=codec.name, shape=tensor.shape[1:], dtype=tensor.dtype, body=rows.values, scale=rows.scale
+    )
     if not codec.by_row:
         return plain, error
     body, bounds = pack_rows(rows, codec)
     return replace(plain, body=body, bounds=bounds, scale=None), error
 
 
-def _unpacked(packed: Packed) -> Array:
+def _unpacked(packed: PackedTensor) -> Array:
     codec = Codec.parse(packed.codec)
-    rows = Rows(values=packed.body, scale=packed.scale)
+    rows = TensorRows(values=packed.body, scale=packed.scale)
     if packed.bounds is not None:
         rows = unpack_rows(
             packed.body.view(np.uint8),

@@ -17,7 +17,7 @@ Scale = npt.NDArray[np.float32]
 # 2,048 at once the calls take as long as the work: 5.2 ns a value instead of 1.6 from float32 to float16.
 _BLOCK = 1 << 16
 _LEVELS = 127
-_LEAST_SCALE = np.float32(2.0**-126)
+_MIN_SCALE = np.float32(2.0**-126)
 # From here on a value rounds to infinity: halfway from the largest of the format to the next power of two.
 _HALF_LIMIT = np.float32(65520)
 _BFLOAT_LIMIT = np.uint32(0x7F7F8000).view(np.float32)
@@ -235,7 +235,7 @@ def _to_levels(floats: Array, out: Array, scale: Scale | None) -> None:
     assert scale is not None
     values, axis = _by_channel(floats)
     tops = np.maximum(values.max(axis, initial=0.0), -values.min(axis, initial=0.0))
-    np.maximum(tops / np.float32(_LEVELS), _LEAST_SCALE, out=scale)
+    np.maximum(tops / np.float32(_LEVELS), _MIN_SCALE, out=scale)
     levels = values * np.expand_dims(1 / scale, axis)
     np.rint(levels, out=levels)
     np.copyto(out.reshape(values.shape), levels, casting="unsafe")

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from frostline.wire.codecs.names import Codec
 
-__all__ = ("Rows", "most_row_bytes", "pack_rows", "unpack_rows")
+__all__ = ("TensorRows", "max_row_bytes", "pack_rows", "unpack_rows")
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -26,7 +26,7 @@ _ZSTD_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class TensorRows:
     """What a tensor's rows are, packed or not.
 
     Attributes:
@@ -38,7 +38,7 @@ class Rows:
     scale: npt.NDArray[np.float32] | None = None
 
 
-def pack_rows(rows: Rows, codec: Codec) -> tuple[Bytes, npt.NDArray[np.int64]]:
+def pack_rows(rows: TensorRows, codec: Codec) -> tuple[Bytes, npt.NDArray[np.int64]]:
     """Pack the rows of a tensor one after another.
 
     A row is its scales (float32), then with ``sparse`` a bitmap (bit ``i % 8`` of byte ``i // 8`` is set where the
@@ -70,7 +70,7 @@ def pack_rows(rows: Rows, codec: Codec) -> tuple[Bytes, npt.NDArray[np.int64]]:
         The bytes of all rows, and where each starts and the last ends: ``uint8[m]`` and ``int64[n + 1]``.
     """
     values = _as_words(rows.values)
-    most = most_row_bytes(rows.values.shape[1:], rows.values.dtype, codec, scales=_scales(rows))
+    most = max_row_bytes(rows.values.shape[1:], rows.values.dtype, codec, scales=_scales(rows))
     out = np.empty(len(values) * most, np.uint8)
     bounds = np.zeros(len(values) + 1, np.int64)
     squeeze = _Squeeze(codec.compression) if codec.compression else None
@@ -93,7 +93,7 @@ def unpack_rows(
     shape: tuple[int, ...],
     dtype: np.dtype[np.generic],
     scales: int = 0,
-) -> Rows:
+) -> TensorRows:
     """The inverse of ``pack_rows``, for rows that anybody may have sent.
 
     What a row says of its length is compared with what its shape allows before anything is made for it.
@@ -115,10 +115,10 @@ def unpack_rows(
     spread = _Spread(codec, count=count, itemsize=dtype.itemsize, scales=scales)
     for row, (start, stop) in enumerate(pairwise(bounds.tolist())):
         spread.row(packed[start:stop], words[row], None if scale is None else scale[row])
-    return Rows(values=words.view(dtype).reshape(len(words), *shape), scale=scale)
+    return TensorRows(values=words.view(dtype).reshape(len(words), *shape), scale=scale)
 
 
-def most_row_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic], codec: Codec, *, scales: int = 0) -> int:
+def max_row_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic], codec: Codec, *, scales: int = 0) -> int:
     """The most bytes that a packed row can have."""
     count = math.prod(shape)
     bitmap = -(-count // 8) if codec.sparse else 0
@@ -131,7 +131,7 @@ def _as_words(values: npt.NDArray[np.generic]) -> npt.NDArray[np.unsignedinteger
     return flat.view(f"u{values.dtype.itemsize}")
 
 
-def _scales(rows: Rows) -> int:
+def _scales(rows: TensorRows) -> int:
     return 0 if rows.scale is None else rows.scale.shape[1]
 
 

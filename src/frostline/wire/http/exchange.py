@@ -17,12 +17,12 @@ __all__ = ("Exchange", "Message")
 
 # What a connection that the node has closed meanwhile looks like before any byte of an answer has come.
 _STALE = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-_MOST_JSON = 64 << 20
+_MAX_JSON = 64 << 20
 # A body as large as this is sent once the node has said that it takes it: it may take minutes to send, and a node that
 # is full says so at once. It may let an upload wait for memory for ten seconds before.
 _ASKED_FIRST = 1 << 20
 _ASKED_WITHIN_S = 20.0
-_MOST_LINE = 1 << 20
+_MAX_LINE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Exchange:
             NodeUnreachable: The node fell silent.
         """
         with self._translated():
-            return self._answer.readline(_MOST_LINE)
+            return self._answer.readline(_MAX_LINE)
 
     def read_all(self) -> bytes:
         """A short answer as a whole.
@@ -112,7 +112,7 @@ class Exchange:
             NodeUnreachable: It broke off.
         """
         with self._translated():
-            body = self._answer.read(_MOST_JSON)
+            body = self._answer.read(_MAX_JSON)
         self.end()
         return body
 

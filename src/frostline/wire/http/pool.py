@@ -117,17 +117,17 @@ class Connections:
         host: of the node.
         port: of the node.
         deadline_s: longest silence on a connection.
-        most_idle: kept for later.
+        max_idle: kept for later.
 
     Attributes:
         meter: counts what crosses.
         transfers: tell how fast large bodies come.
     """
 
-    def __init__(self, host: str, port: int, *, deadline_s: float, most_idle: int) -> None:
+    def __init__(self, host: str, port: int, *, deadline_s: float, max_idle: int) -> None:
         self._address = (host, port)
         self._deadline_s = deadline_s
-        self._most_idle = most_idle
+        self._max_idle = max_idle
         self.meter = Meter()
         self.transfers = Transfers(self.meter)
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ class Connections:
         """Keep a connection whose last answer was read to its end."""
         with self._lock:
             self._own()
-            if len(self._idle) < self._most_idle:
+            if len(self._idle) < self._max_idle:
                 self._idle.append(connection)
                 return
         connection.close()
