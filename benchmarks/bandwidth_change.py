@@ -106,7 +106,7 @@ class Following(Trainer):
 
         torch.manual_seed(0)
         head = self._job.head.train()
-        optimizer = torch.optim.Adam((one for one in head.parameters() if one.requires_grad), lr=1e-3)
+        optimizer = torch.optim.Adam((parameter for parameter in head.parameters() if parameter.requires_grad), lr=1e-3)
         started, losses, ids, taken, epoch = time.monotonic(), [], [], [], 0
         while True:
             for batch in self._job.loader(BATCH, shuffle=True, seed=0, epoch=epoch, data=self._part):

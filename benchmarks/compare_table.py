@@ -61,7 +61,7 @@ def _tables(what, groups):
     ]
     for title, cell in columns:
         lines = [
-            f"| {title} | " + " | ".join(f"{one:.0f} ms" for one in round_trips) + " |",
+            f"| {title} | " + " | ".join(f"{trip:.0f} ms" for trip in round_trips) + " |",
             "| --- |" + " ---: |" * len(round_trips),
         ]
         for loader in loaders:

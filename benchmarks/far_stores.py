@@ -40,7 +40,7 @@ def main():
     for store in wanted.stores:
         for round_trip_ms in wanted.round_trips:
             found = over_one_link(wanted, store, round_trip_ms)
-            cells = [one for one in cells if (one["store"], one["round_trip_ms"]) != (store, round_trip_ms)]
+            cells = [cell for cell in cells if (cell["store"], cell["round_trip_ms"]) != (store, round_trip_ms)]
             cells = sorted([*cells, found], key=lambda one: (one["store"], one["round_trip_ms"]))
             keep(wanted, cells)
     print(table(cells))
@@ -103,10 +103,10 @@ def store_inside(wanted):
 
 def some_of(data, folder, count):
     classes = sorted(path for path in data.iterdir() if path.is_dir() and path.name[0] != ".")
-    for one in classes:
-        (folder / one.name).mkdir(parents=True)
-        for path in sorted(one.iterdir())[: -(-count // len(classes))]:
-            shutil.copy(path, folder / one.name)
+    for class_ in classes:
+        (folder / class_.name).mkdir(parents=True)
+        for path in sorted(class_.iterdir())[: -(-count // len(classes))]:
+            shutil.copy(path, folder / class_.name)
     return folder
 
 
@@ -185,12 +185,12 @@ def table(cells):
         "| store | round trip | steady Mbit/s | of no delay | samples/s in all | first batch |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    near = {one["store"]: one["steady_mbit"] for one in cells if not one["round_trip_ms"]}
-    for one in cells:
-        share = f"{one['steady_mbit'] / near[one['store']]:.0%}" if one["store"] in near else ""
+    near = {cell["store"]: cell["steady_mbit"] for cell in cells if not cell["round_trip_ms"]}
+    for cell in cells:
+        share = f"{cell['steady_mbit'] / near[cell['store']]:.0%}" if cell["store"] in near else ""
         lines.append(
-            f"| {one['store']} | {one['round_trip_ms']:.0f} ms | {one['steady_mbit']:.1f} | {share} "
-            f"| {one['samples_per_s']:.1f} | {one['first_batch_s']:.2f} s |"
+            f"| {cell['store']} | {cell['round_trip_ms']:.0f} ms | {cell['steady_mbit']:.1f} | {share} "
+            f"| {cell['samples_per_s']:.1f} | {cell['first_batch_s']:.2f} s |"
         )
     return "\n".join(lines) + "\n"
 

@@ -272,7 +272,7 @@ def links(wanted):
                             "mbit": mbit,
                             "samples_per_s": statistics.median(one["samples_per_s"] for one in rounds),
                             "share_of_link": round(statistics.median(shares), 3),
-                            "shares": [round(one, 3) for one in shares],
+                            "shares": [round(share, 3) for share in shares],
                         }
                         found.append(row)
                         print(row, flush=True)
@@ -378,13 +378,13 @@ def shared(wanted):
             print(found[-1], flush=True)
             Path(folder, what).mkdir()
             rows = shared_epochs(wanted, what, Path(folder, what).as_uri(), f"{folder}/disk-{what}-folder")
-            found += [{"what": what, "where": "folder", **one} for one in rows]
+            found += [{"what": what, "where": "folder", **row} for row in rows]
             Path(folder, f"weed-{what}").mkdir()
             with seaweed(Path(folder, f"weed-{what}")) as server:
                 os.environ.update(server.environment())
                 server.make_bucket("features")
                 rows = shared_epochs(wanted, what, "s3://features/here", f"{folder}/disk-{what}-s3")
-            found += [{"what": what, "where": "S3", **one} for one in rows]
+            found += [{"what": what, "where": "S3", **row} for row in rows]
             for one in found[-4:]:
                 print(one, flush=True)
     return found
@@ -572,7 +572,7 @@ def losses(fl, data, node, goes_on):
     found, hits, last = [], 0, 0
     with fl.offload(model, data, preprocess=preprocess, near=node.url, settings=settings, observe=observe) as job:
         job.use({Route(job.frost_line.number): 1.0})
-        optimizer = torch.optim.SGD((one for one in job.head.parameters() if one.requires_grad), 0.05)
+        optimizer = torch.optim.SGD((parameter for parameter in job.head.parameters() if parameter.requires_grad), 0.05)
         while goes_on(len(found)):
             found.append([])
             for batch in job.loader(16, shuffle=True, seed=0, epoch=len(found)):

@@ -240,7 +240,7 @@ def streamed(name, model, data, preprocess, wanted, accuracy, engine, alone):
         profile, last = job.situation.store, options["cut"]
     rates, shares = [rate for _, rate in pairs], [rate / by_itself for by_itself, rate in pairs]
     step = row(STREAMED[accuracy], offer_name(profile.engine), rates, statistics.median(one for one, _ in pairs), None)
-    tried = {(one.engine, one.cut): one.error for one in profile.trials}
+    tried = {(trial.engine, trial.cut): trial.error for trial in profile.trials}
     error = tried.get((profile.engine, last), 0.0)  # of the reference, from which errors are measured, there is none
     return step | {"error": error, "share": statistics.median(shares), "shares": shares}
 

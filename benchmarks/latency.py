@@ -40,7 +40,7 @@ def main():
     if wanted.inside:
         {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
         return
-    links = [(one, loss) for one in wanted.round_trips for loss in (wanted.losses if one else [0.0])]
+    links = [(trip, loss) for trip in wanted.round_trips for loss in (wanted.losses if trip else [0.0])]
     cells = [one for one in earlier(wanted) if (one["round_trip_ms"], one["loss"]) not in links]
     for _ in range(wanted.rounds):
         for round_trip_ms, loss in links:

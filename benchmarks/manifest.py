@@ -64,7 +64,7 @@ def group(schema, start, rows, classes, total, *, shuffled, photographs=None):
     number = np.arange(start, start + rows, dtype=np.int64)
     ids = (number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(1)).astype(np.int64)
     shards = [f"shards/{one:06}.tar" for one in range(start // SHARD, (start + rows - 1) // SHARD + 1)]
-    etags = [hashlib.blake2b(one.encode(), digest_size=8).hexdigest() for one in shards]
+    etags = [hashlib.blake2b(shard.encode(), digest_size=8).hexdigest() for shard in shards]
     of = pa.array((number // SHARD - start // SHARD).astype(np.int32))
     label = (number * 2654435761 % 4294967296 % classes) if shuffled else number * classes // total
     objects = pa.DictionaryArray.from_arrays(of, shards).cast(pa.string())
@@ -142,8 +142,8 @@ def child_open(folder, batches):
     train, _ = watch.step("split", lambda: data.split(0.2, seed=0))
     watch.step("shuffle, first batch", first_batch)
     watch.step(f"{batches} shuffled batches of 256", some_batches)
-    total = sum(one["s"] for name, one in watch.steps.items() if not name[0].isdigit())
-    peak = max(one["peak_growth_bytes"] for one in watch.steps.values())
+    total = sum(step["s"] for name, step in watch.steps.items() if not name[0].isdigit())
+    peak = max(step["peak_growth_bytes"] for step in watch.steps.values())
     print(json.dumps({"rows": len(data), "steps": watch.steps, "opened_split_shuffled_s": total, "peak_bytes": peak}))
 
 
@@ -161,8 +161,8 @@ def child_start(folder):
     train, _ = watch.step("split", lambda: data.split(0.2, seed=0))
     with watch.step("job", lambda: fl.offload(None, train, preprocess=imagenet(224))) as job:
         watch.step("first shuffled batch of 32", lambda: _first(job))
-    total = sum(one["s"] for one in watch.steps.values())
-    peak = max(one["peak_growth_bytes"] for one in watch.steps.values())
+    total = sum(step["s"] for step in watch.steps.values())
+    peak = max(step["peak_growth_bytes"] for step in watch.steps.values())
     print(json.dumps({"rows": len(data), "steps": watch.steps, "started_s": total, "peak_bytes": peak}))
 
 
@@ -189,7 +189,7 @@ def child_job(folder):
         )
         with job:
             watch.step("first batch of 32 with a network", lambda: _first(job))
-    peak = max(one["peak_growth_bytes"] for one in watch.steps.values())
+    peak = max(step["peak_growth_bytes"] for step in watch.steps.values())
     print(json.dumps({"rows": len(data), "steps": watch.steps, "peak_bytes": peak}))
 
 

@@ -146,7 +146,7 @@ def cut_costs(cuts, seconds, decode_s, engine):
 
 def head_seconds(head, features):
     """Of one step of Adam on a batch of eight, a sample."""
-    optimizer = torch.optim.Adam([one for one in head.parameters() if one.requires_grad])
+    optimizer = torch.optim.Adam([parameter for parameter in head.parameters() if parameter.requires_grad])
     labels = torch.zeros(len(features), dtype=torch.int64)
     marks = []
     for _ in range(REPEATS + 1):

@@ -199,7 +199,9 @@ class Trainer:
     def _epoch(self, job):
         import torch
 
-        optimizer = torch.optim.Adam((one for one in job.head.parameters() if one.requires_grad), lr=1e-3)
+        optimizer = torch.optim.Adam(
+            (parameter for parameter in job.head.parameters() if parameter.requires_grad), lr=1e-3
+        )
         job.head.train()
         before, started = received_bytes_here(), time.perf_counter()
         self._finished.clear()

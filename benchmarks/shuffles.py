@@ -71,7 +71,7 @@ def in_shards(wanted, workers, epoch):
     streams = []
     for worker in range(workers):
         rows = np.concatenate(
-            [np.arange(one * SHARD, min((one + 1) * SHARD, wanted.samples)) for one in shards[worker::workers]]
+            [np.arange(shard * SHARD, min((shard + 1) * SHARD, wanted.samples)) for shard in shards[worker::workers]]
         )
         buffer, given = list(rows[:BUFFER]), []
         for row in rows[BUFFER:]:
@@ -79,8 +79,8 @@ def in_shards(wanted, workers, epoch):
             given.append(buffer[place])
             buffer[place] = row
         streams.append(np.concatenate([given, draw.permutation(buffer)]).astype(np.int64))
-    turns = [batches_of(one, wanted.batch) for one in streams]
-    by_turns = [one[number] for number in range(max(map(len, turns))) for one in turns if number < len(one)]
+    turns = [batches_of(stream, wanted.batch) for stream in streams]
+    by_turns = [turn[number] for number in range(max(map(len, turns))) for turn in turns if number < len(turn)]
     return np.concatenate(by_turns)
 
 

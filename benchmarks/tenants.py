@@ -122,7 +122,10 @@ def make_networks(count, architectures):
             traced[name] = cut_network(freeze(model, "features"), preprocess.shape)
         network = traced[name]
         factor = 1 + 1e-3 * (number // len(architectures))
-        tensors = {key: one * factor if one.is_floating_point() else one for key, one in network.prefix.tensors.items()}
+        tensors = {
+            key: tensor * factor if tensor.is_floating_point() else tensor
+            for key, tensor in network.prefix.tensors.items()
+        }
         artifact = write_prefix(replace(network.prefix, tensors=tensors))
         made.append((name, artifact, network.cuts[-1].number))
     return made
@@ -201,7 +204,7 @@ def cell_of(rule, weights, jobs, rates, before, after, spent, settings):
         "work": sum(alone_s(1)) / spent["cpu_seconds"] if rates else 1.0,
         "device_busy": grown("compute_s") / took_s,
         "jain": float(fair.sum() ** 2 / (len(fair) * (fair**2).sum())),
-        "shares": [round(float(one), 4) for one in shares],
+        "shares": [round(float(share), 4) for share in shares],
         "farthest_share": float(shares[np.abs(shares - 1).argmax()]),
         "failed": sorted({f"{job.name}: {job.failure}" for job in jobs if job.failure}),
         "failed_tenants": sum(bool(job.failure) for job in jobs),

@@ -68,7 +68,7 @@ def measured(limit, threads, seconds):
             done.wait(seconds / 2)
             last = counts(server)
             done.set()
-            reads = sum(one.result() for one in readers)
+            reads = sum(reader.result() for reader in readers)
         taken, refused, passed = (after - before for after, before in zip(last, first, strict=True))
         one = {
             "limit_per_s": limit,

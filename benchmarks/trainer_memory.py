@@ -80,7 +80,7 @@ def measured(wanted, what, until, samples):
         "GB_per_s": round(statistics.median(ours for ours, _ in rates), 3),
         "copying_GB_per_s": round(statistics.median(copied for _, copied in rates), 3),
         "share": round(statistics.median(shares), 3),
-        "shares": [round(one, 3) for one in shares],
+        "shares": [round(share, 3) for share in shares],
     }
     print(found, flush=True)
     return found

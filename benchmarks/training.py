@@ -138,7 +138,7 @@ def plain_loop(wanted):
     started = time.perf_counter()
     losses, accuracy = plain(settings)
     seconds = time.perf_counter() - started
-    apart = max(abs(one - two) for one, two in zip(report.losses, losses, strict=True))
+    apart = max(abs(loss - two) for loss, two in zip(report.losses, losses, strict=True))
     print(f"plain:     {accuracy:.1%} in {seconds:.1f} s")
     print(f"largest difference between two of the {len(losses)} losses: {apart:.1e}")
     ours = {
@@ -155,7 +155,9 @@ def plain(settings):
     train_data, held_out = data.split(settings.held_out_share, job.seed)
     network = load_model(job.model, classes=len(data.classes), seed=job.seed)
     model = freeze(network.model, job.until)
-    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], settings.learning_rate)
+    optimizer = torch.optim.Adam(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], settings.learning_rate
+    )
     torch.manual_seed(job.seed)
     losses, right = [], 0
     for epoch in range(settings.epochs):

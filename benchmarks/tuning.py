@@ -42,7 +42,7 @@ def main():
     links = earlier(wanted)
     for round_trip_ms in wanted.round_trips:
         found = over_one_link(wanted, round_trip_ms)
-        links = sorted([*(one for one in links if cell(one) != cell(found)), found], key=cell)
+        links = sorted([*(link for link in links if cell(link) != cell(found)), found], key=cell)
         keep(wanted, links)
     print(table(links))
 
@@ -111,7 +111,7 @@ def rate(bins, start, stop):
 def judged(bins, best, seconds):
     span = 2.0
     starts = [number * BIN_S for number in range(round((seconds - span) / BIN_S))]
-    reached = next((one for one in starts if rate(bins, one, one + span) >= REACHED * best), None)
+    reached = next((start for start in starts if rate(bins, start, start + span) >= REACHED * best), None)
     return {"share": rate(bins, STEADY_S, seconds) / best, "reached_s": reached}
 
 

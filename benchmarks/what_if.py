@@ -91,12 +91,14 @@ def predicted(situation, gbit, speed, trainer):
     here = vary(situation, bandwidth=gbit * BYTES_PER_GBIT, store_speed=speed * trainer, trainer_speed=trainer)
     best = make_plan(here, noise=0)
     bare = replace(here, store=replace(here.store, codecs=()))
-    possible = [one.samples_per_s for one in best.candidates if one.is_possible]
+    possible = [candidate.samples_per_s for candidate in best.candidates if candidate.is_possible]
     rates = {
         "as a job takes it": make_plan(here).samples_per_s,
         "one way for all": max(possible),
         "exact codec alone": make_plan(bare, noise=0).samples_per_s,
-        "one way, exact codec": max(one.samples_per_s for one in best.candidates if one.codec == "exact"),
+        "one way, exact codec": max(
+            candidate.samples_per_s for candidate in best.candidates if candidate.codec == "exact"
+        ),
         "fp16 allowed": make_plan(replace(here, accuracy="fp16"), noise=0).samples_per_s,
         "int8 allowed": make_plan(replace(here, accuracy="int8"), noise=0).samples_per_s,
     }
@@ -116,7 +118,7 @@ def summary(cells):
             "worst": min(values),
             "geometric_mean": round(geometric_mean(values), 4),
             "best": max(values),
-            "within_1_percent": round(sum(one >= WITHIN for one in values) / len(values), 4),
+            "within_1_percent": round(sum(value >= WITHIN for value in values) / len(values), 4),
         }
         for name in (*OURS, *POLICIES[1:])
         if (values := [cell["relative"][name] for cell in cells])
@@ -189,7 +191,7 @@ def by_network(cells):
     rows = [f"| {' | '.join(('network', *names))} |", f"| --- {'| ---: ' * len(names)}|"]
     for network in NETWORKS:
         means = [geometric_mean([cell["relative"][name] for cell in only(cells, network=network)]) for name in names]
-        rows.append(f"| {' | '.join((network, *(f'{one:.3f}' for one in means)))} |")
+        rows.append(f"| {' | '.join((network, *(f'{mean:.3f}' for mean in means)))} |")
     return rows
 
 

@@ -57,10 +57,10 @@ def check_fields(settings: Any) -> None:
     Raises:
         SettingError: one does not.
     """
-    for one in fields(settings):
-        kinds = get_args(one.type) or (one.type,)
-        if one.repr and all(kind in _WORDS for kind in kinds):
-            check_type(one.name, getattr(settings, one.name), *kinds)
+    for field in fields(settings):
+        kinds = get_args(field.type) or (field.type,)
+        if field.repr and all(kind in _WORDS for kind in kinds):
+            check_type(field.name, getattr(settings, field.name), *kinds)
 
 
 def _is(value: object, kind: type) -> bool:

@@ -235,8 +235,8 @@ class NodeSettings:
         _whole_eights("device_batch", self.device_batch)
         if self.batching not in BATCHING:
             raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")
-        _apart("names", [one.name for one in self.tenants])
-        _apart("tokens", [one.token_sha256 for one in self.tenants])
+        _apart("names", [tenant.name for tenant in self.tenants])
+        _apart("tokens", [tenant.token_sha256 for tenant in self.tenants])
         # A place is kept for each tenant that has no request in work.
         _at_least("max_requests", self.max_requests, len(self.tenants))
 

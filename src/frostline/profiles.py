@@ -135,7 +135,7 @@ class Profile:
     @property
     def engine_error(self) -> float:
         """The largest error of the engine in use, over the cuts at which it was measured."""
-        return max((one.error for one in self.trials if one.engine == self.engine), default=0.0)
+        return max((trial.error for trial in self.trials if trial.engine == self.engine), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

@@ -56,7 +56,7 @@ def near_all(_cache_of_its_own):
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a verb."""
     with pytest.raises(SystemExit) as ended:
-        main([str(one) for one in arguments])
+        main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return int(ended.value.code or 0), captured.out, captured.err
 

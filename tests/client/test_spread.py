@@ -151,8 +151,8 @@ def test_two_real_nodes_share_the_work_and_one_that_stops_is_not_missed(tmp_path
         spread.close()
         done = [node.statistics().totals.samples for node in (first, second)]
     assert done == [48, 96]
-    assert all(one[0] == answers[0][0] for one in answers)
-    assert all(np.array_equal(one[1][0], answers[0][1][0]) for one in answers)
+    assert all(answer[0] == answers[0][0] for answer in answers)
+    assert all(np.array_equal(answer[1][0], answers[0][1][0]) for answer in answers)
 
 
 @pytest.mark.parametrize("engine", [REFERENCE, "openvino"])

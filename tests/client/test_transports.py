@@ -357,10 +357,10 @@ def test_what_a_network_costs_is_measured_once(way, images):
     ]
     assert steps[1] == pytest.approx(steps[0], abs=1e-12)
     assert again.read_s != first.read_s
-    assert [one for one in again.codecs if one.codec == "int8"] == list(first.codecs)
-    assert {one.codec for one in again.codecs} == {"int8", "fp16"}
+    assert [codec for codec in again.codecs if codec.codec == "int8"] == list(first.codecs)
+    assert {codec.codec for codec in again.codecs} == {"int8", "fp16"}
     narrow = transport.profile(replace(asked, codecs=("fp16",))).codecs
-    assert narrow == tuple(one for one in again.codecs if one.codec == "fp16")
+    assert narrow == tuple(codec for codec in again.codecs if codec.codec == "fp16")
     few = request(images, 2, DIGEST, samples_of(images).take(np.arange(5)))
     assert transport.profile(replace(asked, features=few)).codecs != first.codecs  # another device batch
 

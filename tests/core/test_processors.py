@@ -31,7 +31,7 @@ def machine(root, groups: str, limits: dict[str, str]):
     """A machine's files, as its process sees them."""
     for name, text in {
         "proc/self/cgroup": groups,
-        **{f"sys/fs/cgroup/{name}": one for name, one in limits.items()},
+        **{f"sys/fs/cgroup/{name}": limit for name, limit in limits.items()},
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n")

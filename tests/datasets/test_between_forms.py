@@ -115,7 +115,7 @@ def contents(data):
     """Class, pixels, classes of the mask and metadata of every sample, in no order."""
     samples, store = data.samples.take(np.arange(len(data))), open_samples(data.url, data.reading, roots=data.roots)
     rows, places = samples.masks
-    masks = {int(row): one for row, one in zip(rows, pieces(store, places), strict=True)}
+    masks = {int(row): piece for row, piece in zip(rows, pieces(store, places), strict=True)}
     about = {name: data.column(name).to_pylist() for name in metadata_in(data.columns) if name != SOURCE}
     found = []
     for row, encoded in enumerate(pieces(store, samples)):

@@ -218,7 +218,7 @@ def test_a_job_on_a_list_has_the_objects_elsewhere_as_they_are_when_it_begins(tm
     paths = sorted(folder.rglob("*.jpg"))
     lists = open_store(f"memory://{uuid.uuid4()}")
     lists.write(
-        "labels.csv", "\n".join(["url,label", *(f"{one.as_uri()},{one.parent.name}" for one in paths)]).encode()
+        "labels.csv", "\n".join(["url,label", *(f"{path.as_uri()},{path.parent.name}" for path in paths)]).encode()
     )
     data = opened(lists, changed="rebuild", cache=tmp_path / "cache")
     paths[0].write_bytes(paths[1].read_bytes())
@@ -306,7 +306,7 @@ def test_a_copy_has_the_data_as_it_is_when_it_begins(tmp_path):
 
 
 def test_every_verb_that_opens_data_takes_the_choice():
-    assert all(any(one.name == "changed" for one in verb.params) for verb in (extract, index, ingest, plan, train))
+    assert all(any(param.name == "changed" for param in verb.params) for verb in (extract, index, ingest, plan, train))
 
 
 def test_the_command_line_refuses_with_the_sentence(tmp_path, capsys):

@@ -96,7 +96,7 @@ def test_shards_say_the_number_of_the_class_to_others_and_its_name_to_us(store):
     [shard] = objects_of(copy)
     size = next(one.size for one in open_store(copy.url).list() if one.object == shard)
     with tarfile.open(fileobj=io.BytesIO(bytes(open_store(copy.url).read(shard, 0, size)))) as packed:
-        members = {one.name: packed.extractfile(one).read() for one in packed.getmembers()}
+        members = {getmember.name: packed.extractfile(getmember).read() for getmember in packed.getmembers()}
     keys = sorted({name.partition(".")[0] for name in members})
     assert sorted((members[f"{key}.jpg"], members[f"{key}.cls"]) for key in keys) == [
         (JPEG + b"cat/1.jpg", b"0"), (JPEG + b"dog/2.jpg", b"1")

@@ -35,7 +35,7 @@ def code_of(*argv):
 
 
 def test_the_command_line_names_every_form_and_takes_it(tmp_path, capsys):
-    words = next(one.help for one in index.params if one.name == "form")
+    words = next(param.help for param in index.params if param.name == "form")
     assert all(form.name in words for form in FORMS)
     image_folder(tmp_path, per_class=2)
     rows = [f"{path.relative_to(tmp_path)},{path.stem}" for path in sorted(tmp_path.rglob("*.jpg"))]

@@ -247,7 +247,7 @@ def test_decoded_columns_stay_within_their_bound_and_those_used_last_stay(store)
     cache = CellCache(4 * 8 * 21_000)
     reader = CellReader(store, cache)
     for _ in range(2):
-        assert found(store, listed, reader) == [one.data for one in examples]
+        assert found(store, listed, reader) == [example.data for example in examples]
         assert 0 < cache.used_bytes <= 4 * 8 * 21_000
     with pytest.raises(SampleError, match=r"row group .* is too large"):
         found(store, listed, CellReader(store, CellCache(8 * 21_000)))

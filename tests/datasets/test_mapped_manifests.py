@@ -103,7 +103,7 @@ def test_a_mapped_manifest_is_split_as_one_in_memory_and_its_labels_are_not_read
     found = [mapped.split(0.3, seed=1), tuple(mapped.split({"a": 0.5, "b": 0.3, "c": 0.2}, seed=2).values())]
     assert [[part.names for part in some] for some in found] == [[part.names for part in some] for some in parts]
     assert mapped.statistics().per_class == tuple(
-        (str(one), len(plain.select(f"label == '{one}'"))) for one in plain.classes
+        (str(class_), len(plain.select(f"label == '{class_}'"))) for class_ in plain.classes
     )
     more = mapped.with_columns({"patient": range(200)})
     assert more.split(0.3, seed=1)[1].names == parts[0][1].names

@@ -434,7 +434,7 @@ def test_a_record_of_another_length_is_no_record():
 )
 def test_a_mistake_at_the_verb_is_a_sentence(images, tmp_path, capsys, arguments, sentence):
     with pytest.raises(SystemExit) as ended:
-        main(["ingest", str(images), str(tmp_path / "to"), *(one.format(images=images) for one in arguments)])
+        main(["ingest", str(images), str(tmp_path / "to"), *(argument.format(images=images) for argument in arguments)])
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
     assert not Path(tmp_path / "to").exists()

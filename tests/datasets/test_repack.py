@@ -132,12 +132,12 @@ def test_values_that_changed_are_renewed_in_a_ready_form_without_its_pixels_bein
     scores[-1] = 1000.0
     again = ingest(images.with_columns({"score": scores}), tmp_path, applied, **options)
     assert (first.made, again.made, again.digest) == (first.objects, 0, first.digest)
-    changed = {one.name for one in times if one.stat().st_mtime_ns != times[one]}
+    changed = {time.name for time in times if time.stat().st_mtime_ns != times[time]}
     assert changed == {f"{first.objects - 1:06}.parquet", "samples.parquet"}
     assert repr(fl.Dataset(tmp_path).column("score").to_pylist()) == repr(scores)
-    times = {one: one.stat().st_mtime_ns for one in times}
+    times = {time: time.stat().st_mtime_ns for time in times}
     ingest(images.with_columns({"score": scores}), tmp_path, applied, **options)
-    assert {one: one.stat().st_mtime_ns for one in times} == times
+    assert {time: time.stat().st_mtime_ns for time in times} == times
 
 
 def test_a_users_own_columns_arrive_whatever_they_are_called(images, tmp_path):

@@ -44,5 +44,5 @@ def test_networks_that_are_cut_at_the_same_time_are_cut_as_if_alone():
     alone = cut_network(models[0], SHAPE)
     with ThreadPoolExecutor(4) as threads:
         networks = list(threads.map(lambda model: cut_network(model, SHAPE), models))
-    assert [one.fallback for one in networks] == [None] * 8
-    assert all([cut.name for cut in one.cuts] == [cut.name for cut in alone.cuts] for one in networks)
+    assert [network.fallback for network in networks] == [None] * 8
+    assert all([cut.name for cut in network.cuts] == [cut.name for cut in alone.cuts] for network in networks)

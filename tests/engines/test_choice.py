@@ -34,7 +34,7 @@ def test_the_fastest_engine_that_the_accuracy_allows_is_chosen(accuracy, chosen)
 
 
 def test_every_engine_that_is_not_used_says_why():
-    trials = {one.engine: one.why_not for one in choose(TRIALS, 0.01).trials}
+    trials = {trial.engine: trial.why_not for trial in choose(TRIALS, 0.01).trials}
     assert trials["halved"] is None
     assert trials["absent"] == "openvino is not installed"
     assert "0.05 at cut 9, and accuracy allows 0.01" in trials["eighths"]
@@ -76,7 +76,7 @@ def test_what_is_chosen_is_allowed_and_never_slower_than_the_reference(figures, 
     ]
     reference = Trial(engine=REFERENCE, precision="fp32", cut=3, seconds=0.01)
     choice = choose([reference, *tried], accuracy)
-    used = [one for one in choice.trials if one.why_not is None]
+    used = [trial for trial in choice.trials if trial.why_not is None]
     assert [one.engine for one in used] == [choice.engine]
     assert used[0].seconds <= reference.seconds
     assert used[0].engine == REFERENCE or may_use(used[0].precision, accuracy)
@@ -100,9 +100,9 @@ def test_interpolated_seconds_are_the_measured_ones_and_lie_between_them(data, s
     measured = dict(zip(places, ours, strict=True))
     seconds = interpolated(reference, measured)
     assert len(seconds) == len(reference)
-    for place, one in enumerate(seconds):
-        assert one == measured.get(place, one)
-        assert 0 <= one <= max(ours) * (1 + 1e-9)
+    for place, second in enumerate(seconds):
+        assert second == measured.get(place, second)
+        assert 0 <= second <= max(ours) * (1 + 1e-9)
 
 
 def test_an_engine_twice_as_fast_everywhere_is_interpolated_so():

@@ -54,11 +54,11 @@ def test_a_cut_gets_the_codecs_that_may_be_worth_it_there():
 def test_each_codec_is_measured_both_ways_with_its_bytes_and_error():
     relu, dense = cut(3, is_relu=True), cut(5)
     costs = codec_costs(values(relu, dense), [relu, dense], ["exact", "sparse", "int8"], clock=Clock())
-    assert [(one.cut, one.codec) for one in costs] == [(3, "sparse"), (3, "int8"), (5, "int8")]
-    for one in costs:
-        assert one.encode_s == one.decode_s == pytest.approx(1 / 4)
-        assert one.spread_s == 0.0
-        assert (one.error > 0) == (one.codec == "int8")
+    assert [(cost.cut, cost.codec) for cost in costs] == [(3, "sparse"), (3, "int8"), (5, "int8")]
+    for cost in costs:
+        assert cost.encode_s == cost.decode_s == pytest.approx(1 / 4)
+        assert cost.spread_s == 0.0
+        assert (cost.error > 0) == (cost.codec == "int8")
     assert costs[0].bytes_per_sample == pytest.approx(288 / 8 + 144 * 4, rel=0.2)
     assert costs[1].bytes_per_sample == 288 + 8 * 4
 

@@ -50,7 +50,7 @@ def test_a_footprint_tells_the_bytes_of_any_batch():
 
 
 def test_weights_are_counted_apart():
-    weights = sum(one.nbytes for one in Narrowing().parameters())
+    weights = sum(parameter.nbytes for parameter in Narrowing().parameters())
     assert engine().weight_bytes == weights
 
 

@@ -29,7 +29,7 @@ def test_the_values_at_the_cuts_are_those_that_the_engine_gives():
     assert list(found) == [cut.number for cut in prefix.cuts]
     for number, values in found.items():
         expected = engine.run(batch, number)
-        assert all((one == other).all() for one, other in zip(values, expected, strict=True))
+        assert all((value == other).all() for value, other in zip(values, expected, strict=True))
 
 
 def test_values_can_be_had_of_some_cuts_only():

@@ -26,7 +26,7 @@ def read(source, pipeline):
     """The batches of an epoch as NumPy arrays, and the position after each."""
     found, positions = [], []
     for outputs in source.run(pipeline):
-        found.append([np.asarray(one.as_tensor()) for one in outputs])
+        found.append([np.asarray(output.as_tensor()) for output in outputs])
         positions.append(source.state_dict()["position"])
     return found, positions
 

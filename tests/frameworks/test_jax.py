@@ -42,7 +42,7 @@ def test_rows_are_divided_over_the_devices_of_a_sharding(job, sharding):
     assert len(batches) == 5
     for batch, arrays in zip(batches, job.arrays(8, shuffle=True, drop_last=True), strict=True):
         assert batch["features"].sharding == sharding
-        assert [one.data.shape for one in batch["features"].addressable_shards] == [(2, 3, 32, 32)] * 4
+        assert [shard.data.shape for shard in batch["features"].addressable_shards] == [(2, 3, 32, 32)] * 4
         assert np.array_equal(batch["features"], arrays.features)
 
 

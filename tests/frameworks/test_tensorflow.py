@@ -126,8 +126,8 @@ def test_keras_fits_over_epochs_and_a_run_that_was_stopped_ends_as_a_whole_one(j
     rest = loader_of(range(3))
     rest.load_state_dict(first.state_dict())
     fit(parted, rest, 2)
-    for one, other in zip(whole.get_weights(), parted.get_weights(), strict=True):
-        assert np.array_equal(one, other)
+    for weight, other in zip(whole.get_weights(), parted.get_weights(), strict=True):
+        assert np.array_equal(weight, other)
 
 
 def test_an_error_keeps_its_sentence(tmp_path):
@@ -167,7 +167,7 @@ def test_workers_of_a_strategy_share_an_epoch_and_refuse_to_where_they_would_not
     seen = workers(folder, 2)
     arrays = list(job.arrays(8, shuffle=True, drop_last=True))
     steps = [[id for (ids,) in step for id in ids] for step in zip(*(one["ids"] for one in seen), strict=True)]
-    assert [sorted(step) for step in steps] == [sorted(one.ids.tolist()) for one in arrays]
+    assert [sorted(step) for step in steps] == [sorted(array.ids.tolist()) for array in arrays]
     for one in seen:
         assert one["labels"] == [int(step.labels.sum()) for step in arrays]
         assert one["positions"] == [8, 16, 24, 32, 45]
@@ -179,7 +179,7 @@ def test_devices_of_a_strategy_share_the_batches_and_keras_trains_on_them_as_on_
     batches = [arrays.ids.tolist() for arrays in job.arrays(4, shuffle=True, drop_last=True)]
     assert [ids for step in seen["ids"] for ids in step] == batches[:10]  # one batch for two devices is no step
     assert seen["positions"] == [8, 16, 24, 32, 40]
-    on_two, on_one = ([np.array(one) for one in weights] for weights in seen["weights"])
+    on_two, on_one = ([np.array(weight) for weight in weights] for weights in seen["weights"])
     for one, other in zip(on_two, on_one, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 

@@ -78,7 +78,7 @@ def every_change(kinds):
     def walked():
         if not left:
             return True
-        for change in [one for one in kinds if (walk[-1], one) in left]:
+        for change in [kind for kind in kinds if (walk[-1], kind) in left]:
             left.remove((walk[-1], change))
             walk.append(change)
             if walked():

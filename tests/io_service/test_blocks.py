@@ -60,7 +60,7 @@ def test_what_was_skipped_travels_beside_and_rows_may_be_none():
     block = lay_out([RowBlock(batch=batch(0, 4), start=2, stop=2)], skipped)
     found = read_block(block.says, memoryview(b""))
     assert found.skipped == skipped
-    assert [one.shape for one in found.tensors] == [(0, 6, 5, 4), (0, 3)]
+    assert [tensor.shape for tensor in found.tensors] == [(0, 6, 5, 4), (0, 3)]
 
 
 def test_memory_that_is_shared_can_neither_be_written_nor_cut_short():

@@ -46,8 +46,8 @@ def test_a_node_that_is_full_is_asked_again_when_it_said(tmp_path):
     asked = request(make_images(tmp_path, 4), 0)
     crossed = asking(events, time)(lambda: measure_link(node, asked))
     assert crossed.encoded.ids.tolist() == asked.samples.ids.tolist()
-    assert [(one.attempt, one.delay_s) for one in events] == [(2, 3.0), (3, 0.2)]
-    assert all("64 requests" in one.reason for one in events)
+    assert [(event.attempt, event.delay_s) for event in events] == [(2, 3.0), (3, 0.2)]
+    assert all("64 requests" in event.reason for event in events)
     assert time.now == pytest.approx(3.2)
 
 
@@ -93,7 +93,7 @@ def test_a_job_begins_at_a_real_node_that_is_full_as_soon_as_it_has_room(tmp_pat
     assert sorted(rows.tolist()) == sorted(data.samples.ids.tolist())
     waits = [one for one in events if isinstance(one, NodeFull)]
     assert len(waits) == 2  # for the prefix, and for the samples that cross to measure the link
-    assert all(one.delay_s >= 1 for one in waits)
+    assert all(wait.delay_s >= 1 for wait in waits)
 
 
 def test_jobs_whose_networks_do_not_fit_together_take_turns_and_have_all_their_features(tmp_path, monkeypatch):

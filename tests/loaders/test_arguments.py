@@ -54,7 +54,7 @@ def test_arrays_take_what_loaders_take_and_say_what_an_option_is_called(job):
         job.arrays(BATCH, shufle=True)
     with pytest.raises(TypeError, match="'change'"):
         job.arrays(BATCH, change=None)
-    defaults = {one.name: one.default for one in inspect.signature(job.loader).parameters.values()}
+    defaults = {parameter.name: parameter.default for parameter in inspect.signature(job.loader).parameters.values()}
     defaults.pop("batch_size")
     assert len(job.arrays(BATCH, **defaults)) == len(job.loader(BATCH))
 

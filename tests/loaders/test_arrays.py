@@ -33,12 +33,12 @@ def test_arrays_are_the_batches_of_the_loader(job, world_size):
     options = {"shuffle": True, "seed": 3, "ranks": fl.Ranks(rank=world_size - 1, world_size=world_size)}
     loader, arrays = job.loader(7, **options), job.arrays(7, **options)
     assert len(arrays) == len(loader)
-    for one, other in zip(arrays, loader, strict=True):
-        assert_alike(one, other)
-        assert isinstance(one, Arrays)
-        assert one.features.flags.writeable
-        assert one.features.flags.c_contiguous
-        assert (one.features.dtype, one.labels.dtype, one.ids.dtype) == (np.float32, np.int64, np.int64)
+    for array, other in zip(arrays, loader, strict=True):
+        assert_alike(array, other)
+        assert isinstance(array, Arrays)
+        assert array.features.flags.writeable
+        assert array.features.flags.c_contiguous
+        assert (array.features.dtype, array.labels.dtype, array.ids.dtype) == (np.float32, np.int64, np.int64)
 
 
 def test_a_run_of_tensors_goes_on_in_arrays_and_back(job):

@@ -109,7 +109,7 @@ def test_sides_with_cores_of_their_own_are_measured_while_the_job_runs_where_tha
         assert job.explain().first_plan is not None
         assert job.explain().situation.trainer.engine == REFERENCE
     assert len(profiled) == 1
-    assert not [one for one in events if isinstance(one, MeasuringFailed)]
+    assert not [event for event in events if isinstance(event, MeasuringFailed)]
     with job_on(folder, accuracy="exact") as job:  # begins with the plan
         assert job.plan is not None
     assert len(profiled) == 1
@@ -128,7 +128,7 @@ def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by
     events = []
     with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
         before, epoch = rows_of(job), 1
-        while not any(isinstance(one, EngineChanged) for one in events):
+        while not any(isinstance(event, EngineChanged) for event in events):
             rows_of(job, epoch)
             epoch += 1
         after = rows_of(job, epoch)
@@ -136,7 +136,7 @@ def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by
         assert engine.startswith(OTHER)
         assert job.explain().to_json()["engine"]["name"] == engine
         assert any(engine in where for _, where in job.where)
-    [changed] = [one for one in events if isinstance(one, EngineChanged)]
+    [changed] = [event for event in events if isinstance(event, EngineChanged)]
     assert (changed.before, changed.after) == (REFERENCE, engine)
     np.testing.assert_allclose(before, after, rtol=1e-3, atol=1e-4)
     asked = len(profiled)
@@ -188,12 +188,12 @@ def test_what_cannot_be_measured_is_said_and_the_job_goes_on(folder, monkeypatch
     events = []
     with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
         epoch = 0
-        while not any(isinstance(one, MeasuringFailed) for one in events):
+        while not any(isinstance(event, MeasuringFailed) for event in events):
             assert len(rows_of(job, epoch)) == 48
             epoch += 1
         rows_of(job, epoch)
-    assert [one.reason for one in events if isinstance(one, MeasuringFailed)] == ["the node is stopping"]
-    assert not [one for one in events if isinstance(one, EngineChanged | Replanned)]
+    assert [event.reason for event in events if isinstance(event, MeasuringFailed)] == ["the node is stopping"]
+    assert not [event for event in events if isinstance(event, EngineChanged | Replanned)]
 
 
 def batch(samples=8, from_cache=0):
@@ -250,7 +250,7 @@ def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeyp
     events = []
     with job_on(folder, events, accuracy="float32") as job:
         assert job.engine == found
-    assert [one.name for one in events if isinstance(one, PhaseStarted)][-1] == "trying an engine"
+    assert [event.name for event in events if isinstance(event, PhaseStarted)][-1] == "trying an engine"
 
 
 def test_where_trying_an_engine_fails_at_once_the_job_says_so_and_begins(folder, monkeypatch):
@@ -263,7 +263,7 @@ def test_where_trying_an_engine_fails_at_once_the_job_says_so_and_begins(folder,
     events = []
     with job_on(folder, events, accuracy="float32") as job:
         assert len(rows_of(job)) == 48
-    assert [one.reason for one in events if isinstance(one, MeasuringFailed)] == ["the node is stopping"]
+    assert [event.reason for event in events if isinstance(event, MeasuringFailed)] == ["the node is stopping"]
 
 
 def test_what_comes_from_a_cache_is_no_reason_to_measure():

@@ -142,7 +142,9 @@ def test_encoded_samples_come_in_the_same_order(shards):
     assert ids_of(batches) == expected(shards)
     lengths = dict(zip(shards.samples.ids.tolist(), shards.samples.lengths.tolist(), strict=True))
     assert all(
-        len(one) == lengths[int(id)] for batch in batches for id, one in zip(batch.ids, batch.features, strict=True)
+        len(feature) == lengths[int(id)]
+        for batch in batches
+        for id, feature in zip(batch.ids, batch.features, strict=True)
     )
 
 

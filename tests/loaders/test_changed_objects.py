@@ -46,7 +46,7 @@ def job_on(data, **options):
 
 def seen(batches):
     """How bright the pictures were, in tens."""
-    return sorted(round(float(one.mean()) * 6.4 + 12.7) for batch in batches for one in batch.features)
+    return sorted(round(float(feature.mean()) * 6.4 + 12.7) for batch in batches for feature in batch.features)
 
 
 def test_what_changed_is_left_out_and_the_job_goes_on(store):

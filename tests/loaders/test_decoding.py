@@ -15,7 +15,7 @@ PIXEL_BYTES = 4 * int(np.prod(tiny_preprocess().shape))
 
 def delivery(start, stop):
     places = np.arange(start, stop)
-    batch = FeatureBatch(ids=places, encoded=[str(one).encode() for one in places])
+    batch = FeatureBatch(ids=places, encoded=[str(place).encode() for place in places])
     return Delivery(positions=places, stop=stop, reach=stop, batch=batch)
 
 

@@ -58,11 +58,11 @@ def test_a_job_uses_the_engine_that_was_chosen_for_its_accuracy_and_says_why(tmp
     assert inner > 1
     close, explained = features(folder, inner, 0.001)
     plan = explained.plan
-    assert {one.cut for one in plan.trials} == {inner}  # no plan is to choose another
-    assert {one.engine for one in plan.trials} == {REFERENCE, TAKING_PIXELS}
+    assert {trial.cut for trial in plan.trials} == {inner}  # no plan is to choose another
+    assert {trial.engine for trial in plan.trials} == {REFERENCE, TAKING_PIXELS}
     assert plan.engine == explained.situation.store.engine
     assert explained.situation.trainer.engine == REFERENCE
-    assert {one.engine for one in plan.trials if one.why_not is None} == {plan.engine}
+    assert {trial.engine for trial in plan.trials if trial.why_not is None} == {plan.engine}
     assert f"engine at the node: {plan.engine}" in str(explained)
     assert explained.to_json()["plan"]["engine"] == plan.engine
     np.testing.assert_allclose(close, exact, rtol=1e-3, atol=1e-4)
@@ -77,7 +77,7 @@ def test_pixels_of_a_ready_form_go_into_an_engine_as_they_are_kept_and_what_is_k
         ingest(fl.Dataset(images), folder, Applied.to(tiny_preprocess(), dtype), observe=lambda _: None)
         found[dtype] = features(folder, line, "fp16")
     for dtype, (close, explained) in found.items():
-        names = {one.engine for one in explained.plan.trials}
+        names = {trial.engine for trial in explained.plan.trials}
         assert names == {REFERENCE, TAKING_PIXELS if dtype == "uint8" else OTHER}
         np.testing.assert_allclose(close, exact, rtol=1e-3, atol=1e-4 if dtype == "uint8" else 1e-2)
 
@@ -138,7 +138,7 @@ def test_features_in_8_bits_come_through_a_job_as_exact_as_they_were_tried(tmp_p
         assert make_fastest(cache, engine)
         found, explained = features_near(folder, url, "int8", line, [], "stem")
     assert explained.plan.engine.startswith(f"{engine}@")
-    (tried,) = [one for one in explained.plan.trials if one.engine == explained.plan.engine and one.cut == line]
+    (tried,) = [trial for trial in explained.plan.trials if trial.engine == explained.plan.engine and trial.cut == line]
     error = relative_error(exact, found)
     assert error > 0
     # Samples that judged it are among these; others may be somewhat further off.

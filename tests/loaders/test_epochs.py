@@ -139,7 +139,7 @@ def test_every_epoch_is_told_of_once_in_order(folder):
     events = []
     with job_for(folder, observe=events.append) as job:
         together(job.epochs(4, range(3)))
-    told = [(type(one).__name__, one.epoch) for one in events if isinstance(one, EpochStarted | EpochFinished)]
+    told = [(type(event).__name__, event.epoch) for event in events if isinstance(event, EpochStarted | EpochFinished)]
     assert told == [(name, epoch) for epoch in range(3) for name in ("EpochStarted", "EpochFinished")]
 
 

@@ -50,7 +50,7 @@ def job_for(folder):
 
 
 def children():
-    return {one.pid for one in multiprocessing.active_children()}
+    return {child.pid for child in multiprocessing.active_children()}
 
 
 def none_but(before, memory):

@@ -35,7 +35,7 @@ def test_a_pass_that_was_left_just_ends_and_one_that_was_overtaken_says_so(job):
 @pytest.mark.parametrize("taken", [0, 1])
 def test_a_pass_that_somebody_only_looked_at_begins_again(job, taken):
     epochs = job.arrays(BATCH, shuffle=True).epochs(range(2))
-    expected = [[found.ids.tolist() for found in one] for one in epochs]
+    expected = [[found.ids.tolist() for found in epoch] for epoch in epochs]
     feed = FrameworkIterator(job.arrays(BATCH, shuffle=True).epochs(range(2)), ("ids",), ahead=2)
     looking = feed.batches()
     assert next(looking)[0].tolist() == expected[0][0]

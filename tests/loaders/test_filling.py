@@ -119,7 +119,7 @@ def naive(count, batch_size, last, lost):
     ids = Data(count).samples.ids[Order(size=count, seed=2, epoch=0).at(np.arange(count))]
     ids = [one for one in ids.tolist() if one not in lost]
     batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
-    return [one for one in batches if last == "keep" or len(one) == batch_size]
+    return [batch for batch in batches if last == "keep" or len(batch) == batch_size]
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ def expected(folder, few):
 def train(job, between, epochs=3):
     """Losses and ids; ``between`` is called with the number of samples taken after each batch."""
     losses, ids, taken = [], [], 0
-    optimizer = torch.optim.SGD([one for one in job.head.parameters() if one.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([parameter for parameter in job.head.parameters() if parameter.requires_grad], lr=0.1)
     for epoch in range(epochs):
         job.head.train()
         torch.manual_seed(epoch)
@@ -89,7 +89,7 @@ def test_the_plan_follows_a_link_that_becomes_thin_and_the_loop_sees_no_differen
                 link.bytes_per_s = 1e6
 
         losses, ids = train(job, thinner)
-        replans = [one for one in events if isinstance(one, Replanned)]
+        replans = [event for event in events if isinstance(event, Replanned)]
         statistics = job.statistics()
     with job_for(folder, node.url, undisturbed, settings=SETTINGS) as job:
         expected = train(job, lambda _: None)
@@ -138,7 +138,7 @@ def test_a_lossy_codec_stays_within_what_is_allowed_and_the_error_is_told(few, n
             job.use({Route(job.frost_line.number, name): 1.0})
             batches = list(job.loader(BATCH))
             kept[name] = {
-                id: row for one in batches for id, row in zip(one.ids.tolist(), one.features.numpy(), strict=True)
+                id: row for batch in batches for id, row in zip(batch.ids.tolist(), batch.features.numpy(), strict=True)
             }
             error, text = job.statistics().codec_error, str(job.explain())
     ours, theirs = (np.array([kept[name][id] for id in sorted(kept["exact"])], np.float64) for name in ("exact", codec))

@@ -222,7 +222,11 @@ def test_a_network_that_the_node_has_no_room_for_runs_at_the_trainer(folder, whe
         [said] = [event.reason for event in events if isinstance(event, NotAsAsked)]
         assert "the frozen layers run here" in said
         assert job.plan.cut == 0
-        assert all("start the node with more --memory" in one.rejected for one in job.plan.candidates if one.cut)
+        assert all(
+            "start the node with more --memory" in candidate.rejected
+            for candidate in job.plan.candidates
+            if candidate.cut
+        )
         job = stack.enter_context(job_for(folder, model, **asked, observe=events.append))
         assert "start the node with more --memory" in str(job.explain())
         whole = next(iter(job.loader(9)))

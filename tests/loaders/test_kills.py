@@ -123,7 +123,7 @@ CASES = [
 @pytest.mark.parametrize(("start", "killed"), CASES)
 def test_two_jobs_that_share_a_service_lose_nothing_and_leave_nothing(folder, start, killed):
     with fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), node=NODE) as job:
-        wholes = [[one.ids.tolist() for one in job.arrays(2, shuffle=True, seed=seed)] for seed in range(2)]
+        wholes = [[array.ids.tolist() for array in job.arrays(2, shuffle=True, seed=seed)] for seed in range(2)]
     memory = shared_memory()
     upstream = Upstream(roots=(folder.as_uri(),), node=NODE)
     with start_io(upstream, IoSettings(memory_bytes=64 << 20)) as service, closing(service.transport()) as watching:

@@ -220,10 +220,12 @@ def test_classes_are_drawn_by_their_weights(job, folder):
 
 
 def test_drawn_samples_that_come_twice_in_a_request_have_their_own_pixels(job, folder):
-    pixels = {int(id): one for batch in job.loader(9) for id, one in zip(batch.ids, batch.features, strict=True)}
+    pixels = {
+        int(id): feature for batch in job.loader(9) for id, feature in zip(batch.ids, batch.features, strict=True)
+    }
     weights = [1.0, 1.0, *[0.0] * 43]
     for batch in job.loader(8, weights=weights, num_samples=32):
-        assert all(torch.equal(one, pixels[int(id)]) for id, one in zip(batch.ids, batch.features, strict=True))
+        assert all(torch.equal(feature, pixels[int(id)]) for id, feature in zip(batch.ids, batch.features, strict=True))
 
 
 def test_drawn_samples_share_the_cache_and_go_on_after_a_stop(folder):

@@ -28,7 +28,7 @@ def job_for(folder, **options):
 
 def taken(job):
     batches = list(job.loader(4, shuffle=True, seed=2, epoch=3))
-    return torch.cat([one.ids for one in batches]), torch.cat([one.features for one in batches])
+    return torch.cat([batch.ids for batch in batches]), torch.cat([batch.features for batch in batches])
 
 
 def test_a_node_that_is_told_to_decodes_and_gives_what_decoding_here_gives(folder):

@@ -39,7 +39,7 @@ def steps(loader):
 
 
 def asked_for(events):
-    return Counter(one.samples for one in events if isinstance(one, RequestFinished))
+    return Counter(event.samples for event in events if isinstance(event, RequestFinished))
 
 
 @pytest.mark.parametrize("cut", [0, 1])

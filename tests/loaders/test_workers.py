@@ -66,9 +66,9 @@ def test_workers_give_the_features_of_a_network_to_the_bit(folder, node, cut):
     model = freeze(Small().train(), "stem", input_shape=(3, 32, 32))
     with job_for(folder, model, near=node.url, cut=cut) as job:
         alone = list(job.loader(8, shuffle=True))
-        for one, other in zip(in_workers(job.loader(8, shuffle=True), "fork"), alone, strict=True):
-            assert torch.equal(one.ids, other.ids)
-            assert torch.equal(one.features, other.features)
+        for worker, other in zip(in_workers(job.loader(8, shuffle=True), "fork"), alone, strict=True):
+            assert torch.equal(worker.ids, other.ids)
+            assert torch.equal(worker.features, other.features)
 
 
 @pytest.mark.parametrize(
@@ -209,11 +209,11 @@ def test_what_workers_cannot_read_is_counted_and_told_once_and_known_to_all_from
     with job_for(folder, settings=settings, observe=events.append) as job:
         for epoch in range(2):
             assert sum(map(len, WorkerLoader(job.loader(4, epoch=epoch), 2, start="fork"))) == 42
-            assert sorted(one.object for one in events if isinstance(one, SampleSkipped)) == sorted(names)
+            assert sorted(event.object for event in events if isinstance(event, SampleSkipped)) == sorted(names)
         assert {one.object for one in job.statistics().skipped} == names
         assert sum(map(len, job.loader(4))) == 42
         assert len(job.loader(42)) == 1
-    assert sum(isinstance(one, SampleSkipped) for one in events) == 3
+    assert sum(isinstance(event, SampleSkipped) for event in events) == 3
 
 
 def test_a_data_loader_of_ones_own_has_the_same_limit_and_the_job_counts_what_its_workers_skip(tmp_path):
@@ -239,13 +239,13 @@ def test_a_loader_that_reached_another_process_by_other_ways_counts_for_itself(t
 # PyTorch tells of a death from its signal handler, which may be just where a file was opened.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io:pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_is_killed_is_an_error_and_nothing_is_left(folder, node):
-    before = {one.pid for one in multiprocessing.active_children()}
+    before = {child.pid for child in multiprocessing.active_children()}
     with job_for(folder, near=node.url) as job:
         whole = [batch.ids.tolist() for batch in job.loader(2, shuffle=True)]
         loader = WorkerLoader(job.loader(2, shuffle=True), 2, start="fork")
         batches = iter(loader)
         seen = [next(batches).ids.tolist()]
-        workers = [one.pid for one in multiprocessing.active_children() if one.pid not in before]
+        workers = [child.pid for child in multiprocessing.active_children() if child.pid not in before]
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGKILL)
         with pytest.raises(Unavailable, match="a worker of the loader is gone") as raised:

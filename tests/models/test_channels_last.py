@@ -66,8 +66,8 @@ def test_its_head_trains_to_the_same_gradients():
 def test_weights_keep_the_order_of_their_memory_on_the_way():
     prefix = cut_network(channels_last("resnet18").requires_grad_(False), SHAPE).prefix
     read = read_prefix(write_prefix(prefix))
-    assert {name: one.stride() for name, one in read.tensors.items()} == {
-        name: one.stride() for name, one in prefix.tensors.items()
+    assert {name: tensor.stride() for name, tensor in read.tensors.items()} == {
+        name: tensor.stride() for name, tensor in prefix.tensors.items()
     }
     assert all(torch.equal(read.tensors[name], prefix.tensors[name]) for name in prefix.tensors)
 

@@ -113,8 +113,8 @@ def test_such_a_network_gives_its_answer_and_its_gradients_from_every_cut(build)
     for cut in network.cuts[1:]:
         answer = network.head(finished(network, cut, sent(crossed(engine, [batch], cut))))
         assert tree_structure(answer) == tree_structure(expected)
-        for one, other in zip(tree_leaves(answer), tree_leaves(expected), strict=True):
-            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, cut.name
+        for leaf, other in zip(tree_leaves(answer), tree_leaves(expected), strict=True):
+            assert torch.equal(leaf, other) if isinstance(leaf, torch.Tensor) else leaf == other, cut.name
         model.fc.zero_grad()
         tree_leaves(answer)[0].sum().backward()
         assert torch.equal(model.fc.weight.grad, whole.fc.weight.grad)
@@ -178,5 +178,5 @@ def test_an_output_that_only_one_mode_has_may_cross_for_that_mode_alone():
         model.train(mode)
         expected = tree_leaves(model(batch))
         assert all(
-            torch.equal(one, other) for one, other in zip(tree_leaves(network.head(features)), expected, strict=True)
+            torch.equal(leaf, other) for leaf, other in zip(tree_leaves(network.head(features)), expected, strict=True)
         )

@@ -105,11 +105,13 @@ def test_an_untraceable_network_is_cut_behind_its_leading_frozen_modules(build, 
         features = finished(network, place, sent(crossed(engine, [batch], place)))
         with torch.no_grad():
             assert torch.equal(network.head.eval()(features), whole.eval()(batch)), place.name
-    kept = [one.clone() for one in features]
+    kept = [feature.clone() for feature in features]
     whole.load_state_dict(model.state_dict())
     freeze(whole.train(), until, input_shape=SHAPE)
     trained_alike(model, network, whole, batch, features)
-    assert all(torch.equal(one, two) for one, two in zip(features, kept, strict=True)), "features were overwritten"
+    assert all(torch.equal(feature, two) for feature, two in zip(features, kept, strict=True)), (
+        "features were overwritten"
+    )
 
 
 def test_inside_the_chain_every_legal_cut_is_there():

@@ -19,7 +19,7 @@ def travelled(head) -> TravelledHead:
 
 def learn(head, features, labels, steps=3):
     """Losses of a few steps, in train mode and after each in eval mode."""
-    optimizer = torch.optim.Adam([one for one in head.parameters() if one.requires_grad], 1e-2)
+    optimizer = torch.optim.Adam([parameter for parameter in head.parameters() if parameter.requires_grad], 1e-2)
     torch.manual_seed(5)
     losses = []
     for _ in range(steps):

@@ -79,11 +79,11 @@ def test_a_network_that_is_cut_shipped_and_trained_is_the_network(frozen):
     engine = shipped_engine(network)
     batch, labels = batch_of(name, 8), torch.arange(8) % 2
     features, *others = (finished(network, cut, sent(crossed(engine, batch, cut))) for cut in earlier_cuts(network))
-    assert all(torch.equal(one, two) for other in others for one, two in zip(features, other, strict=True))
-    kept = [one.clone() for one in features]
+    assert all(torch.equal(feature, two) for other in others for feature, two in zip(features, other, strict=True))
+    kept = [feature.clone() for feature in features]
     network.head.train()
     ours, theirs = (
-        torch.optim.SGD([one for one in module.parameters() if one.requires_grad], 0.05)
+        torch.optim.SGD([parameter for parameter in module.parameters() if parameter.requires_grad], 0.05)
         for module in (network.head, plain)
     )
     for step in range(2):
@@ -97,7 +97,9 @@ def test_a_network_that_is_cut_shipped_and_trained_is_the_network(frozen):
             optimizer.step()
             losses.append((type(answer), loss.item()))
         assert losses[0] == losses[1]
-    assert all(torch.equal(one, two) for one, two in zip(features, kept, strict=True)), "features were overwritten"
+    assert all(torch.equal(feature, two) for feature, two in zip(features, kept, strict=True)), (
+        "features were overwritten"
+    )
     trained = plain.state_dict()
     assert all(torch.equal(value, trained[key]) for key, value in model.state_dict().items())
     network.head.eval()

@@ -38,7 +38,7 @@ def chosen(folder, pixels, accuracy, longest_s=LONGEST_S):
 
 def of_half(choice):
     """Where it is furthest from the reference."""
-    return max((one for one in choice.trials if one.engine == HALF), key=lambda one: one.error)
+    return max((trial for trial in choice.trials if trial.engine == HALF), key=lambda one: one.error)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_an_error_belongs_to_the_samples_and_the_speed_does_not(folder, errors):
     again = chosen(folder, OTHER, "bf16", longest_s=1e-9)  # nothing is left to be measured
     assert again.engine == HALF
     assert of_half(again).error == errors[1]
-    assert [one.seconds for one in again.trials if (one.engine, one.cut) == (HALF, LAST)] == [1e-9]
+    assert [trial.seconds for trial in again.trials if (trial.engine, trial.cut) == (HALF, LAST)] == [1e-9]
 
 
 def test_an_engine_is_used_only_on_data_on_which_it_is_exact_enough(folder, errors):
@@ -65,14 +65,14 @@ def test_an_engine_is_used_only_on_data_on_which_it_is_exact_enough(folder, erro
     assert [one.engine for one in picked] == expected
     assert {HALF, REFERENCE} == set(expected)
     refused = next(one for one in picked if one.engine == REFERENCE)
-    assert any("accuracy allows" in (one.why_not or "") for one in refused.trials)
+    assert any("accuracy allows" in (trial.why_not or "") for trial in refused.trials)
 
 
 def test_without_time_to_look_the_reference_is_used(folder, errors):
     never_seen = ONE + np.float32(1)
     choice = chosen(folder, never_seen, "bf16", longest_s=1e-9)
     assert choice.engine == REFERENCE
-    assert any("took longer than" in (one.why_not or "") for one in choice.trials)
+    assert any("took longer than" in (trial.why_not or "") for trial in choice.trials)
 
 
 def test_an_engine_that_a_job_names_is_looked_at_on_its_samples_too(folder, errors):

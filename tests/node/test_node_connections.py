@@ -65,7 +65,7 @@ def test_a_head_that_does_not_end_is_given_up(images, caplog, begun):
     with node_with(images, head_s=0.05) as url, connection(url, begun) as peer:
         assert peer.recv(65_536).startswith(b"HTTP/1.1 408 ")
         assert is_closed(peer)
-    (line,) = [one.getMessage() for one in caplog.records if one.name == "frostline.node"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "frostline.node"]
     assert "sent no whole head within 0.05 s" in line
 
 
@@ -89,7 +89,7 @@ def test_a_crowd_of_unfinished_heads_shuts_out_nobody(images, caplog):
         with transport_of("ann", url) as ann:
             assert len(joined(ann.features(request(images, 1)))[0]) == 4
         assert all(is_closed(peer) for peer in crowd[:24])
-    assert sum("to make room for another" in one.getMessage() for one in caplog.records) == 1
+    assert sum("to make room for another" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_wrong_token_makes_nobody_known(images):

@@ -405,7 +405,7 @@ def test_another_tenant_goes_first_between_two_operations_of_a_run_that_is_charg
     began = time.perf_counter()
     with bench(network, kind=Told) as made:
         order, charged, accounts = heavy_and_light(made)
-        spent = [one.counters.totals().compute_s for one in accounts]
+        spent = [account.counters.totals().compute_s for account in accounts]
     assert order == ["light", "heavy"]
     assert 0 < charged[0] < spent[0]
     assert all(spent)

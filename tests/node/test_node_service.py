@@ -354,7 +354,7 @@ def test_codecs_are_measured_within_the_budget_where_there_is_room_for_them(imag
             node.put_prefix(digest, body)
             profile = node.profile(asked)
             assert len(profile.cuts) == len(network.cuts)
-            found.append({one.cut for one in profile.codecs})
+            found.append({codec.cut for codec in profile.codecs})
             assert within_budget(node)
             assert is_idle(node)
     assert found[0] <= found[1]

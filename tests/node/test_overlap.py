@@ -114,9 +114,9 @@ def test_while_one_request_is_sent_others_are_computed_and_decoded_and_read(watc
     told["decode"] = lambda id: id in parts[2].ids and meeting.attend("decode")
     told["read"] = lambda object: object in parts[3].objects and meeting.attend("read")
     with ThreadPoolExecutor(len(others)) as threads:
-        answers = [threads.submit(joined, one) for one in others]
+        answers = [threads.submit(joined, other) for other in others]
         meeting.attend("sent")
-        found = [joined([first, *sent]), *(one.result(PATIENCE_S) for one in answers)]
+        found = [joined([first, *sent]), *(answer.result(PATIENCE_S) for answer in answers)]
     assert meeting.was_held
     assert all(map(same, found, expected))
     assert is_idle(node)

@@ -66,7 +66,7 @@ def chosen(folder):
 
 
 def test_a_trial_says_how_fast_how_exact_and_how_large_an_engine_is(chosen):
-    found = {one.engine: one for one in chosen.trials if one.cut == LAST}
+    found = {trial.engine: trial for trial in chosen.trials if trial.cut == LAST}
     assert set(found) == {REFERENCE, OTHER}
     one = found[OTHER]
     assert one.samples_per_s > 0
@@ -76,7 +76,7 @@ def test_a_trial_says_how_fast_how_exact_and_how_large_an_engine_is(chosen):
     assert one.error < 1e-5
     assert found[REFERENCE].seconds == REFERENCE_RUN.seconds(LAST)  # of the node's own run: no trial measures it
     assert found[REFERENCE].error == 0
-    assert [one.engine for one in chosen.trials if one.why_not is None][:1] == [chosen.engine]
+    assert [trial.engine for trial in chosen.trials if trial.why_not is None][:1] == [chosen.engine]
 
 
 def test_what_was_tried_on_this_hardware_is_not_tried_again(chosen, folder):
@@ -106,10 +106,10 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
     )
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
-        (found,) = [one for one in choice.trials if one.engine == OTHER]
+        (found,) = [trial for trial in choice.trials if trial.engine == OTHER]
         assert trials.ready(DIGEST, OTHER, LAST) == found
         made = trials.made(DIGEST, NETWORK.prefix, found)
-    (apart,) = [one for one in chosen.trials if one.engine == OTHER and one.cut == LAST]
+    (apart,) = [trial for trial in chosen.trials if trial.engine == OTHER and trial.cut == LAST]
     assert found.error == pytest.approx(apart.error, rel=1e-3)
     assert found.samples_per_s > 0
     assert (found.rows, found.threads) == (HERE.rows[0], HERE.threads[0])
@@ -139,7 +139,7 @@ def test_an_engine_that_ended_a_process_is_tried_in_one_of_its_own_from_then_on(
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     assert processes == [1]
-    assert any(one.engine == OTHER and one.samples_per_s for one in choice.trials)
+    assert any(trial.engine == OTHER and trial.samples_per_s for trial in choice.trials)
 
 
 def test_an_engine_that_does_not_fit_the_network_is_refused_in_the_nodes_own_process_too(tmp_path, monkeypatch):
@@ -150,7 +150,7 @@ def test_an_engine_that_does_not_fit_the_network_is_refused_in_the_nodes_own_pro
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     assert choice.engine == REFERENCE
-    assert [one.why_not for one in choice.trials if one.engine == OTHER] == ["it has no such layer"]
+    assert [trial.why_not for trial in choice.trials if trial.engine == OTHER] == ["it has no such layer"]
     assert not list(tmp_path.rglob("*.tried-here"))
 
 
@@ -159,7 +159,7 @@ def test_a_job_that_is_too_short_to_win_a_trial_back_starts_none(tmp_path):
     with closing(Trials(tmp_path / "none", TERMS, ROOM, longest_s=100)) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "float32", reference, samples=200)
     assert choice.engine == REFERENCE
-    assert any("it would save this job" in (one.why_not or "") for one in choice.trials)
+    assert any("it would save this job" in (trial.why_not or "") for trial in choice.trials)
     assert reference.asked == 0
     assert not (tmp_path / "none").exists()
 
@@ -168,7 +168,7 @@ def test_a_job_may_forbid_trials_and_have_what_is_known(chosen, folder, tmp_path
     for place, engines in ((folder, {REFERENCE, OTHER}), (tmp_path, {REFERENCE})):
         with closing(Trials(place, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
             found = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN, max_s=0)
-        assert {one.engine for one in found.trials if one.samples_per_s} == engines
+        assert {trial.engine for trial in found.trials if trial.samples_per_s} == engines
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_trial_that_takes_too_long_or_too_much_is_ended_and_says_so(tmp_path, 
     with closing(Trials(tmp_path, terms, ROOM, longest_s=longest_s, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1, REFERENCE_RUN)
     assert choice.engine == REFERENCE
-    assert any(why in (one.why_not or "") for one in choice.trials), choice.trials
+    assert any(why in (trial.why_not or "") for trial in choice.trials), choice.trials
 
 
 def test_an_engine_that_was_calibrated_on_other_samples_is_not_taken_for_the_one_that_a_request_names(tmp_path):
@@ -214,7 +214,7 @@ def test_an_engine_that_the_node_has_no_room_for_is_not_used(chosen, folder):
         with closing(Trials(folder, TERMS, room, longest_s=1e-9, engines=(OTHER,))) as trials:
             choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
             assert choice.engine == REFERENCE
-            assert any("--memory" in (one.why_not or "") for one in choice.trials)
+            assert any("--memory" in (trial.why_not or "") for trial in choice.trials)
             assert trials.ready(DIGEST, OTHER, LAST) is None
 
 
@@ -264,7 +264,7 @@ def test_cuts_behind_the_one_at_which_an_engine_was_tried_keep_the_costs_of_the_
     seconds = np.arange(len(cuts), dtype=np.float64)[None]
     changed = under_engine(costs, NetworkProfile(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
     assert changed[only].seconds == 1.25
-    assert [one for one in changed if one.number != only] == [one for one in costs if one.number != only]
+    assert [one for one in changed if one.number != only] == [cost for cost in costs if cost.number != only]
 
 
 @contextmanager

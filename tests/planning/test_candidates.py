@@ -16,11 +16,13 @@ SECONDS = (0.0, 0.002, 0.01)
 
 
 def seconds(given_situation, cut, codec="exact"):
-    return next(dict(one.seconds) for one in options(given_situation) if one.candidate.route == Route(cut, codec))
+    return next(
+        dict(option.seconds) for option in options(given_situation) if option.candidate.route == Route(cut, codec)
+    )
 
 
 def candidate(given_situation, cut, codec="exact"):
-    return next(one.candidate for one in options(given_situation) if one.candidate.route == Route(cut, codec))
+    return next(option.candidate for option in options(given_situation) if option.candidate.route == Route(cut, codec))
 
 
 def test_decoding_is_paid_by_the_side_that_does_it():
@@ -32,12 +34,12 @@ def test_decoding_is_paid_by_the_side_that_does_it():
 
 def test_reading_from_the_store_is_paid_by_the_node_at_every_cut():
     job = situation(store=profile(SECONDS, read_s=0.003))
-    assert [one.candidate.store_s for one in options(job)] == pytest.approx([0.003, 0.005, 0.013])
+    assert [option.candidate.store_s for option in options(job)] == pytest.approx([0.003, 0.005, 0.013])
 
 
 def test_the_head_is_paid_by_the_trainer_at_every_cut():
     job = situation(head_s=0.004)
-    assert [one.candidate.trainer_s for one in options(job)] == pytest.approx([0.014, 0.012, 0.004])
+    assert [option.candidate.trainer_s for option in options(job)] == pytest.approx([0.014, 0.012, 0.004])
 
 
 def test_several_nodes_share_the_work_beside_the_store():
@@ -66,13 +68,13 @@ def test_on_one_machine_the_processors_are_one_resource():
 def test_on_one_machine_noise_between_two_measurements_decides_nothing():
     noisy = profile((0.0, 0.001, 0.007))  # the same work, measured 30 % faster
     job = situation(trainer=noisy, same_host=True)
-    assert all(one.seconds["shared machine"] == pytest.approx(0.01) for one in options(job))
+    assert all(option.seconds["shared machine"] == pytest.approx(0.01) for option in options(job))
 
 
 def test_on_one_machine_other_hardware_keeps_its_own_profile():
     faster = profile((0.0, 0.0001, 0.0002), hardware="faster")
     job = situation(trainer=faster, same_host=True)
-    assert [one.seconds["shared machine"] for one in options(job)] == pytest.approx([0.0002, 0.0021, 0.01])
+    assert [option.seconds["shared machine"] for option in options(job)] == pytest.approx([0.0002, 0.0021, 0.01])
 
 
 def test_noise_never_makes_what_is_left_cheaper_than_nothing():
@@ -99,13 +101,13 @@ def test_a_codec_that_was_not_measured_is_no_candidate():
         store=profile(SECONDS, codecs=(codec(2, "lz4", 2_500),)),
         trainer=profile(SECONDS, codecs=(codec(1, "lz4", 2_500), codec(2, "zstd", 2_500))),
     )
-    found = [(one.candidate.cut, one.candidate.codec) for one in options(job)]
+    found = [(option.candidate.cut, option.candidate.codec) for option in options(job)]
     assert found == [(0, "exact"), (1, "exact"), (2, "exact"), (2, "lz4")]
 
 
 def test_encoded_samples_go_as_they_are():
     job = situation(store=profile(SECONDS, codecs=(codec(0, "zstd", 10), codec(0, "exact", 10))))
-    found = [one.candidate for one in options(job) if one.candidate.cut == 0]
+    found = [option.candidate for option in options(job) if option.candidate.cut == 0]
     assert [(one.codec, one.wire_bytes_per_sample) for one in found] == [("exact", 100_000)]
 
 
@@ -164,7 +166,7 @@ def test_a_smaller_device_batch_is_taken_where_the_profiled_one_does_not_fit():
 
 def test_a_node_that_refuses_the_network_leaves_the_encoded_samples():
     job = situation(refused="the node has 1 GB: start it with more --memory")
-    assert [one.candidate.rejected for one in options(job)] == [None, job.refused, job.refused]
+    assert [option.candidate.rejected for option in options(job)] == [None, job.refused, job.refused]
 
 
 def test_training_on_the_node_takes_the_head_along_and_nothing_crosses():
@@ -176,18 +178,18 @@ def test_training_on_the_node_takes_the_head_along_and_nothing_crosses():
 
 @given(situations())
 def test_a_way_is_as_fast_as_its_busiest_resource_lets_it(given_situation):
-    for one in options(given_situation):
-        assert one.candidate.samples_per_s == pytest.approx(1 / max(one.seconds.values()))
-        assert tuple(one.seconds) == resources(given_situation)
-        total = one.candidate.store_s + one.candidate.link_s + one.candidate.trainer_s
-        assert sum(one.seconds.values()) == pytest.approx(total)
+    for option in options(given_situation):
+        assert option.candidate.samples_per_s == pytest.approx(1 / max(option.seconds.values()))
+        assert tuple(option.seconds) == resources(given_situation)
+        total = option.candidate.store_s + option.candidate.link_s + option.candidate.trainer_s
+        assert sum(option.seconds.values()) == pytest.approx(total)
 
 
 @given(situations())
 def test_every_cut_has_its_exact_codec_and_cut_0_is_always_possible(given_situation):
-    found = [one.candidate for one in options(given_situation)]
+    found = [option.candidate for option in options(given_situation)]
     exact = [one for one in found if one.codec == "exact"]
-    assert [one.cut for one in exact] == [one.number for one in given_situation.cuts]
+    assert [one.cut for one in exact] == [cut.number for cut in given_situation.cuts]
     assert exact[0].is_possible
     assert all(one.is_possible == (one.memory_bytes <= given_situation.memory_bytes) for one in exact[1:])
     assert all(one.is_possible == exact[one.cut].is_possible for one in found if one.codec in LOSSLESS)
@@ -195,7 +197,7 @@ def test_every_cut_has_its_exact_codec_and_cut_0_is_always_possible(given_situat
 
 def test_within_one_process_the_link_costs_nothing():
     job = situation(link=Link(bytes_per_s=math.inf, round_trip_s=0.0), same_host=True)
-    assert [one.candidate.link_s for one in options(job)] == [0.0, 0.0, 0.0]
+    assert [option.candidate.link_s for option in options(job)] == [0.0, 0.0, 0.0]
 
 
 def with_engine(**changes):

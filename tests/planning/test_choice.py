@@ -24,7 +24,7 @@ TWO_SIDES = {"store": profile(SECONDS), "trainer": profile(SECONDS, hardware="ot
 @given(situations())
 def test_nothing_that_is_possible_is_faster_than_the_choice_beyond_the_noise(given_situation):
     plan, exact = make_plan(given_situation), make_plan(given_situation, noise=0)
-    possible = [one for one in plan.candidates if one.is_possible]
+    possible = [candidate for candidate in plan.candidates if candidate.is_possible]
     assert plan.samples_per_s >= 0.95 * exact.samples_per_s
     assert all(exact.samples_per_s >= (1 - 1e-5) * one.samples_per_s for one in possible)
     used = {one.route for one in (*plan.mixture, *exact.mixture)}
@@ -68,7 +68,7 @@ def test_a_mixture_is_whole_and_all_others_say_why_they_were_not_taken(given_sit
         assert [one.share for one in plan.mixture] == sorted((one.share for one in plan.mixture), reverse=True)
         assert len(plan.mixture) <= len(plan.prices)
         used = {one.route for one in plan.mixture}
-        assert {one.route for one in plan.candidates if one.rejected is None} == used
+        assert {candidate.route for candidate in plan.candidates if candidate.rejected is None} == used
         assert plan.chosen.route == plan.mixture[0].route
 
 
@@ -80,7 +80,7 @@ def test_a_plan_survives_json_and_has_a_table_of_every_cut(given_situation, poli
     keys = {"cut", "codec", "name", "wire_bytes_per_sample", "store_s", "link_s", "trainer_s", "memory_bytes"}
     assert all(keys | {"samples_per_s", "error", "rejected"} <= set(one) for one in value["candidates"])
     made = table(plan)
-    assert {row[1] for row in made.rows} == {str(one.number) for one in given_situation.cuts}
+    assert {row[1] for row in made.rows} == {str(cut.number) for cut in given_situation.cuts}
     assert sum(row[-1] == "chosen" for row in made.rows) == len(plan.mixture)
     assert len(explain(plan).splitlines()) == 4 + len(made.rows)
 
@@ -124,7 +124,7 @@ def test_two_sides_that_both_have_time_share_the_samples():
 def test_of_mixtures_as_fast_within_two_percent_the_one_with_the_fewest_bytes_is_taken():
     exact, taken = (make_plan(situation(**TWO_SIDES), noise=noise) for noise in (0, 0.05))
     assert 0.98 - 1e-6 <= taken.samples_per_s / exact.samples_per_s < 1
-    sizes = {one.route: one.wire_bytes_per_sample for one in exact.candidates}
+    sizes = {candidate.route: candidate.wire_bytes_per_sample for candidate in exact.candidates}
     ours, theirs = (sum(one.share * sizes[one.route] for one in plan.mixture) for plan in (taken, exact))
     assert ours < theirs
 

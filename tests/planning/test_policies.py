@@ -68,7 +68,7 @@ def test_neurosurgeon_adds_up_what_others_overlap():
 @given(situations())
 def test_neurosurgeon_is_the_least_latency(given_situation):
     plan = make_plan(given_situation, "neurosurgeon")
-    cuts = [one for one in plan.candidates if one.codec == "exact" and one.is_possible]
+    cuts = [candidate for candidate in plan.candidates if candidate.codec == "exact" and candidate.is_possible]
     assert latency(plan.chosen) == min(map(latency, cuts))
 
 
@@ -79,7 +79,7 @@ def latency(one):
 @given(situations())
 def test_hapi_v3_is_the_least_time_of_its_pipeline_or_the_baseline(given_situation):
     plan = make_plan(given_situation, "hapi_v3")
-    cuts = [one for one in plan.candidates if one.codec == "exact" and one.is_possible]
+    cuts = [candidate for candidate in plan.candidates if candidate.codec == "exact" and candidate.is_possible]
     best = min(cuts, key=lambda one: (pipelined(one), one.cut))
     assert plan.cut == (0 if cuts[0].samples_per_s > best.samples_per_s else best.cut)
 

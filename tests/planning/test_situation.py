@@ -70,17 +70,17 @@ def test_each_question_changes_what_it_names():
         store=profile(SECONDS, read_s=0.002, codecs=codecs), trainer=profile(SECONDS, codecs=codecs), head_s=0.01
     )  # fmt: skip
     asked = vary(job, bandwidth=MB, store_speed=2, trainer_speed=10, nodes=2, epochs=7)
-    one = next(one.candidate for one in options(asked) if one.candidate.codec == "lz4")
+    one = next(option.candidate for option in options(asked) if option.candidate.codec == "lz4")
     assert (one.store_s, one.link_s, one.trainer_s) == pytest.approx(((0.002 + 0.01 + 0.004) / 4, 0.004, 0.0012))
     assert (asked.epochs, asked.nodes, asked.link.round_trip_s) == (7, 2, job.link.round_trip_s)
 
 
 def test_a_faster_side_of_one_machine_is_other_hardware_than_the_other_side():
     job = situation(same_host=True)
-    shared = [one.seconds["shared machine"] for one in options(vary(job, store_speed=2))]
+    shared = [option.seconds["shared machine"] for option in options(vary(job, store_speed=2))]
     assert shared == pytest.approx([0.01, 0.009, 0.005])
     alike = vary(job, store_speed=2, trainer_speed=2)
-    assert [one.seconds["shared machine"] for one in options(alike)] == pytest.approx([0.005, 0.005, 0.005])
+    assert [option.seconds["shared machine"] for option in options(alike)] == pytest.approx([0.005, 0.005, 0.005])
 
 
 @given(situations(), st.floats(0.01, 100))

@@ -88,8 +88,8 @@ def test_a_request_is_late_beside_those_that_were_at_least_as_long():
 def test_no_more_are_made_twice_than_lie_above_the_quantile(quantile, seconds):
     known = Stragglers(quantile)
     hedges = 0
-    for one in seconds:
-        known.took(WAY, ROWS, one)
+    for second in seconds:
+        known.took(WAY, ROWS, second)
         if known.late_after_s(WAY, ROWS) is not None:
             known.hedged(WAY)
             hedges += 1

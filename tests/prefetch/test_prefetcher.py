@@ -90,7 +90,7 @@ def test_a_node_that_dies_in_the_middle_and_comes_back_loses_and_doubles_nothing
         transport.come_back()
         came += deliveries
     assert ids_of(came) == list(range(64))
-    assert any(isinstance(one, RequestRetried) for one in events)
+    assert any(isinstance(event, RequestRetried) for event in events)
     asked = [request.samples.ids.tolist() for request in transport.requests]
     assert [4, 5, 6, 7] in asked, "the rows that had arrived are not asked for again"
 
@@ -103,7 +103,7 @@ def test_what_may_pass_is_tried_again(error):
     events = []
     with prefetcher(features(transport), events=events) as deliveries:
         assert ids_of(deliveries) == list(range(64))
-    (retried,) = [one for one in events if isinstance(one, RequestRetried)]
+    (retried,) = [event for event in events if isinstance(event, RequestRetried)]
     assert (retried.samples, retried.attempt, retried.reason) == (5, 2, str(error))
 
 
@@ -173,10 +173,10 @@ def test_a_straggler_is_asked_for_again_and_its_first_attempt_is_closed():
     transport, events = ScriptedTransport(acts), []
     with prefetcher(features(transport), count=26 * 8, events=events, hedge_quantile=0.5) as deliveries:
         assert ids_of(deliveries) == list(range(26 * 8))
-    hedged = [one.samples for one in events if isinstance(one, RequestHedged)]
+    hedged = [event.samples for event in events if isinstance(event, RequestHedged)]
     assert hedged == [8] * (len(transport.requests) - 26)
     assert hedged, "the first attempt would never have been answered"
-    assert sum(isinstance(one, RequestFinished) for one in events) == 26, "an attempt that was given up is not one"
+    assert sum(isinstance(event, RequestFinished) for event in events) == 26, "an attempt that was given up is not one"
 
 
 class Slow:
@@ -243,7 +243,7 @@ def test_unreadable_samples_are_reported_once_and_leave_no_hole():
     with prefetcher(features(transport), events=events) as deliveries:
         came = ids_of(deliveries)
     assert came == [one for one in range(64) if one not in (5, 40)]
-    skipped = [(one.id, one.object, one.reason) for one in events if isinstance(one, SampleSkipped)]
+    skipped = [(event.id, event.object, event.reason) for event in events if isinstance(event, SampleSkipped)]
     assert skipped == [(5, "5.jpg", "truncated"), (40, "40.jpg", "no JPEG")]
 
 
@@ -251,7 +251,7 @@ def test_finished_requests_are_told_to_the_observer():
     events = []
     with prefetcher(features(ScriptedTransport()), events=events) as deliveries:
         list(deliveries)
-    finished = [one for one in events if isinstance(one, RequestFinished)]
+    finished = [event for event in events if isinstance(event, RequestFinished)]
     assert sum(one.payload_bytes for one in finished) == 64 * 16
     assert sum(one.samples for one in finished) == 64
     assert all(one.seconds >= 0 for one in finished)

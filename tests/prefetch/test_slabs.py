@@ -47,7 +47,7 @@ def test_a_tensor_holds_the_memory_that_it_was_made_from():
     del tensor
     others = [filled(slabs, 2) for _ in range(4)]
     assert (row == 1).all()
-    assert all((one == 2).all() for one in others)
+    assert all((other == 2).all() for other in others)
 
 
 def test_a_loop_that_holds_one_batch_goes_round_in_two_places():

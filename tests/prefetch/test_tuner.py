@@ -72,9 +72,9 @@ def test_bounds_that_jump_to_and_fro_change_no_order_and_each_is_told_with_its_r
     rule, events = Scripted(*settings), []
     came, order = run(rule, events=events)
     assert came == order
-    tuned = [one for one in events if isinstance(one, Tuned)]
+    tuned = [event for event in events if isinstance(event, Tuned)]
     assert [(one.requests, one.window_bytes) for one in tuned] == [
-        (one.requests, one.window_bytes) for one in settings[1:]
+        (setting.requests, setting.window_bytes) for setting in settings[1:]
     ]
     assert [one.reason for one in tuned] == [f"look {number}" for number in range(1, 20)]
 

@@ -229,9 +229,9 @@ def test_random_crops_cover_the_image_as_torchvisions_do():
     data = encoded(Image.fromarray(np.stack([x, y, x * 0], 2).astype(np.uint8)), "PNG")
     augmented = Preprocess(steps=(Decode(), *imagenet(32, augment=True).steps[1:2], PIXELS))
     crops = [decoded(augmented, data, id=id, view=VIEW) for id in range(300)]
-    widths = np.array([(one[0].max() - one[0].min()) / 200 for one in crops])
-    heights = np.array([(one[1].max() - one[1].min()) / 200 for one in crops])
-    centres = np.array([one[0].mean() / 200 for one in crops])
+    widths = np.array([(crop[0].max() - crop[0].min()) / 200 for crop in crops])
+    heights = np.array([(crop[1].max() - crop[1].min()) / 200 for crop in crops])
+    centres = np.array([crop[0].mean() / 200 for crop in crops])
     assert 0.45 < np.mean(widths * heights) < 0.60  # 0.54 drawn, some of it refused as too wide or high
     assert abs(centres.mean() - 0.5) < 0.03
 

@@ -31,7 +31,8 @@ def by_torchvision(image, step, draws):
     change = pytest.importorskip("torchvision.transforms.functional", exc_type=(ImportError, RuntimeError))
     amounts = (step.brightness, step.contrast, step.saturation)
     factors = [
-        max(0, 1 - one) + (1 + one - max(0, 1 - one)) * draw for one, draw in zip(amounts, draws[3:], strict=False)
+        max(0, 1 - amount) + (1 + amount - max(0, 1 - amount)) * draw
+        for amount, draw in zip(amounts, draws[3:], strict=False)
     ]
     changes = [
         lambda image: change.adjust_brightness(image, factors[0]),
@@ -90,7 +91,7 @@ def test_jitter_is_seeded_by_view_and_sample_and_leaves_the_draws_before_it_as_t
         decoded(jitter, 5, View(seed=1, epoch=1)),
         decoded(jitter, 5, View(seed=2, epoch=0)),
     ]
-    assert not any(np.array_equal(decoded(jitter, 5, view), one) for one in others)
+    assert not any(np.array_equal(decoded(jitter, 5, view), other) for other in others)
     still = Preprocess(steps=(*plain.steps[:-1], ColorJitter(), PIXELS))
     assert np.array_equal(decoded(still, 5, view), decoded(plain, 5, view))
 

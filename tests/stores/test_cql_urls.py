@@ -234,7 +234,7 @@ KINDS = [(module, name, kind) for module, known in EXPECTED.items() for name, ki
 @pytest.mark.parametrize("module", EXPECTED)
 def test_every_exception_of_the_driver_is_known(module):
     found = importlib.import_module(module)
-    raised = [one for one in vars(found).values() if isinstance(one, type) and issubclass(one, Exception)]
+    raised = [var for var in vars(found).values() if isinstance(var, type) and issubclass(var, Exception)]
     assert {one.__name__ for one in raised if one.__module__ == module} == set(EXPECTED[module])
 
 

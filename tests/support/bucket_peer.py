@@ -64,7 +64,7 @@ class BucketPeer:
         about = {"ETag": _etag(data), "Last-Modified": formatdate(0, usegmt=True)}
         if not range_ or not self.gives_ranges:
             return 200, about, data
-        first, last = (int(one) for one in re.fullmatch(r"bytes=(\d+)-(\d+)", range_).groups())
+        first, last = (int(group) for group in re.fullmatch(r"bytes=(\d+)-(\d+)", range_).groups())
         if first >= len(data):
             return _error(416, "InvalidRange")
         last = min(last, len(data) - 1)
@@ -84,7 +84,7 @@ class BucketPeer:
             if not below[name][1]
         )
         folders = dict.fromkeys(f"{prefix}{first}{mark}" for first, mark, _ in below.values() if mark)
-        found += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders)
+        found += "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders)
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode()
 
 

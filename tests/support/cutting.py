@@ -20,27 +20,29 @@ def crossed(engine, inputs, cut):
     arrays = [one.numpy().copy() for one in inputs]
     tensors = engine.run(arrays, cut.number)
     assert all((array == one.numpy()).all() for array, one in zip(arrays, inputs, strict=True))
-    assert sum(one[0].nbytes for one in tensors) == cut.bytes_per_sample
-    return [torch.from_numpy(one) for one in tensors]
+    assert sum(tensor[0].nbytes for tensor in tensors) == cut.bytes_per_sample
+    return [torch.from_numpy(tensor) for tensor in tensors]
 
 
 def sent(tensors):
     """The tensors after they went over the wire."""
     encoder = Encoder()
-    batch = FeatureBatch(ids=torch.arange(len(tensors[0])).numpy(), tensors=tuple(one.numpy() for one in tensors))
+    batch = FeatureBatch(ids=torch.arange(len(tensors[0])).numpy(), tensors=tuple(tensor.numpy() for tensor in tensors))
     body = b"".join(bytes(part) for part in [*encoder.encode(batch), *encoder.finish()])
     [arrived] = decode(_Body(body))
-    return [torch.from_numpy(one.copy()) for one in arrived.tensors]
+    return [torch.from_numpy(tensor.copy()) for tensor in arrived.tensors]
 
 
 def finished(network, cut, tensors):
     """What crosses the frost line, made from what crossed an earlier cut, which stays as it was."""
     rest = network.rest_of_prefix(cut)
-    before = [one.clone() for one in tensors]
+    before = [tensor.clone() for tensor in tensors]
     with torch.inference_mode():
         outputs = Runner(rest).run(tensors, leaf_values(rest, network.prefix.tensors))
-    assert all(torch.equal(one, two) for one, two in zip(tensors, before, strict=True)), "features were overwritten"
-    return [one.clone() for one in outputs]
+    assert all(torch.equal(tensor, two) for tensor, two in zip(tensors, before, strict=True)), (
+        "features were overwritten"
+    )
+    return [output.clone() for output in outputs]
 
 
 class _Body:

@@ -34,66 +34,66 @@ def tar_of(files, fmt=tarfile.PAX_FORMAT):
 
 def webdataset_files(examples, *, suffix="jpg"):
     """Names and contents of the members of a shard."""
-    for one in examples:
-        key = f"{one.label}/{one.key}"
-        yield f"{key}.{suffix}", one.data
-        yield f"{key}.cls", one.label.encode()
-        yield f"{key}.json", json.dumps({"size": len(one.data), "key": one.key, "box": [1, 2]}).encode()
+    for example in examples:
+        key = f"{example.label}/{example.key}"
+        yield f"{key}.{suffix}", example.data
+        yield f"{key}.cls", example.label.encode()
+        yield f"{key}.json", json.dumps({"size": len(example.data), "key": example.key, "box": [1, 2]}).encode()
 
 
 def put_folders(store, examples, part=0, *, suffix="jpg"):
-    for one in examples:
-        store.write(f"{one.label}/{one.key}-{part}.{suffix}", one.data)
+    for example in examples:
+        store.write(f"{example.label}/{example.key}-{part}.{suffix}", example.data)
 
 
 def put_masks(store, examples, part=0):
     """Images of classes, each with the bytes of another as its mask."""
-    for one in examples:
-        store.write(f"images/{one.label}/{one.key}-{part}.jpg", one.data)
-        store.write(f"masks/{one.label}/{one.key}-{part}.png", one.data[::-1])
+    for example in examples:
+        store.write(f"images/{example.label}/{example.key}-{part}.jpg", example.data)
+        store.write(f"masks/{example.label}/{example.key}-{part}.png", example.data[::-1])
 
 
 def put_masked_pairs(store, examples):
     """The same of examples that bring their masks; one that has none any more is removed."""
     there = {entry.object for entry in store.list()}
-    for one in examples:
-        store.write(f"images/{one.label}/{one.key}.pgm", one.data)
-        name = f"masks/{one.label}/{one.key}.pgm"
-        if one.mask:
-            store.write(name, one.mask)
+    for example in examples:
+        store.write(f"images/{example.label}/{example.key}.pgm", example.data)
+        name = f"masks/{example.label}/{example.key}.pgm"
+        if example.mask:
+            store.write(name, example.mask)
         elif name in there:
             store.remove(name)
 
 
 def put_masked_webdataset(store, examples):
     members = []
-    for one in examples:
-        key = f"{one.label}/{one.key}"
-        members += [(f"{key}.pgm", one.data), (f"{key}.cls", one.label.encode())]
-        members += [(f"{key}.mask.pgm", one.mask)] if one.mask else []
+    for example in examples:
+        key = f"{example.label}/{example.key}"
+        members += [(f"{key}.pgm", example.data), (f"{key}.cls", example.label.encode())]
+        members += [(f"{key}.mask.pgm", example.mask)] if example.mask else []
     store.write("shards/0.tar", tar_of(members))
 
 
 def put_masked_parquet(store, examples):
     columns = {
-        "image": [{"bytes": one.data, "path": None} for one in examples],
-        "mask": [(one.mask and {"bytes": one.mask, "path": None}) or None for one in examples],
+        "image": [{"bytes": example.data, "path": None} for example in examples],
+        "mask": [(example.mask and {"bytes": example.mask, "path": None}) or None for example in examples],
     }
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     columns = {name: pa.array(cells, kind) for name, cells in columns.items() if any(cells)}
     out = io.BytesIO()
-    pq.write_table(pa.table({**columns, "label": [one.label for one in examples]}), out, row_group_size=3)
+    pq.write_table(pa.table({**columns, "label": [example.label for example in examples]}), out, row_group_size=3)
     store.write("0.parquet", out.getvalue())
 
 
 def put_masked_urls(store, examples):
     rows = [("file_name", "mask", "label")]
-    for one in examples:
-        names = [f"{kind}/{one.label}/{one.key}.pgm" for kind in ("i", "m")]
-        store.write(names[0], one.data)
-        if one.mask:
-            store.write(names[1], one.mask)
-        rows.append((names[0], names[1] if one.mask else "", one.label))
+    for example in examples:
+        names = [f"{kind}/{example.label}/{example.key}.pgm" for kind in ("i", "m")]
+        store.write(names[0], example.data)
+        if example.mask:
+            store.write(names[1], example.mask)
+        rows.append((names[0], names[1] if example.mask else "", example.label))
     out = io.StringIO()
     csv.writer(out).writerows(rows)
     store.write("labels.csv", out.getvalue().encode())
@@ -101,21 +101,21 @@ def put_masked_urls(store, examples):
 
 def put_masked_ready(store, examples):
     """One object of records, each as long as the example's bytes are, and one of their masks."""
-    masks = [one.mask for one in examples]
-    names = [f"{one.label}/{one.key}" for one in examples]
+    masks = [example.mask for example in examples]
+    names = [f"{example.label}/{example.key}" for example in examples]
     layout = Layout.of(
         "masks", len(names), Applied.to(tiny_preprocess(), "uint8"), object_bytes=1 << 20, has_masks=any(masks)
     )
     contents = bytearray(layout.size(0))
-    for row, one in enumerate(examples):
-        contents[layout.offset(row) : layout.offset(row) + len(one.data)] = one.data
-    classes = sorted({one.label for one in examples})
+    for row, example in enumerate(examples):
+        contents[layout.offset(row) : layout.offset(row) + len(example.data)] = example.data
+    classes = sorted({example.label for example in examples})
     samples = Samples(
         ids=stable_ids(names),
         objects=[object_name(0)] * len(names),
         offsets=np.array([layout.offset(row) for row in range(len(names))], np.int64),
-        lengths=np.array([len(one.data) for one in examples], np.int64),
-        labels=np.array([classes.index(one.label) for one in examples], np.int64),
+        lengths=np.array([len(example.data) for example in examples], np.int64),
+        labels=np.array([classes.index(example.label) for example in examples], np.int64),
     )
     part = ReadyPart(
         layout=layout.digest,
@@ -136,18 +136,22 @@ def put_masked_ready(store, examples):
 
 def put_masked_table(store, examples):
     store.put_many(
-        TableSample(f"{one.label}/{one.key}", one.data, -1, one.label, b"", one.mask or None) for one in examples
+        TableSample(f"{example.label}/{example.key}", example.data, -1, example.label, b"", example.mask or None)
+        for example in examples
     )
 
 
 def put_table(store, examples, part=0):
     """Into a table over CQL, under the names that they have in class folders."""
-    store.put_many(TableSample(f"{one.label}/{one.key}-{part}.jpg", one.data, -1, one.label) for one in examples)
+    store.put_many(
+        TableSample(f"{example.label}/{example.key}-{part}.jpg", example.data, -1, example.label)
+        for example in examples
+    )
 
 
 def put_ready(store, examples, part=0):
     """A ready form of all that was put until now: one record an object, each as long as the example's bytes are."""
-    put = {f"{one.label}/{one.key}-{part}.jpg": (one.label, one.data) for one in examples}
+    put = {f"{example.label}/{example.key}-{part}.jpg": (example.label, example.data) for example in examples}
     names = [entry.object for entry in store.list()]
     if TABLE in names:
         put = _ready_records(store) | put
@@ -191,13 +195,13 @@ def put_webdataset(store, examples, part=0, **options):
 
 def parquet_of(examples, *, nested=True, names=None, group=5, **options):
     """A Parquet file as Hugging Face writes them; with names of classes labels are numbers, else texts."""
-    images = [{"bytes": one.data, "path": f"{one.key}.jpg"} if nested else one.data for one in examples]
-    labels = [one.label if names is None else names.index(one.label) for one in examples]
+    images = [{"bytes": example.data, "path": f"{example.key}.jpg"} if nested else example.data for example in examples]
+    labels = [example.label if names is None else names.index(example.label) for example in examples]
     features = {"image": {"_type": "Image"}}
     if names is not None:
         features["label"] = {"_type": "ClassLabel", "names": list(names)}
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()}) if nested else pa.binary()
-    columns = {"image": pa.array(images, kind), "label": pa.array(labels), "key": [one.key for one in examples]}
+    columns = {"image": pa.array(images, kind), "label": pa.array(labels), "key": [example.key for example in examples]}
     about = {"huggingface": json.dumps({"info": {"features": features}})}
     out = io.BytesIO()
     pq.write_table(pa.table(columns).replace_schema_metadata(about), out, row_group_size=group, **options)
@@ -208,10 +212,10 @@ def put_urls(store, examples, part=0, *, away=None):
     """A list beside the images, or of images in another store."""
     place = away or store
     rows = [("file_name", "label", "key")]
-    for one in examples:
-        name = f"images-{part}/{one.label}/{one.key}.jpg"
-        place.write(name, one.data)
-        rows.append((object_url(away.url, name) if away else name, one.label, one.key))
+    for example in examples:
+        name = f"images-{part}/{example.label}/{example.key}.jpg"
+        place.write(name, example.data)
+        rows.append((object_url(away.url, name) if away else name, example.label, example.key))
     out = io.StringIO()
     csv.writer(out).writerows(rows)
     store.write(f"labels-{part}.csv", out.getvalue().encode())

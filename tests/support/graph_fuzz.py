@@ -88,7 +88,7 @@ class Growing:
         self.leaves = leaves()
         self.nodes = []
         self.values = {"x": torch.empty(8, 3, 8, 8, device="meta")}
-        self.values |= {name: torch.empty_like(one, device="meta") for name, one in self.leaves.items()}
+        self.values |= {name: torch.empty_like(leaf, device="meta") for name, leaf in self.leaves.items()}
 
     def grown(self):
         for _ in range(self.random.choice([1, 2, 4, 8, 16])):
@@ -116,13 +116,13 @@ class Growing:
             last = {"ref": self.nodes[-1]["name"]}
 
     def tensors(self):
-        return [name for name, one in self.values.items() if isinstance(one, torch.Tensor)]
+        return [name for name, value in self.values.items() if isinstance(value, torch.Tensor)]
 
     def tried(self, call):
         """What a call gives on shapes, where it is allowed at all."""
         try:
             [node] = graph_from_json({"inputs": [], "leaves": [], "nodes": [call], "outputs": []}).nodes
-            args = [self.value(one) for one in node.args]
+            args = [self.value(arg) for arg in node.args]
             kwargs = {name: self.value(one) for name, one in node.kwargs}
             if node.op in FACTORIES:
                 kwargs["device"] = "meta"
@@ -151,17 +151,17 @@ class Growing:
             return {"name": name, "op": op, "args": [left, self.integer()], "kwargs": {}}
         args, kwargs = [], {}
         _, packet, overload = op.split(".")
-        for one in getattr(getattr(torch.ops.aten, packet), overload)._schema.arguments:  # noqa: SLF001 (torch has no public word for it)
-            if one.has_default_value() and self.random.random() < 0.5:
-                if not one.kwarg_only:
+        for argument in getattr(getattr(torch.ops.aten, packet), overload)._schema.arguments:  # noqa: SLF001 (torch has no public word for it)
+            if argument.has_default_value() and self.random.random() < 0.5:
+                if not argument.kwarg_only:
                     break  # the rest have their defaults
                 continue
-            value = self.argument(str(one.real_type), one.name)
-            if one.name == "weight" and self.random.random() < 0.5:
+            value = self.argument(str(argument.real_type), argument.name)
+            if argument.name == "weight" and self.random.random() < 0.5:
                 value = {"ref": WEIGHTS.get(op, "row")}
             value = self.random.choice(WRONG) if self.random.random() < 0.01 else value
-            if one.kwarg_only:
-                kwargs[one.name] = value
+            if argument.kwarg_only:
+                kwargs[argument.name] = value
             else:
                 args.append(value)
         return {"name": name, "op": op, "args": args, "kwargs": kwargs}
@@ -179,11 +179,11 @@ class Growing:
         return self.random.choice([0, 1, 2, 3, -1, -2]) if is_dimension else self.integer()
 
     def reference(self, kind):
-        found = [name for name, one in self.values.items() if isinstance(one, kind)]
+        found = [name for name, value in self.values.items() if isinstance(value, kind)]
         return {"ref": self.random.choice(found[-6:] + found)} if found else X
 
     def integer(self):
-        sizes = [name for name, one in self.values.items() if isinstance(one, int) and not isinstance(one, bool)]
+        sizes = [name for name, value in self.values.items() if isinstance(value, int) and not isinstance(value, bool)]
         if sizes and self.random.random() < 0.2:
             return {"ref": self.random.choice(sizes)}
         return self.random.choice(EXTREME) if self.random.random() < 0.1 else self.random.choice(SIZES)

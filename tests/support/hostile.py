@@ -26,7 +26,7 @@ def artifact(nodes, leaves=None, *, crosses="", shape=SHAPE, dtype="float32", in
     leaves = leaves or {}
     ends = [{"number": 2, "after": len(nodes) - 1, "tensors": [crosses or nodes[-1]["name"]]}]
     cuts = [{"number": 1, "after": -1, "tensors": ["x"], "shapes": [list(inputs)], "dtypes": ["float32"]}]
-    cuts += [{**one, "shapes": [list(shape)], "dtypes": [dtype]} for one in ends]
+    cuts += [{**end, "shapes": [list(shape)], "dtypes": [dtype]} for end in ends]
     graph = {
         "format": 2,
         "orders": {},

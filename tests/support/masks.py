@@ -93,7 +93,7 @@ def through(job, *, epochs, batch_size=8, **options):
 
 def losses(model, folder, data, preprocess, *, epochs, batch_size=8):
     """The same training by a plain loop over files, in the same order."""
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], 0.1)
     found = []
     for epoch in range(epochs):
         view = View(seed=0, epoch=epoch) if preprocess.is_random else None

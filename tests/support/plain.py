@@ -26,7 +26,7 @@ def batches(folder: Path, data: Dataset, preprocess: Preprocess, *, batch_size: 
 
 def losses(model, folder: Path, data: Dataset, preprocess: Preprocess, *, batch_size: int, epochs: int, seed: int = 0):
     """Train with SGD and give the loss of each step; dropout is seeded as ``through`` seeds it."""
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], 0.1)
     found = []
     torch.manual_seed(seed)
     for epoch in range(epochs):

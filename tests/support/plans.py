@@ -70,7 +70,7 @@ def a_plan(cuts=24, *, policy="best", **changes):
 def a_free_situation():
     """Nothing costs anything, so no rate has a bound."""
     free = a_situation(2)
-    idle = replace(free.store, read_s=0.0, codecs=(), cuts=tuple(replace(one, seconds=0.0) for one in free.store.cuts))
+    idle = replace(free.store, read_s=0.0, codecs=(), cuts=tuple(replace(cut, seconds=0.0) for cut in free.store.cuts))
     return replace(free, store=idle, trainer=idle, link=Link(bytes_per_s=math.inf, round_trip_s=0.0))
 
 

@@ -33,13 +33,13 @@ def profile(seconds, *, hardware="cpu", per_sample=MB, rest=0, **changes):
     costs = tuple(
         CutCost(
             number=number,
-            seconds=one,
+            seconds=second,
             spread_s=0.0,
             fixed_bytes=MB,
             bytes_per_sample=per_sample,
             rest_bytes_per_sample=rests[number],
         )
-        for number, one in enumerate(seconds)
+        for number, second in enumerate(seconds)
     )
     base = Profile(hardware=hardware, host="h", engine="torch", device_batch=32, read_s=0.0, cuts=costs)
     return replace(base, **changes)

@@ -54,7 +54,7 @@ def read(strategy, arrays):
     seen = {"ids": [], "labels": [], "positions": [], "replicas": strategy.num_replicas_in_sync}
     for ids, labels in strategy.distribute_datasets_from_function(lambda _: loader.dataset()):
         found, sums = step(ids, labels)
-        local = [one.numpy().tolist() for one in strategy.experimental_local_results(found)]
+        local = [result.numpy().tolist() for result in strategy.experimental_local_results(found)]
         loader.took(sum(map(bool, local)))
         seen["ids"].append(local)
         seen["labels"].append(int(strategy.reduce("SUM", sums, axis=None)))

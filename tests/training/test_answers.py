@@ -66,9 +66,9 @@ def test_later_epochs_come_from_the_cache():
 
 def test_every_rule_stands_beside_the_best_one():
     found = ask(a_situation(), Question(policy=ALL_POLICIES))
-    assert [one.policy for one in found.rules] == list(POLICIES)
+    assert [rule.policy for rule in found.rules] == list(POLICIES)
     assert found.plan == found.rules[0]
-    assert all(relative(one, found.plan) <= 1.06 for one in found.rules)
+    assert all(relative(rule, found.plan) <= 1.06 for rule in found.rules)
 
 
 def test_a_cut_and_a_codec_may_be_looked_at():

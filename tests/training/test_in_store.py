@@ -263,7 +263,7 @@ def begun(assignment, memory_bytes):
         with closing(process):
             try:
                 limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
-                [line] = [one for one in limits if one.startswith("Max data size")]
+                [line] = [limit for limit in limits if limit.startswith("Max data size")]
                 return json.loads(process.line()), line.split()[3:5]
             finally:
                 process.kill()

@@ -72,7 +72,7 @@ def test_the_page_says_mixture_bottleneck_prices_and_reasons():
     page, plan = a_page(), a_plan()
     shares = [in_percent(one.share) for one in plan.mixture]
     gains = [in_percent(price / 10) for _, price in plan.prices]
-    reasons = {one.rejected for one in table(plan).candidates if one.rejected}
+    reasons = {candidate.rejected for candidate in table(plan).candidates if candidate.rejected}
     assert len(shares) == 2
     for words in (*shares, *gains, *reasons, in_rate(plan.samples_per_s), "holds the job back", plan.bottleneck):
         assert words in page

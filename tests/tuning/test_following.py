@@ -175,7 +175,7 @@ def test_answers_without_bytes_ramps_failures_and_ends_say_nothing():
     for nothing in ({"bytes_arrived": 0}, {"requests_allowed": 7}, {"failures": 1}, {"is_ending": True}):
         rule = Following(MAX, requests=8)
         answers = [rule.look(Look(**{**said, **nothing}, now_s=0.1 * number)) for number in range(50)]
-        assert all(one is None or "failed" in one.reason for one in answers), nothing
+        assert all(answer is None or "failed" in answer.reason for answer in answers), nothing
     rule = Following(MAX, requests=8)
     assert any(rule.look(Look(**said, now_s=0.1 * number)) for number in range(50))
 
@@ -184,4 +184,4 @@ def test_every_change_says_what_was_measured():
     run = queues(round_trip_s=0.075).run(10)
     reasons = [change.reason for _, change in run.changes]
     assert "the loop waits 100.0 % of the time: are 16 requests faster?" in reasons
-    assert any("MB/s with 16" in one and "MB/s with 8" in one for one in reasons)
+    assert any("MB/s with 16" in reason and "MB/s with 8" in reason for reason in reasons)

@@ -35,7 +35,7 @@ def shown(percents, every_s=0.01):
     changes = [
         rule.look(look(number * every_s, percent * REQUEST // 100)) for number, percent in enumerate(percents, start=1)
     ]
-    return rule, first, [one for one in changes if one is not None]
+    return rule, first, [change for change in changes if change is not None]
 
 
 def test_it_begins_with_one_producer_and_ten_slots():

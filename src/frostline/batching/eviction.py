@@ -71,7 +71,7 @@ def leaving(wish: Wish, stays: Sequence[Stay]) -> tuple[Hashable, ...] | None:
         As few as are enough, those that have begun to leave among them; none where too few may leave yet; and None
         where all that could ever leave were not enough, so that nobody should wait behind this wish.
     """
-    able = [one for one in stays if not _is_stuck(one)]
+    able = [stay for stay in stays if not _is_stuck(stay)]
     if not _is_enough(wish, able):
         return None
     ready = sorted((one for one in able if _may_leave(one, wish)), key=_order)

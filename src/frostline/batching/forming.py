@@ -84,9 +84,9 @@ class Merging:
         lead, *others = sorted(waiting, key=lambda one: (tags[one.tenant], one.number))
         parts = [QueueHead(number=lead.number, rows=lead.rows)]
         room = 0 if lead.is_apart else lead.run_rows - lead.rows
-        for one in others:
-            if room and one.kind == lead.kind and not one.is_apart:
-                parts.append(QueueHead(number=one.number, rows=min(room, one.rows)))
+        for other in others:
+            if room and other.kind == lead.kind and not other.is_apart:
+                parts.append(QueueHead(number=other.number, rows=min(room, other.rows)))
                 room -= parts[-1].rows
         return Turn(parts=tuple(parts), rows=lead.run_rows)
 

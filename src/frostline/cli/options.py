@@ -216,7 +216,7 @@ def job_options(verb: Verb) -> Verb:
         **options: Any,
     ) -> int | None:
         options["near"], options["also_near"] = next(iter(near), None), tuple(near[1:])
-        asked = {one.name: options.pop(one.name) for one in fields(JobSettings) if one.name in options}
+        asked = {field.name: options.pop(field.name) for field in fields(JobSettings) if field.name in options}
         loader = LoaderSettings(
             skip_allowance=skip_allowance, cache_folder=cache_folder, cache_disk_bytes=cache_size, views=views
         )

@@ -50,15 +50,15 @@ def _print_as_measured(answer: WhatIfPlan, before: Plan) -> None:
 
 def _print_rules(answer: WhatIfPlan) -> None:
     rows = []
-    for one in answer.rules:
-        share = relative(one, answer.plan)
+    for rule in answer.rules:
+        share = relative(rule, answer.plan)
         rows.append(
             (
-                one.policy,
-                in_rate(one.mean_samples_per_s),
+                rule.policy,
+                in_rate(rule.mean_samples_per_s),
                 "-" if share is None else in_percent(share),
-                one.bottleneck,
-                _ways(one, answer.situation),
+                rule.bottleneck,
+                _ways(rule, answer.situation),
             )
         )
     columns = ("rule", "samples/s", "of the best", "held back by", "ways")

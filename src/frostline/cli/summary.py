@@ -39,7 +39,7 @@ def _print_report(report: Report, out: Path | None) -> None:
         ("waiting for data", in_percent(report.stall_share)),
         *((f"{one.part}", one.where) for one in report.where),
     ]
-    rows += [(f"samples by {_way(one)}", f"{one.samples}") for one in report.ways]
+    rows += [(f"samples by {_way(way)}", f"{way.samples}") for way in report.ways]
     rows += _rates(report)
     if report.engine_error:
         rows.append(("engine's relative error", f"{report.engine_error:.1g} at most, allowed: {report.accuracy}"))

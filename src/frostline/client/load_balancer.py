@@ -139,7 +139,7 @@ class SpreadTransport:
     def statistics(self) -> TransportStatistics:
         """See ``Transport``; the sum over the nodes."""
         each = [node.statistics() for node in self._nodes]
-        sums = {one.name: sum(getattr(part, one.name) for part in each) for one in fields(TransportStatistics)}
+        sums = {field.name: sum(getattr(part, field.name) for part in each) for field in fields(TransportStatistics)}
         return TransportStatistics(**sums)
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class SpreadTransport:
             return self._turns.order(self._clock())
 
     def _able(self, numbers: Sequence[int], engine: str) -> list[int]:
-        able = [one for one in numbers if (one, engine) not in self._unable]
+        able = [number for number in numbers if (number, engine) not in self._unable]
         if not able:
             raise self._unable[numbers[0], engine]
         return able

@@ -233,10 +233,10 @@ class Dataset:
             SettingError: one is a part of other data.
         """
         parts = (self, *others)
-        if any((one.url, one.listing) != (self.url, self.listing) for one in others):
+        if any((other.url, other.listing) != (self.url, self.listing) for other in others):
             raise SettingError(f"only parts of {self.url} as it is listed now can be joined with it")
         size = len(self._manifest_of_all.samples)
-        return self._with(JoinedRows([as_chosen(None, size) if one.rows is None else one.rows for one in parts]))
+        return self._with(JoinedRows([as_chosen(None, size) if part.rows is None else part.rows for part in parts]))
 
     @property
     def columns(self) -> tuple[str, ...]:

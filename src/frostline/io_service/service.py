@@ -80,8 +80,8 @@ class IoService:
             sessions = list(self._sessions.values())
         for session in sessions:
             session.end()
-        for one in connections:
-            hang_up(one)
+        for connection in connections:
+            hang_up(connection)
         until = time.monotonic() + _STOP_S
         for thread in connections.values():
             thread.join(max(0.0, until - time.monotonic()))
@@ -90,8 +90,8 @@ class IoService:
 
     def forked(self) -> None:
         """This process is a child of the one that serves: let go of connections, which end with that one alone."""
-        for one in (self._listening, *self._connections):
-            one.close()
+        for connection in (self._listening, *self._connections):
+            connection.close()
         self._watch.forked()
 
     def statistics(self) -> dict[str, Any]:

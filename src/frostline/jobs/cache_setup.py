@@ -56,7 +56,7 @@ class Keeper:
             scope = replace(scope, shapes=(*scope.shapes, mask), dtypes=(*scope.dtypes, MASK_DTYPE))
         if scope.digest not in self._caches:
             # What the caches in memory may take together stays within the setting.
-            left = self._settings.cache_bytes - sum(one.memory.statistics().bytes for one in self._caches.values())
+            left = self._settings.cache_bytes - sum(cache.memory.statistics().bytes for cache in self._caches.values())
             disk = None
             if self._store is not None and self._names is not None:
                 disk = DiskCache(self._store, scope, self._names)

@@ -45,8 +45,10 @@ class Explanation:
         lines = [_UNPLANNED if self.plan is None else explain(self.plan)]
         lines += [f"not cut as it stands: {self.fallback}"] if self.fallback else []
         lines += [f"{part}: {where}" for part, where in self.where]
-        lines += [f"after {one.at_s:.0f} s: {one.before} -> {one.after}, {one.reason}" for one in self._replans]
-        lines += [_tuned(one) for one in self.statistics.tunings[-1:]]
+        lines += [
+            f"after {replan.at_s:.0f} s: {replan.before} -> {replan.after}, {replan.reason}" for replan in self._replans
+        ]
+        lines += [_tuned(tuning) for tuning in self.statistics.tunings[-1:]]
         return "\n".join([*lines, *self._measured()])
 
     def to_json(self) -> dict[str, Any]:
@@ -69,8 +71,8 @@ class Explanation:
                 "loading_s": done.loading_s,
                 "stall_s": done.stall_s,
             },
-            "replans": [asdict(one) for one in self._replans],
-            "tunings": [asdict(one) for one in self.statistics.tunings],
+            "replans": [asdict(replan) for replan in self._replans],
+            "tunings": [asdict(tuning) for tuning in self.statistics.tunings],
         }
 
     @property

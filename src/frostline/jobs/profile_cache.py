@@ -91,4 +91,4 @@ class KeptProfiles:
 
 
 def _plain(costs: Sequence[CutCost | CodecCost]) -> list[dict[str, object]]:
-    return [asdict(one) for one in costs]
+    return [asdict(cost) for cost in costs]

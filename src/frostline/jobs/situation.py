@@ -97,8 +97,11 @@ def agreed(scene: Scene, store: Profile, cut: int) -> Profile:
     request = replace(tried(scene), engine=store.engine, cut=cut)
     wanted = ProfileRequest(features=request, accuracy=scene.accuracy)
     found = scene.asking(lambda: scene.transport.profile(wanted))
-    worst = max((one.error for one in found.trials), default=0.0)
-    trials = (replace(one, error=max(one.error, worst)) if one.engine == store.engine else one for one in store.trials)
+    worst = max((trial.error for trial in found.trials), default=0.0)
+    trials = (
+        replace(trial, error=max(trial.error, worst)) if trial.engine == store.engine else trial
+        for trial in store.trials
+    )
     return replace(store, trials=tuple(trials))
 
 

@@ -70,7 +70,7 @@ class Blueprint:
     forked: ForkedWorkers | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         from_environment = self.settings.token is not None and LoaderSettings().token == self.settings.token
         if from_environment:
             values["settings"] = replace(self.settings, token=None)

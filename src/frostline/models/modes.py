@@ -56,4 +56,4 @@ def _restored(value: Any, content: Any) -> Any:
 def _holds(value: Any, content: Any) -> bool:
     """Whether a container holds the very same objects still."""
     ours, theirs = ([*one, *(one.values() if isinstance(one, dict) else ())] for one in (value, content))
-    return len(ours) == len(theirs) and all(one is other for one, other in zip(ours, theirs, strict=True))
+    return len(ours) == len(theirs) and all(our is other for our, other in zip(ours, theirs, strict=True))

@@ -89,7 +89,7 @@ class OrderState:
                 f"this state was written by a newer Frostline (schema {schema}, and this one reads up to {SCHEMA}): "
                 "install that version or a later one"
             )
-        names = [one.name for one in fields(cls) if one.name != "ahead"]
+        names = [field.name for field in fields(cls) if field.name != "ahead"]
         ahead = value.get("ahead", [])
         if not isinstance(ahead, list | tuple) or not all(map(_is_whole, ahead)):
             raise OrderMismatch("this state of a loader is damaged: 'ahead' is no list of positions")

@@ -136,7 +136,7 @@ def in_store(situation: Situation) -> Option:
     """
     job, line = _Job.of(situation), situation.frost_line
     # The head is trained by torch, whatever engine runs the frozen layers.
-    trials = [one for one in situation.store.trials if (one.engine, one.cut) == (REFERENCE, line.number)]
+    trials = [trial for trial in situation.store.trials if (trial.engine, trial.cut) == (REFERENCE, line.number)]
     ours_s = trials[0].seconds + job.store.decode_s if trials else job.store.costs[line.number].seconds
     theirs_s = job.trainer.costs[line.number].seconds
     slowness = ours_s / theirs_s if ours_s > 0 and theirs_s > 0 else 1.0
@@ -166,8 +166,8 @@ class _Side:
     @classmethod
     def of(cls, profile: Profile) -> "_Side":
         return cls(
-            costs={one.number: one for one in profile.cuts},
-            codecs={(one.cut, one.codec): one for one in profile.codecs},
+            costs={cut.number: cut for cut in profile.cuts},
+            codecs={(codec.cut, codec.codec): codec for codec in profile.codecs},
             read_s=profile.read_s,
             device_batch=profile.device_batch,
             is_accelerated=profile.device == _ACCELERATOR,

@@ -69,12 +69,12 @@ class Plan:
     @property
     def chosen(self) -> Candidate:
         """The candidate of the largest share."""
-        return next(one for one in self.candidates if one.route == self.route)
+        return next(candidate for candidate in self.candidates if candidate.route == self.route)
 
     @property
     def engine_error(self) -> float:
         """The largest relative error of the engine in use, over the cuts at which it was tried."""
-        return max((one.error for one in self.trials if one.engine == self.engine), default=0.0)
+        return max((trial.error for trial in self.trials if trial.engine == self.engine), default=0.0)
 
     @property
     def mean_samples_per_s(self) -> float:
@@ -102,8 +102,8 @@ class Plan:
             "prices": dict(self.prices),
             "link": self.link.to_json(),
             "engine": self.engine,
-            "trials": [{**asdict(one), "samples_per_s": one.samples_per_s} for one in self.trials],
-            "candidates": [_plain(one) for one in self.candidates],
+            "trials": [{**asdict(trial), "samples_per_s": trial.samples_per_s} for trial in self.trials],
+            "candidates": [_plain(candidate) for candidate in self.candidates],
         }
 
 

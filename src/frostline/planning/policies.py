@@ -76,17 +76,17 @@ def hapi_v1(cuts: Sequence[Candidate], situation: Situation) -> int:
     The store's memory is that of its own batch (HAPI adapts it apart from the training batch), the trainer's that of
     the training batch of 2500.
     """
-    layers = [one for one in cuts if one.cut >= 2]
+    layers = [cut for cut in cuts if cut.cut >= 2]
     if not layers:
         return 0
     input_bytes = situation.cuts[1].bytes_per_sample
     max_bytes = min(input_bytes * _BATCH, situation.link.bytes_per_s * _LINK_S)
     costs = {cost.number: cost for cost in situation.trainer.cuts}
     everything_bytes = _rest_memory(costs[1])
-    for one in layers:
-        is_thin = one.wire_bytes_per_sample * _BATCH < max_bytes
-        if is_thin and one.memory_bytes + _rest_memory(costs[one.cut]) < everything_bytes:
-            return one.cut
+    for layer in layers:
+        is_thin = layer.wire_bytes_per_sample * _BATCH < max_bytes
+        if is_thin and layer.memory_bytes + _rest_memory(costs[layer.cut]) < everything_bytes:
+            return layer.cut
     return min(layers, key=lambda one: (one.wire_bytes_per_sample, one.cut)).cut
 
 

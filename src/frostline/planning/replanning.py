@@ -161,7 +161,7 @@ def as_measured(profiled: Situation, rates: Rates) -> Situation:
 
 def busy(situation: Situation, shares: Mapping[Route, float]) -> dict[str, float]:
     """Seconds a sample that a mixture takes of each resource."""
-    found = {one.candidate.route: one.seconds for one in options(situation)}
+    found = {option.candidate.route: option.seconds for option in options(situation)}
     names = next(iter(found.values()))
     return {name: sum(share * found[route][name] for route, share in shares.items()) for name in names}
 
@@ -206,7 +206,7 @@ def probe(
     fast = vary(situation, bandwidth=math.inf)
     if better(fast, shares) is None:
         return None
-    sizes = {one.candidate.route: one.candidate.wire_bytes_per_sample for one in options(situation)}
+    sizes = {option.candidate.route: option.candidate.wire_bytes_per_sample for option in options(situation)}
     route = max((one.route for one in make_plan(fast).mixture), key=lambda one: sizes[one])
     nbytes = min(max(rate * _PROBE_S, _PROBE_BYTES[0]), _PROBE_BYTES[1])
     if is_settled and silent_s < nbytes / rate / _PROBE_SHARE:

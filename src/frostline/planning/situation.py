@@ -125,7 +125,7 @@ class Situation:
         )
 
 
-_PLAIN = tuple(one.name for one in fields(Situation) if one.name not in ("cuts", "store", "trainer", "link"))
+_PLAIN = tuple(field.name for field in fields(Situation) if field.name not in ("cuts", "store", "trainer", "link"))
 
 
 def _check_accuracy(accuracy: str | float) -> None:

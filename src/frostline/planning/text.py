@@ -54,12 +54,12 @@ def engines(plan: Plan) -> list[str]:
     """Which engine the node takes, what it loses, and why it takes no other; nothing where none was tried."""
     if not plan.trials:
         return []
-    line = max(one.cut for one in plan.trials)
-    used = (one for one in plan.trials if (one.engine, one.cut) == (plan.engine, line))
+    line = max(trial.cut for trial in plan.trials)
+    used = (trial for trial in plan.trials if (trial.engine, trial.cut) == (plan.engine, line))
     rate = next((one.samples_per_s for one in used), None)
     lost = f", error up to {plan.engine_error:.2g}" if plan.engine_error else ""
     first = f"engine at the node: {plan.engine}, {in_rate(rate or 0.0)} samples/s alone up to the frost line{lost}"
-    others = {one.engine: one.why_not for one in plan.trials if one.why_not is not None}
+    others = {trial.engine: trial.why_not for trial in plan.trials if trial.why_not is not None}
     return [first, *(f"  not {engine}: {why_not}" for engine, why_not in others.items())]
 
 
@@ -74,8 +74,8 @@ def table(plan: Plan, *, every: bool = False) -> TextTable:
     """
     shares = {one.route: one.share for one in plan.mixture}
     shown: list[Candidate] = []
-    for number in sorted({one.cut for one in plan.candidates}):
-        here = [one for one in plan.candidates if one.cut == number]
+    for number in sorted({candidate.cut for candidate in plan.candidates}):
+        here = [candidate for candidate in plan.candidates if candidate.cut == number]
         shown += here if every else [one for one in here if one.route in shares] or [_best(here)]
     rows = tuple(_row(one, shares.get(one.route)) for one in shown)
     return TextTable(columns=_COLUMNS, rows=rows, candidates=tuple(shown))

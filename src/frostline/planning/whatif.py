@@ -64,14 +64,14 @@ def _faster(profile: Profile, speed: float) -> Profile:
         profile,
         hardware=f"{profile.hardware}, {speed:g} times as fast",
         read_s=profile.read_s / speed,
-        cuts=tuple(replace(one, seconds=one.seconds / speed, spread_s=one.spread_s / speed) for one in profile.cuts),
+        cuts=tuple(replace(cut, seconds=cut.seconds / speed, spread_s=cut.spread_s / speed) for cut in profile.cuts),
         codecs=tuple(
             replace(
-                one,
-                encode_s=one.encode_s / speed,
-                decode_s=one.decode_s / speed,
-                spread_s=one.spread_s / speed,
+                codec,
+                encode_s=codec.encode_s / speed,
+                decode_s=codec.decode_s / speed,
+                spread_s=codec.spread_s / speed,
             )
-            for one in profile.codecs
+            for codec in profile.codecs
         ),
     )

@@ -133,7 +133,7 @@ class BatchAssembler:
 
     def _fit(self, columns: Sequence[Column]) -> None:
         """Learn the rows' layout from the first ones, and hold later ones to it."""
-        given = [(one.shape[1:], one.dtype) for one in columns]
+        given = [(column.shape[1:], column.dtype) for column in columns]
         self._layout = self._layout or given
         if given != self._layout:
             raise ValueError(f"a batch of rows like {self._layout} cannot take rows like {given}")

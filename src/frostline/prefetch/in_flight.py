@@ -137,7 +137,7 @@ class Opened:
         return replace(
             batch,
             ids=batch.ids[first:],
-            tensors=tuple(one[first:] for one in batch.tensors),
+            tensors=tuple(tensor[first:] for tensor in batch.tensors),
             encoded=batch.encoded[first:],
             skipped=batch.skipped[skipped:],
         )

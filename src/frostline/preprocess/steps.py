@@ -151,7 +151,7 @@ class Normalize:
             values = getattr(self, name)
             if not isinstance(values, list | tuple) or not 1 <= len(values) <= max(CHANNELS.values()):
                 raise SettingError(f"{name} must have a number for each channel")
-            object.__setattr__(self, name, tuple(_between(name, one, -1e6, 1e6) for one in values))
+            object.__setattr__(self, name, tuple(_between(name, value, -1e6, 1e6) for value in values))
         if min(self.std) < 1e-6:
             raise SettingError("std must be above 0")
 

@@ -357,4 +357,4 @@ def _found_masks(store: ObjectStore, listed: ListedSamples) -> list[tuple[bytes,
 
 
 def _wanted(examples: Sequence[Example]) -> list[tuple[str, bytes]]:
-    return sorted((one.label, one.data) for one in examples)
+    return sorted((example.label, example.data) for example in examples)

@@ -95,7 +95,7 @@ def options_of(job: Job, order: str) -> dict[str, Any]:
 
 def ids_of(batches: Iterable[Arrays]) -> list[list[int]]:
     """The ids of each batch."""
-    return [one.ids.tolist() for one in batches]
+    return [batch.ids.tolist() for batch in batches]
 
 
 def names(job: Job, ids: list[int]) -> list[str]:

@@ -208,7 +208,7 @@ class SectionTests(StoreTests):
         for name in ("top.jpg", "a/1.jpg", "a/b/2.jpg", "a b/3.jpg", ".hidden/4.jpg", "100%/ü.jpg"):
             staged.put(name, name.encode())
         entries, folders = staged.store.sections()
-        assert [one.object for one in entries] == ["top.jpg"]
+        assert [entry.object for entry in entries] == ["top.jpg"]
         assert sorted(folders) == [".hidden/", "100%/", "a b/", "a/"]
         found = [*entries, *(one for folder in folders for one in staged.store.list_section(folder))]
         assert sorted(found) == sorted(staged.store.list())

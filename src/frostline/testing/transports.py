@@ -127,7 +127,9 @@ class ScriptedTransport(Transport):
         self.profiled.append(wanted)
         if self._profile is None:
             raise BadRequest(f"this transport was given no profile to answer for cut {wanted.features.cut}")
-        return replace(self._profile, codecs=tuple(one for one in self._profile.codecs if one.codec in wanted.codecs))
+        return replace(
+            self._profile, codecs=tuple(codec for codec in self._profile.codecs if codec.codec in wanted.codecs)
+        )
 
     def features(self, request: FeatureRequest) -> "ScriptedAnswer":
         """Answer by the script. Closing the answer, from any thread, frees one that waits at a gate."""

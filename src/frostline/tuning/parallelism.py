@@ -78,7 +78,7 @@ class _Base:
         """Spread of its rates: the median distance from their median, scaled to a standard deviation."""
         if len(self.rates) < 3:
             return 0.0
-        return min(0.1, 1.48 * statistics.median([abs(one - self.rate) for one in self.rates]) / self.rate)
+        return min(0.1, 1.48 * statistics.median([abs(rate - self.rate) for rate in self.rates]) / self.rate)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -84,12 +84,12 @@ class Periods:
         return period
 
     def _is_whole(self) -> bool:
-        seconds = sum(one.seconds for one in self._looks)
-        finished = sum(len(one.took_s) for one in self._looks)
-        under_way = max(1, round(_mean([one.requests_in_flight for one in self._looks])))
+        seconds = sum(look.seconds for look in self._looks)
+        finished = sum(len(look.took_s) for look in self._looks)
+        under_way = max(1, round(_mean([look.requests_in_flight for look in self._looks])))
         # What ends within this look ends its round: rounds are whole at the look at which their last request came.
         is_round = finished % under_way < max(1, len(self._looks[-1].took_s))
-        has_rows = any(one.bytes_arrived for one in self._looks)  # samples that cannot be read have no bytes
+        has_rows = any(look.bytes_arrived for look in self._looks)  # samples that cannot be read have no bytes
         return has_rows and seconds >= _MIN_S and finished >= max(_MIN, _ROUNDS * under_way) and is_round
 
     def _period(self) -> Period:

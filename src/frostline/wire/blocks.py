@@ -58,8 +58,8 @@ class Block:
         if gap:
             self._put(memoryview(bytes(gap)))
         at = self.nbytes
-        for one in arrays:
-            self._put(np.ascontiguousarray(one).reshape(-1).view(np.uint8).data)
+        for array in arrays:
+            self._put(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return {"at": at, "shape": list(shape), "dtype": dtype.str}
 
     def _put(self, part: memoryview) -> None:
@@ -84,18 +84,19 @@ def lay_out(pieces: Sequence[RowBlock], skipped: Sequence[Skipped]) -> Block:
     form = pieces[0].batch
     rows = sum(map(len, pieces))
     says: dict[str, Any] = {
-        "ids": block.add([one.batch.ids[one.start : one.stop] for one in pieces], [rows], np.dtype(np.int64)),
+        "ids": block.add([piece.batch.ids[piece.start : piece.stop] for piece in pieces], [rows], np.dtype(np.int64)),
         "skipped": [[one.id, one.object, one.reason, one.changed] for one in skipped],
-        "error": max((one.batch.error for one in pieces if len(one)), default=0.0),
+        "error": max((piece.batch.error for piece in pieces if len(piece)), default=0.0),
     }
     if form.packed:
         says["packed"] = [_lay_packed(block, pieces, place, rows) for place in range(len(form.packed))]
     elif form.tensors:
         says["tensors"] = [
-            _lay(block, [(one.batch.tensors[place], one) for one in pieces], rows) for place in range(len(form.tensors))
+            _lay(block, [(piece.batch.tensors[place], piece) for piece in pieces], rows)
+            for place in range(len(form.tensors))
         ]
     else:
-        encoded = [sample for one in pieces for sample in one.batch.encoded[one.start : one.stop]]
+        encoded = [sample for piece in pieces for sample in piece.batch.encoded[piece.start : piece.stop]]
         says["bounds"] = block.add([_bounds([len(one) for one in encoded])], [rows + 1], np.dtype(np.int64))
         says["encoded"] = block.add(
             [np.frombuffer(one, np.uint8) for one in encoded if len(one)], [sum(map(len, encoded))], _BYTE
@@ -132,7 +133,7 @@ _BYTE = np.dtype(np.uint8)
 
 def _form(batch: FeatureBatch) -> tuple[object, ...]:
     packed = tuple((one.codec, one.shape, one.dtype, one.bounds is None, one.scale is None) for one in batch.packed)
-    return packed, tuple((one.shape[1:], one.dtype) for one in batch.tensors)
+    return packed, tuple((tensor.shape[1:], tensor.dtype) for tensor in batch.tensors)
 
 
 def _bounds(lengths: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -208,7 +208,7 @@ def _batch(found: Any, metadata: dict[bytes, bytes], max_bytes: int) -> FeatureB
     if _FAILURE in metadata:
         value = json.loads(metadata[_FAILURE])
         raise error_from_json(value) or FrostlineError("the node's request failed")
-    skipped = tuple(_skipped(one) for one in json.loads(metadata.get(_SKIPPED, b"[]")))
+    skipped = tuple(_skipped(load) for load in json.loads(metadata.get(_SKIPPED, b"[]")))
     contents = contents_of(found, max_bytes)
     return FeatureBatch(**contents, skipped=skipped, error=_error(metadata.get(_ERROR, b"0.0")))
 

@@ -162,7 +162,7 @@ class ProfileRequest:
         trial_s, samples_left = body.get("trial_s"), body.get("samples_left")
         return cls(
             features=FeatureRequest.from_json(body),
-            codecs=tuple(_text(one, "codecs") for one in codecs),
+            codecs=tuple(_text(codec, "codecs") for codec in codecs),
             accuracy=_text(accuracy, "accuracy") if isinstance(accuracy, str) else _number(accuracy, "accuracy"),
             only_here=_boolean(body.get("only_here", False), "only_here"),
             trial_s=None if trial_s is None else _number(trial_s, "trial_s"),

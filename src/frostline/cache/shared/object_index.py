@@ -41,7 +41,7 @@ class KnownRows:
         return cls(memory_bytes // _BYTES_PER_ROW)
 
     def __len__(self) -> int:
-        return sum(len(one) for one in self._shelves.values())
+        return sum(len(shelve) for shelve in self._shelves.values())
 
     def is_looked_through(self, scope: bytes) -> bool:
         """Whether all rows of a scope are known that were there at some time."""
@@ -55,7 +55,7 @@ class KnownRows:
     def names(self, scope: bytes) -> set[str]:
         """Of the objects that were added."""
         shelf = self._shelves.get(scope)
-        return set() if shelf is None else {one.name for one in shelf.bundles if one is not None}
+        return set() if shelf is None else {bundle.name for bundle in shelf.bundles if bundle is not None}
 
     def add(self, bundle: Bundle, keys: Sequence[bytes]) -> None:
         """Remember the rows of an object, in their order, if there is room for them."""

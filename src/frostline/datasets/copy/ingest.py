@@ -286,14 +286,14 @@ class _Maker:
         names = self._names[rows.start : rows.stop]
         found = masks_of(source, self._reader)
         outcomes = self._workers.each(source, names, partial(self._record, source, names, rows, contents, found))
-        masks = [one for one in outcomes if not isinstance(one, Skipped)]
+        masks = [outcome for outcome in outcomes if not isinstance(outcome, Skipped)]
         part = ReadyPart.made(
             self.layout,
             number,
             sha256=hashlib.sha256(contents).hexdigest(),
             source=source,
             names=names,
-            skipped=tuple(one for one in outcomes if isinstance(one, Skipped)),
+            skipped=tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped)),
             about=self._metadata.table(rows.start, rows.stop),
             masks=masks if self.layout.has_masks else None,
         )

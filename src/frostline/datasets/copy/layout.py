@@ -114,13 +114,13 @@ class ClassFolderLayout:
 
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
         """See ``Packer.pack``."""
-        for one in samples:
-            if one.mask is not None:
-                yield from self._pair(one, one.mask, classes[one.label] if one.label >= 0 else "")
+        for sample in samples:
+            if sample.mask is not None:
+                yield from self._pair(sample, sample.mask, classes[sample.label] if sample.label >= 0 else "")
                 continue
-            if one.label < 0:
-                raise SettingError(f"{one.name} has no label, so that it belongs to no folder: use another --form")
-            yield OutputObject(self._place(one, classes[one.label]), one.encoded)
+            if sample.label < 0:
+                raise SettingError(f"{sample.name} has no label, so that it belongs to no folder: use another --form")
+            yield OutputObject(self._place(sample, classes[sample.label]), sample.encoded)
 
     def _pair(self, one: Loose, mask: bytes, folder: str) -> Iterable[OutputObject]:
         key = f"{folder}/{one.id:016x}" if folder else f"{one.id:016x}"
@@ -152,15 +152,19 @@ class Shards:
         """See ``Packer.pack``."""
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for one in samples:
+            for sample in samples:
                 # A label that is null says that there is none, whatever other fields are called.
-                about = {**one.about, SOURCE: one.source, "label": classes[one.label] if one.label >= 0 else None}
-                _add(tar, f"{one.id:016x}{one.suffix}", one.encoded)
-                if one.mask:
-                    _add(tar, f"{one.id:016x}.mask{suffix_by_content(one.mask)}", one.mask)
-                if one.label >= 0:
-                    _add(tar, f"{one.id:016x}.cls", str(one.label).encode())
-                _add(tar, f"{one.id:016x}.json", json.dumps(about, sort_keys=True, default=str).encode())
+                about = {
+                    **sample.about,
+                    SOURCE: sample.source,
+                    "label": classes[sample.label] if sample.label >= 0 else None,
+                }
+                _add(tar, f"{sample.id:016x}{sample.suffix}", sample.encoded)
+                if sample.mask:
+                    _add(tar, f"{sample.id:016x}.mask{suffix_by_content(sample.mask)}", sample.mask)
+                if sample.label >= 0:
+                    _add(tar, f"{sample.id:016x}.cls", str(sample.label).encode())
+                _add(tar, f"{sample.id:016x}.json", json.dumps(about, sort_keys=True, default=str).encode())
         yield OutputObject(f"part-{part:06d}.tar", file.getvalue())
 
 
@@ -174,17 +178,17 @@ class Tables:
 
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
-        images = [{"bytes": one.encoded, "path": f"{one.id:016x}{one.suffix}"} for one in samples]
-        masks = [_cell(one) for one in samples if one.mask is not None]
+        images = [{"bytes": sample.encoded, "path": f"{sample.id:016x}{sample.suffix}"} for sample in samples]
+        masks = [_cell(sample) for sample in samples if sample.mask is not None]
         own = ("image", "mask") if masks else ("image",)
-        names = sorted({name for one in samples for name in one.about} - {SOURCE})
+        names = sorted({name for sample in samples for name in sample.about} - {SOURCE})
         table = pa.table(
             {
                 "image": pa.array(images, _IMAGE),
                 **({"mask": pa.array(masks, _IMAGE)} if masks else {}),
-                "label": pa.array([one.label if one.label >= 0 else None for one in samples], pa.int64()),
-                SOURCE: pa.array([one.source for one in samples], pa.string()),
-                **{_free(name, names, own): pa.array([one.about.get(name) for one in samples]) for name in names},
+                "label": pa.array([sample.label if sample.label >= 0 else None for sample in samples], pa.int64()),
+                SOURCE: pa.array([sample.source for sample in samples], pa.string()),
+                **{_free(name, names, own): pa.array([sample.about.get(name) for sample in samples]) for name in names},
             }
         )
         features: dict[str, Any] = {name: {"_type": "Image"} for name in own}

@@ -50,7 +50,9 @@ class Metadata:
     @property
     def kinds(self) -> Mapping[str, str]:
         """Type of each column, in the words of CQL, by its name."""
-        return {name: "timestamp" if one.type == _TIME else _KINDS[one.type] for name, one in self._columns.items()}
+        return {
+            name: "timestamp" if column.type == _TIME else _KINDS[column.type] for name, column in self._columns.items()
+        }
 
     def without(self, names: Sequence[str]) -> "Metadata":
         """The others."""

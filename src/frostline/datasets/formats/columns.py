@@ -197,8 +197,8 @@ class ManifestColumns:
     def _places(self, table: pa.Table, page: int) -> Iterator[tuple[int, int]]:
         """Where in the file the columns' bytes lie, by whole pages."""
         base, size = pa.py_buffer(self._mapped).address, len(self._mapped)
-        buffers = (one for column in table.columns for chunk in column.chunks for one in chunk.buffers())
-        for start, length in ((one.address - base, one.size) for one in buffers if one is not None):
+        buffers = (buffer for column in table.columns for chunk in column.chunks for buffer in chunk.buffers())
+        for start, length in ((buffer.address - base, buffer.size) for buffer in buffers if buffer is not None):
             if 0 <= start < start + length <= size:
                 yield start // page * page, length + start % page
 

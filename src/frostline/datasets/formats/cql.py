@@ -139,11 +139,11 @@ def _measured(
     lengths, sizes, of_masks = _lengths(before), known_sizes(before), _lengths(before, "target_")
     found = [
         _Measured(
-            length=one.size if one.size >= 0 else lengths.get((one.object, one.etag), -1),
-            mask=_mask(masks.get(one.object), of_masks),
-            size=sizes.get((one.object, one.etag), _NO_SIZE),
+            length=entry.size if entry.size >= 0 else lengths.get((entry.object, entry.etag), -1),
+            mask=_mask(masks.get(entry.object), of_masks),
+            size=sizes.get((entry.object, entry.etag), _NO_SIZE),
         )
-        for one in entries
+        for entry in entries
     ]
     read = [row for row, one in enumerate(found) if one.length < 0 or (one.mask.object and one.size == _NO_SIZE)]
     for place, data in store.contents([entries[row].object for row in read]) if read else ():

@@ -171,13 +171,13 @@ def _table(store: Versioned, known: Parts, heads: ThreadPoolExecutor, shard: Ent
     samples = samples_of(shard.object, members(store, shard, (".cls", ".json")))
     return pa.table(
         {
-            "name": pa.array([one.name for one in samples], pa.string()),
+            "name": pa.array([sample.name for sample in samples], pa.string()),
             "object": pa.array([shard.object] * len(samples), pa.string()),
-            "offset": pa.array([one.offset for one in samples], pa.int64()),
-            "length": pa.array([one.length for one in samples], pa.int64()),
+            "offset": pa.array([sample.offset for sample in samples], pa.int64()),
+            "length": pa.array([sample.length for sample in samples], pa.int64()),
             "etag": pa.array([shard.etag] * len(samples), pa.string()),
-            SAID: pa.array([one.said for one in samples], pa.string()),
-            **columns_of([one.about for one in samples]),
+            SAID: pa.array([sample.said for sample in samples], pa.string()),
+            **columns_of([sample.about for sample in samples]),
             **_targets(store, heads, shard, samples),
         }
     )
@@ -187,9 +187,12 @@ def _targets(
     store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[ShardSample]
 ) -> dict[str, pa.Array]:
     """The columns of masks, where one sample of a shard has one."""
-    if not any(one.mask for one in samples):
+    if not any(sample.mask for sample in samples):
         return {}
-    masks = [Mask(shard.object, one.mask.offset, one.mask.size, shard.etag) if one.mask else NO_MASK for one in samples]
+    masks = [
+        Mask(shard.object, sample.mask.offset, sample.mask.size, shard.etag) if sample.mask else NO_MASK
+        for sample in samples
+    ]
     found = heads.map(lambda one: size_at(store, shard.object, one.offset, one.length) if one.mask else (0, 0), samples)
     return target_columns(masks, list(found))
 

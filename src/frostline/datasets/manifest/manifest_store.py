@@ -291,7 +291,9 @@ def _history(place: ObjectStore, name: str) -> tuple[str, ...]:
 def _digests(names: Iterable[str], folder: str, suffix: str) -> frozenset[str]:
     """What the objects of a folder are called, without its name and their suffix."""
     start = f"{folder}/"
-    return frozenset(one[len(start) : -len(suffix)] for one in names if one.startswith(start) and one.endswith(suffix))
+    return frozenset(
+        name[len(start) : -len(suffix)] for name in names if name.startswith(start) and name.endswith(suffix)
+    )
 
 
 def write_manifest(table: pa.Table, about: Mapping[str, Any], sink: Any) -> None:

@@ -110,7 +110,11 @@ class NamedSplits:
 
 
 def _file(splits: Mapping[str, Chosen]) -> bytes:
-    columns = [list(splits), [len(one) for one in splits.values()], [one.bits.tobytes() for one in splits.values()]]
+    columns = [
+        list(splits),
+        [len(split) for split in splits.values()],
+        [split.bits.tobytes() for split in splits.values()],
+    ]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns, schema=_SCHEMA), sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue())

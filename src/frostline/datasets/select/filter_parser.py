@@ -90,7 +90,7 @@ class _Reader:
                 found = pc.match_substring(pc.field(name), part)
                 return found if isinstance(operator, ast.In) else ~found
             case ((ast.In() | ast.NotIn()), ast.Name(id=name), (ast.Tuple() | ast.List() | ast.Set())):
-                values = [self._value(name, one) for one in right.elts]
+                values = [self._value(name, elt) for elt in right.elts]
                 found = pc.field(name).isin(values)
                 return found if isinstance(operator, ast.In) else ~found
             case _, ast.Name(id=name), ast.Name(id=other) if type(operator) in _COMPARED:

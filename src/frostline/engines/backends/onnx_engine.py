@@ -62,7 +62,7 @@ class OnnxEngine(Converted):
             outputs = self._session.run(None, {_input(place): one for place, one in enumerate(batch)})
         except UNCONVERTED as error:
             raise EngineUnfit(f"ONNX Runtime failed on these samples: {str(error)[:300]}") from error
-        return tuple(np.ascontiguousarray(one) for one in outputs)
+        return tuple(np.ascontiguousarray(output) for output in outputs)
 
 
 def _converted(order: EngineRecipe) -> AbstractContextManager[Path]:

@@ -60,16 +60,16 @@ def _traced(order: EngineRecipe) -> fx.GraphModule:
     for node in order.graph.nodes[: order.last.after + 1]:
         if node.op not in ALLOWED:
             raise UnsafeArtifact(f"operator {node.op!r} is not allowed in a prefix")
-        args, kwargs = [built(one) for one in node.args[:1]], {key: built(one) for key, one in node.kwargs}
+        args, kwargs = [built(arg) for arg in node.args[:1]], {key: built(one) for key, one in node.kwargs}
         first = node.args[0] if node.args else None
         if node.op == _ITEM and isinstance(first, Ref) and first.name in unbound:
             source, dim = unbound[first.name]
             values[node.name] = graph.call_function(_ATEN.select.int, (source, dim, built(node.args[1])))
         elif node.op == _UNBIND:
-            unbound[node.name] = (args[0], *[built(one) for one in node.args[1:]], 0)[:2]
+            unbound[node.name] = (args[0], *[built(arg) for arg in node.args[1:]], 0)[:2]
             values[node.name] = None
         else:
-            args += [built(one) for one in node.args[1:]]
+            args += [built(arg) for arg in node.args[1:]]
             lower = _LOWERED.get(node.op)
             values[node.name] = (
                 graph.call_function(resolve_symbolic(node.op), tuple(args), kwargs)

@@ -123,8 +123,8 @@ class EngineRecipe:
         if cut != self.cut:
             raise BadRequest(f"this engine was made for cut {self.cut} and cannot stop at cut {cut}")
         arrays = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
-        given = [(one.shape[1:], str(one.dtype)) for one in arrays]
-        if given != self.taken or len({len(one) for one in arrays}) != 1:
+        given = [(array.shape[1:], str(array.dtype)) for array in arrays]
+        if given != self.taken or len({len(array) for array in arrays}) != 1:
             raise BadRequest(f"the prefix takes inputs {self.taken} of one batch, not {given}")
         return arrays
 

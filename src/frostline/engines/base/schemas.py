@@ -57,20 +57,20 @@ def check_call(node: GraphNode) -> None:
         _check_python(node)
         return
     parameters = _parameters(node.op)
-    positional = [one for one in parameters if not one.is_keyword]
+    positional = [parameter for parameter in parameters if not parameter.is_keyword]
     if len(node.args) > len(positional):
         raise UnsafeArtifact(f"{node.op} takes {len(positional)} arguments, not {len(node.args)}")
     given = {one.name: value for one, value in zip(positional, node.args, strict=False)}
-    known = {one.name for one in parameters}
+    known = {parameter.name for parameter in parameters}
     for name, value in node.kwargs:
         if name in given or name not in known:
             raise UnsafeArtifact(f"{node.op} has no argument {name[:40]!r} left to be given")
         given[name] = value
-    for one in parameters:
-        if one.name in given:
-            _check_argument(node.op, one, given[one.name])
-        elif one.is_required:
-            raise UnsafeArtifact(f"{node.op} needs the argument {one.name!r}")
+    for parameter in parameters:
+        if parameter.name in given:
+            _check_argument(node.op, parameter, given[parameter.name])
+        elif parameter.is_required:
+            raise UnsafeArtifact(f"{node.op} needs the argument {parameter.name!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +99,15 @@ def _parameters(op: str) -> tuple[_Parameter, ...]:
     schema = _schema(op)
     return tuple(
         _Parameter(
-            name=one.name,
+            name=argument.name,
             # ``type`` says int where an enumeration is meant; ``real_type`` says which.
-            kind=str(one.real_type),
-            length=one.N or 0,
+            kind=str(argument.real_type),
+            length=argument.N or 0,
             is_first=place == 0,
-            is_keyword=one.kwarg_only,
-            is_required=not one.has_default_value(),
+            is_keyword=argument.kwarg_only,
+            is_required=not argument.has_default_value(),
         )
-        for place, one in enumerate(schema.arguments)
+        for place, argument in enumerate(schema.arguments)
     )
 
 

@@ -63,14 +63,14 @@ def choose(trials: Sequence[Trial], accuracy: str | float) -> Choice:
         accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
     """
     why_not = _refusals(trials, accuracy)
-    last = max((one.cut for one in trials), default=0)
-    seconds = {one.engine: one.seconds for one in trials if one.cut == last and one.engine not in why_not}
+    last = max((trial.cut for trial in trials), default=0)
+    seconds = {trial.engine: trial.seconds for trial in trials if trial.cut == last and trial.engine not in why_not}
     reference_s = seconds.pop(REFERENCE, None)
     fastest = min(seconds, key=seconds.__getitem__, default=REFERENCE)
     if fastest != REFERENCE and reference_s is not None and seconds[fastest] > (1 - _NOISE) * reference_s:
         fastest = REFERENCE
     chosen_s = reference_s if fastest == REFERENCE else seconds[fastest]
-    judged = (replace(one, why_not=_why(one, fastest, chosen_s, why_not)) for one in trials)
+    judged = (replace(trial, why_not=_why(trial, fastest, chosen_s, why_not)) for trial in trials)
     return Choice(engine=fastest, trials=tuple(judged))
 
 
@@ -103,10 +103,10 @@ def _between(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
 def _refusals(trials: Sequence[Trial], accuracy: str | float) -> dict[str, str]:
     """Why engines may not be used, by name; the first reason of each."""
     found: dict[str, str] = {}
-    for one in trials:
-        why = one.why_not if one.samples_per_s is None else inexact(one, accuracy)
-        if why is not None and one.engine != REFERENCE:
-            found.setdefault(one.engine, why)
+    for trial in trials:
+        why = trial.why_not if trial.samples_per_s is None else inexact(trial, accuracy)
+        if why is not None and trial.engine != REFERENCE:
+            found.setdefault(trial.engine, why)
     return found
 
 

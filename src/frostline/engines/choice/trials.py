@@ -308,7 +308,7 @@ def _peak(engine: Engine, pixels: Pixels, cut: int, rows: int) -> int:
 
 
 def _error(tensors: Arrays, reference: Arrays) -> float:
-    if any(not np.isfinite(one).all() for one in tensors if one.dtype.kind == "f"):
+    if any(not np.isfinite(tensor).all() for tensor in tensors if tensor.dtype.kind == "f"):
         return float("inf")
     return max(relative_error(ours, theirs) for ours, theirs in zip(reference, tensors, strict=True))
 

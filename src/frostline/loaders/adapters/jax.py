@@ -153,8 +153,8 @@ def _parsed(text: bytes) -> Any:
 def _stream(loader: Fed) -> Generator[Arrays]:
     """The batches of all epochs."""
     epochs: Iterator[ArrayLoader] = iter((loader,)) if isinstance(loader, ArrayLoader) else iter(loader)
-    for one in epochs:
-        with closing(iter(one)) as batches:
+    for epoch in epochs:
+        with closing(iter(epoch)) as batches:
             yield from batches
 
 

@@ -135,8 +135,8 @@ class TensorFlowLoader:
     def _signature(self) -> tuple[Any, ...]:
         rows = self._one.whole_rows
         features = [
-            tf.TensorSpec((rows, *one.shape), tf.string if one.dtype == "object" else one.dtype)
-            for one in self._one.tensors
+            tf.TensorSpec((rows, *tensor.shape), tf.string if tensor.dtype == "object" else tensor.dtype)
+            for tensor in self._one.tensors
         ]
         specs = {
             "features": features[0] if len(features) == 1 else tuple(features),

@@ -148,7 +148,7 @@ def pieces(delivery: Delivery, rows: int) -> Iterator[Delivery]:
             batch=replace(
                 batch,
                 ids=batch.ids[some],
-                tensors=tuple(one[some] for one in batch.tensors),
+                tensors=tuple(tensor[some] for tensor in batch.tensors),
                 encoded=batch.encoded[some],
                 skipped=batch.skipped if after is None else (),
             ),

@@ -143,6 +143,6 @@ def decode(
     tensors = (pixels, *batch.tensors)
     return FeatureBatch(
         ids=batch.ids if whole else batch.ids[kept],
-        tensors=tensors if whole else tuple(one[kept] for one in tensors),
+        tensors=tensors if whole else tuple(tensor[kept] for tensor in tensors),
         skipped=tuple(skipped),
     )

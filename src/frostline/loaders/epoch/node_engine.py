@@ -25,7 +25,7 @@ class EngineChoice:
     @property
     def samples_per_s(self) -> float | None:
         """By its trial up to the last cut, alone on the node; None where it is not known."""
-        mine = [one for one in self.trials if one.engine == self.engine]
+        mine = [trial for trial in self.trials if trial.engine == self.engine]
         return max(mine, key=lambda one: one.cut).samples_per_s if mine else None
 
     @classmethod

@@ -179,7 +179,7 @@ class EpochStream:
         if self.source.decode is None:
             yield arrivals
             return
-        row_bytes = sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in self.source.tensors)
+        row_bytes = sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in self.source.tensors)
         rows = max(1, _PIECE_BYTES // max(1, row_bytes))
         with DecodePool(self._decoded, threads=len(usable_cores()), rows=rows) as decoding:
             yield replace(arrivals, deliveries=decoding.deliveries(arrivals.deliveries), decoding=decoding)
@@ -330,7 +330,7 @@ class EpochStream:
     def _runs(self, start: int, stop: int) -> Iterator[_Segment]:
         """The places from ``start`` up to ``stop``, in runs that lie in one segment each."""
         # A tuple at once, because the window's threads add segments meanwhile.
-        for one in [one for one in tuple(self._segments) if one.start < stop and start < one.stop]:
+        for one in [segment for segment in tuple(self._segments) if segment.start < stop and start < segment.stop]:
             yield from one.runs(start, stop, self._read_rows)
 
     def _parts(self, run: _Segment, *sources: Iterable[_Piece]) -> list[RowRange]:
@@ -378,7 +378,7 @@ def _delivered(run: _Segment, delivery: Delivery | None) -> Iterator[_Piece]:
     if delivery is None:
         return
     first, stop = np.searchsorted(delivery.positions, (run.start, run.stop))
-    tensors = tuple(one[first:stop] for one in delivery.batch.tensors)
+    tensors = tuple(tensor[first:stop] for tensor in delivery.batch.tensors)
     yield _Piece(places=delivery.positions[first:stop] - run.start, tensors=tensors)
 
 

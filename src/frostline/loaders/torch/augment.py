@@ -92,7 +92,7 @@ class FeatureMixup:
 def _each(features: Features, change: Callable[[torch.Tensor], torch.Tensor]) -> Features:
     if isinstance(features, torch.Tensor):
         return change(features)
-    return tuple(change(one) if one.is_floating_point() else one for one in features)
+    return tuple(change(feature) if feature.is_floating_point() else feature for feature in features)
 
 
 def _generator(view: View, kind: int, *numbers: int) -> np.random.Generator:

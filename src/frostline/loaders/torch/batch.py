@@ -55,7 +55,7 @@ class Batch:
         if isinstance(self.features, torch.Tensor):
             features: Features = self.features.to(device, non_blocking=True)
         else:
-            features = tuple(one.to(device, non_blocking=True) for one in self.features)
+            features = tuple(feature.to(device, non_blocking=True) for feature in self.features)
         mixed = self.mixed
         if mixed is not None:
             mixed = Mixed(labels=mixed.labels.to(device), weights=mixed.weights.to(device))

@@ -134,8 +134,8 @@ class Loader(Skippable, IterableDataset[Batch]):
 
     def _batches(self, arrays: Generator[Arrays], view: View) -> Generator[Batch]:
         with closing(arrays):
-            for one in arrays:
-                batch = batch_of(one)
+            for array in arrays:
+                batch = batch_of(array)
                 yield batch if self._augment is None else self._augment(batch, view)
 
 

@@ -146,7 +146,7 @@ def _let_go(error: BaseException | None) -> None:
 
 def _join_the_dead() -> None:
     """Return, or raise what the signal handler says, when a death is known, so that it does not break the shutdown."""
-    children = {one.sentinel: one for one in multiprocessing.active_children()}
+    children = {child.sentinel: child for child in multiprocessing.active_children()}
     for sentinel in wait(list(children), _DEATH_S):
         if isinstance(sentinel, int):
             children[sentinel].join()

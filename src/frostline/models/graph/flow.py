@@ -194,7 +194,7 @@ def substitute(node: GraphNode, values: Mapping[str, Argument]) -> GraphNode:
     memory = replaced(Ref(node.storage), values)
     return replace(
         node,
-        args=tuple(replaced(one, values) for one in node.args),
+        args=tuple(replaced(arg, values) for arg in node.args),
         kwargs=kwargs,
         storage=memory.name if isinstance(memory, Ref) else "",
     )

@@ -135,8 +135,8 @@ def _is_legal(frontier: Frontier, flow: Flow) -> bool:
 
 
 def _is_worth_two(frontier: Frontier, singles: Sequence[Frontier]) -> bool:
-    before = [one for one in singles if one.after < frontier.after]
-    behind = [one for one in singles if one.after > frontier.after]
+    before = [single for single in singles if single.after < frontier.after]
+    behind = [single for single in singles if single.after > frontier.after]
     if not before or not behind:
         return True
     return frontier.nbytes < before[-1].nbytes or frontier.nbytes < behind[0].nbytes
@@ -166,8 +166,8 @@ class _Shrink:
         return self._found[name]
 
     def _smallest(self, name: str) -> str:
-        sizes = {one: _nbytes(self._values[one]) for one in self._ancestors(name)}
-        no_larger = [one for one in sizes if sizes[one] <= _nbytes(self._values[name])]
+        sizes = {ancestor: _nbytes(self._values[ancestor]) for ancestor in self._ancestors(name)}
+        no_larger = [size for size in sizes if sizes[size] <= _nbytes(self._values[name])]
         return min(no_larger, key=lambda one: (sizes[one], self._places[one]), default=name)
 
     def _ancestors(self, name: str) -> Iterator[str]:
@@ -178,7 +178,7 @@ class _Shrink:
             if not self._is_cheap(latest):
                 return
             open_ends.remove(latest)
-            open_ends.update(one for one in reads(self._values[latest]) if one in self._flow.data)
+            open_ends.update(read for read in reads(self._values[latest]) if read in self._flow.data)
             if len(open_ends) == 1 and self._may_cross(self._values[next(iter(open_ends))]):
                 yield from open_ends
 
@@ -187,7 +187,7 @@ class _Shrink:
         node = self._values[name]
         if not node.op or packet_of(node) not in _CHEAP:
             return False
-        return not any(self._flow.is_written_later(one) for one in (name, *reads(node)))
+        return not any(self._flow.is_written_later(read) for read in (name, *reads(node)))
 
 
 def _nbytes(node: GraphNode) -> int:

@@ -66,7 +66,9 @@ def observed(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: 
     with kept_buffers(model), torch.random.fork_rng():
         torch.manual_seed(seed)
         outputs = tree_leaves(run())
-        sums = [one.square().sum() for one in outputs if isinstance(one, torch.Tensor) and one.requires_grad]
+        sums = [
+            output.square().sum() for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad
+        ]
         found = torch.autograd.grad(sums, trained, allow_unused=True) if sums and trained else ()
         return [*outputs, *found, *(buffer.clone() for buffer in model.buffers())]
 
@@ -85,7 +87,7 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 
 def are_same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
     """Whether two lists of observed values are equal, tensors to the bit."""
-    return len(ours) == len(theirs) and all(_is_same(one, other) for one, other in zip(ours, theirs, strict=True))
+    return len(ours) == len(theirs) and all(_is_same(our, other) for our, other in zip(ours, theirs, strict=True))
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -87,17 +87,17 @@ class _Reader:
 
     def read(self, training: Mapping[str, bool]) -> Trace:
         nodes = list(self._program.graph.nodes)
-        placeholders = [one for one in nodes if one.op == "placeholder"]
-        inputs = tuple(one.name for one in placeholders if one.name not in self._leaves)
-        strange = [one for one in nodes if one.op not in ("placeholder", "call_function", "output")]
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        inputs = tuple(placeholder.name for placeholder in placeholders if placeholder.name not in self._leaves)
+        strange = [node for node in nodes if node.op not in ("placeholder", "call_function", "output")]
         if strange or len(inputs) != self._inputs:
             raise NotTraceable("the network holds control flow or inputs that are no tensors, which cannot be carried")
-        for one in placeholders:
-            self._storage(one)
+        for placeholder in placeholders:
+            self._storage(placeholder)
         graph = Graph(
             inputs=inputs,
             leaves=tuple(self._leaves.items()),
-            nodes=tuple(self._node(one) for one in nodes if one.op == "call_function"),
+            nodes=tuple(self._node(node) for node in nodes if node.op == "call_function"),
             outputs=tuple(_argument(one) for one in nodes[-1].args[0]),
         )
         constants = {
@@ -121,7 +121,7 @@ class _Reader:
         return GraphNode(
             name=node.name,
             op=_op_name(node),
-            args=tuple(_argument(one) for one in node.args),
+            args=tuple(_argument(arg) for arg in node.args),
             kwargs=tuple((name, _argument(one)) for name, one in sorted(node.kwargs.items())),
             shape=None if tensor is None else _shape(tensor),
             order=None if tensor is None else _order(tensor),
@@ -135,11 +135,11 @@ class _Reader:
         """The value that first had the memory of this one; empty where it has memory of its own."""
         value = node.meta.get("val")
         parts = value if isinstance(value, list | tuple) else [value]
-        tensors = [one for one in parts if isinstance(one, torch.Tensor)]
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
         if str(node.target) == "aten.lift_fresh_copy.default":
             # The trace only has the constant itself; a run copies it.
-            self._owners.update((_key(one), node.name) for one in tensors)
-        owners = [self._owners.setdefault(_key(one), node.name) for one in tensors]
+            self._owners.update((_key(tensor), node.name) for tensor in tensors)
+        owners = [self._owners.setdefault(_key(tensor), node.name) for tensor in tensors]
         return next((owner for owner in owners if owner != node.name), "")
 
 

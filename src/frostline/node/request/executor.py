@@ -114,7 +114,7 @@ class Device:
 
     def _before(self, run: "_Run") -> "_Run | None":
         """The next run of other tenants that stand before those of this one, if there is memory for it too."""
-        mine = {one.account.name for one in run.entries}
+        mine = {entry.account.name for entry in run.entries}
         tag = min(map(self._turns.tag, mine))
         with self._lock:
             free = {number: one for number, one in self._queue.items() if isinstance(one, QueuedRows)}
@@ -234,9 +234,9 @@ class Device:
                 self._drop([run.turn.parts[0].number])
             run.entries[0].future.set_exception(error)
             return
-        for one in run.entries:
-            assert isinstance(one, QueuedRows), "a call has the device alone"
-            one.is_apart = True
+        for entry in run.entries:
+            assert isinstance(entry, QueuedRows), "a call has the device alone"
+            entry.is_apart = True
 
     def _pay(self, run: "_Run", now: float) -> None:
         """Charge what a run took since it was charged last. While two run, the device's time is that of the first."""

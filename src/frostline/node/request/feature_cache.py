@@ -44,7 +44,7 @@ class Found:
         beyond = np.flatnonzero(~self.mask)[missing:]
         if not len(beyond):
             return self
-        return Found(mask=self.mask[: beyond[0]], tensors=tuple(one[: beyond[0]] for one in self.tensors))
+        return Found(mask=self.mask[: beyond[0]], tensors=tuple(tensor[: beyond[0]] for tensor in self.tensors))
 
 
 # For where rows lie, and for rows that wait to be written.
@@ -220,6 +220,10 @@ def _shared(settings: NodeSettings, roots: Sequence[str]) -> SharedStore | None:
 
 @cache
 def _packages() -> str:
-    found = {one.metadata["Name"].lower(): one.version for one in distributions() if one.metadata["Name"]}
+    found = {
+        distribution.metadata["Name"].lower(): distribution.version
+        for distribution in distributions()
+        if distribution.metadata["Name"]
+    }
     known = [name for name in sorted(found) if name.startswith(_PACKAGES)]
     return ", ".join(f"{name} {found[name]}" for name in known)

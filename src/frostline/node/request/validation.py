@@ -135,7 +135,7 @@ class Stores:
         roots = self.allowed(allowed)
         if "://" not in data or not self._is_open(url, roots):
             raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
-        return url, tuple(dict.fromkeys(one for one in (*roots, *self._roots) if self._is_open(one, roots)))
+        return url, tuple(dict.fromkeys(root for root in (*roots, *self._roots) if self._is_open(root, roots)))
 
     def _is_open(self, url: str, roots: tuple[str, ...]) -> bool:
         """Whether a URL lies within what is served, and within what an asker may read: the two need not be alike."""

@@ -117,11 +117,11 @@ class QueuedRows:
     def take(self, outputs: Outputs, at: int, rows: int) -> None:
         """So many of its rows ran, and came out from there on. Whose slab it was keeps the outputs; others copy."""
         if at == 0 and rows == self.rows:
-            self._made = [_apart(one, self.slab) for one in outputs]
+            self._made = [_apart(output, self.slab) for output in outputs]
         else:
-            self._made = self._made or [np.empty((self.rows, *one.shape[1:]), one.dtype) for one in outputs]
-            for made, one in zip(self._made, outputs, strict=True):
-                made[self.ran : self.ran + rows] = one[at : at + rows]
+            self._made = self._made or [np.empty((self.rows, *output.shape[1:]), output.dtype) for output in outputs]
+            for made, output in zip(self._made, outputs, strict=True):
+                made[self.ran : self.ran + rows] = output[at : at + rows]
         self.ran += rows
         self._next += rows
 

@@ -164,7 +164,8 @@ class Tenants:
     ) -> None:
         is_alone = len(settings) < 2
         self._by_token = {
-            one.token_sha256: Account(one, Counters(counters), is_alone=is_alone, clock=clock) for one in settings
+            setting.token_sha256: Account(setting, Counters(counters), is_alone=is_alone, clock=clock)
+            for setting in settings
         }
         self._everybody = Account(None, Counters(counters), is_alone=is_alone, clock=clock)
 
@@ -181,7 +182,7 @@ class Tenants:
     @property
     def weights(self) -> dict[str, float]:
         """By name."""
-        return {one.name: one.settings.weight for one in self.accounts}
+        return {account.name: account.settings.weight for account in self.accounts}
 
     def identify(self, token: str | None) -> Account:
         """Whose token it is.
@@ -211,9 +212,9 @@ def read_tenants(path: Path) -> tuple[TenantSettings, ...]:
     except (OSError, ValueError) as error:
         raise SettingError(f"cannot read the tenants in {path}: {error}") from error
     tables = value.get("tenant")
-    if set(value) != {"tenant"} or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+    if set(value) != {"tenant"} or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise SettingError(f"{path} must hold a table [[tenant]] for each tenant, and nothing else")
-    return tuple(_tenant(path, one) for one in tables)
+    return tuple(_tenant(path, table) for table in tables)
 
 
 def _tenant(path: Path, table: dict[str, object]) -> TenantSettings:
@@ -228,7 +229,7 @@ def _tenant(path: Path, table: dict[str, object]) -> TenantSettings:
         "roots": (list,),
         "sees_all": (bool,),
     }
-    assert set(kinds) == {one.name for one in fields(TenantSettings)}, "every field can be set"
+    assert set(kinds) == {field.name for field in fields(TenantSettings)}, "every field can be set"
     for name, value in table.items():
         if name not in kinds:
             raise SettingError(f"{path}: a tenant has no {name!r}; it has {', '.join(kinds)}")
@@ -238,7 +239,7 @@ def _tenant(path: Path, table: dict[str, object]) -> TenantSettings:
         raise SettingError(f"{path}: a tenant has a name and a token_sha256")
     roots = table.get("roots")
     if isinstance(roots, list):
-        if not all(isinstance(one, str) for one in roots):
+        if not all(isinstance(root, str) for root in roots):
             raise SettingError(f"{path}: roots of a tenant must be a list of URLs")
         table = {**table, "roots": tuple(roots)}
     return TenantSettings(**table)  # type: ignore[arg-type]  # checked above

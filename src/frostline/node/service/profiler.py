@@ -96,7 +96,7 @@ class Profiler:
         del slab
         if network is not None:
             self._networks.put(key, network)
-        codecs = [] if network is None else [one for one in network.codecs.values() if one.codec in wanted.codecs]
+        codecs = [] if network is None else [codec for codec in network.codecs.values() if codec.codec in wanted.codecs]
         costs = cut_costs(loaded, network, resident)
         if network is None or resident is None or run is None:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
@@ -177,7 +177,7 @@ class Profiler:
     def _profile_of(
         self, loaded: Loaded, cuts: Sequence[CutCost], codecs: Sequence[CodecCost], choice: Choice
     ) -> Profile:
-        rows = [one.rows for one in choice.trials if one.engine == choice.engine != REFERENCE]
+        rows = [trial.rows for trial in choice.trials if trial.engine == choice.engine != REFERENCE]
         return Profile(
             hardware=hardware_name(self._settings.device),
             host=host_digest(),

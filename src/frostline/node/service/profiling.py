@@ -178,7 +178,7 @@ class Bench:
             values = self._run.values(slab[:_PACKED_ROWS], group)
             for cut in group:
                 costs = codec_costs(values, [cut], self._missing[cut.number], repeats=_PACKINGS, cores=self._cores)
-                codecs.update({(one.cut, one.codec): one for one in costs})
+                codecs.update({(cost.cut, cost.codec): cost for cost in costs})
         return NetworkProfile(seconds=seconds, codecs=codecs)
 
 

@@ -126,7 +126,7 @@ class Sharing:
             weight_bytes: what a tenant's prefixes and engines take.
         """
         accounts = self.tenants.accounts
-        seen = [one for one in accounts if asker is None or asker.settings.sees_all or one is asker]
+        seen = [account for account in accounts if asker is None or asker.settings.sees_all or account is asker]
         return {one.name: self._standing(one, weight_bytes(one.name)) for one in seen}
 
     def _standing(self, account: Account, weight_bytes: int) -> TenantStatistics:

@@ -54,7 +54,7 @@ class Judging:
 
     def unknown(self, trials: Sequence[Trial]) -> list[Trial]:
         """Those that ran, and of which nobody knows how far they are from the reference on these samples."""
-        return [one for one in trials if one.samples_per_s is not None and self._known(one) is None]
+        return [trial for trial in trials if trial.samples_per_s is not None and self._known(trial) is None]
 
     def measure(self, trials: Sequence[Trial]) -> None:
         """Measure the error of one engine at some cuts, in one process.
@@ -93,7 +93,7 @@ class Judging:
     def said(self, choice: Choice, trials: Sequence[Trial]) -> Choice:
         """The choice, where engines that nobody looked at on these samples have the errors of others."""
         unseen = {(one.engine, one.cut): one.error for one in self.unknown(trials)}
-        said = (replace(one, error=unseen.get((one.engine, one.cut), one.error)) for one in choice.trials)
+        said = (replace(trial, error=unseen.get((trial.engine, trial.cut), trial.error)) for trial in choice.trials)
         return replace(choice, trials=tuple(said))
 
     def _known(self, one: Trial) -> Trial | None:

@@ -63,7 +63,7 @@ class Search:
         """
         while True:
             choice = self._choice(judging)
-            chosen = next(one for one in self._trials if one.engine == choice.engine)
+            chosen = next(trial for trial in self._trials if trial.engine == choice.engine)
             spent_s = judging.workshop.spent_s
             if unknown := judging.unknown([chosen]):
                 self._compare(unknown, judging, spent_s)

@@ -131,8 +131,8 @@ class Trials:
             return True
         names = [one.name for one in self._allowed(request.accuracy) if absence(one.name, self._terms.device) is None]
         return any(
-            not_worth(one, reference_s=reference_s, best_s=reference_s, samples=request.samples_left) is None
-            for one in prospects(names, abilities(self._terms.device), here=self._terms.here)
+            not_worth(prospect, reference_s=reference_s, best_s=reference_s, samples=request.samples_left) is None
+            for prospect in prospects(names, abilities(self._terms.device), here=self._terms.here)
         )
 
     def choose(
@@ -174,7 +174,7 @@ class Trials:
             return Choice(engine=REFERENCE, trials=())
         cut = prefix.cuts[-1].number if only is None else only
         others = [one for one in self._allowed(accuracy) if one.name != REFERENCE]
-        empty = {one.name: _empty(one, cut, pixels, levels) for one in others}
+        empty = {other.name: _empty(other, cut, pixels, levels) for other in others}
         own = Trial(engine=REFERENCE, precision="fp32", cut=cut, seconds=reference.seconds(cut))
         search = self._search(digest, empty, own, accuracy, samples, patron)
         with self._judging(digest, prefix, pixels, reference, patron, levels, max_s) as judging:
@@ -318,13 +318,13 @@ class Trials:
 
     def _allowed(self, accuracy: str | float) -> list[Offer]:
         """The reference, and what a job may use beside it."""
-        return [one for one in self._offers if one.name == REFERENCE or may_use(one.precision, accuracy)]
+        return [offer for offer in self._offers if offer.name == REFERENCE or may_use(offer.precision, accuracy)]
 
     def _tries(self, accuracy: str | float) -> bool:
         return len(self._allowed(accuracy)) > 1 and self._longest_s > 0
 
     def _offered(self, engine: str) -> Offer | None:
-        return next((one for one in self._offers if one.name == offer_name(engine)), None)
+        return next((offer for offer in self._offers if offer.name == offer_name(engine)), None)
 
     def _search(
         self,

@@ -218,9 +218,9 @@ class Workshop:
         return self._found(trials, only_error=True)
 
     def _found(self, trials: Sequence[Trial], *, only_error: bool) -> list[Trial]:
-        engine, cuts = trials[0].engine, [one.cut for one in trials]
+        engine, cuts = trials[0].engine, [trial.cut for trial in trials]
         found, why_not = self._run(engine, cuts, only_error=only_error)
-        return [found.get(one.cut) or _refused(one, why_not or "gave no answer") for one in trials]
+        return [found.get(trial.cut) or _refused(trial, why_not or "gave no answer") for trial in trials]
 
     def _run(self, engine: str, cuts: Sequence[int], *, only_error: bool) -> tuple[dict[int, Trial], str | None]:
         """The trials that came about, by cut, and why others did not."""

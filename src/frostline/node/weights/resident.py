@@ -72,13 +72,13 @@ class ResidentWeights(Generic[T]):
             now: the time.
         """
         parts = (self, *engines)
-        used_by = {one for one in self.users if one is not None}
+        used_by = {user for user in self.users if user is not None}
         used_by |= {one for one, at in self.recent.items() if now - at < _RECENT_S}
         return Stay(
             key=key,
             owner=self.owner,
-            nbytes=sum(one.nbytes for one in parts),
-            counted_bytes=sum(one.counted_bytes for one in parts if one.owner == self.owner),
+            nbytes=sum(part.nbytes for part in parts),
+            counted_bytes=sum(part.counted_bytes for part in parts if part.owner == self.owner),
             idle_s=0.0 if self.users else now - self.used_at,
             served_s=self.served_s,
             tag=min(map(tag, used_by), default=0.0),

@@ -124,7 +124,7 @@ class TorchDoor:
         """The rows of a run: fewer than the node's where one operation of so many would take too long."""
         if inspection is None:
             return self._settings.device_batch
-        heaviest = max(one.heaviest for one in inspection.operations.values())
+        heaviest = max(operation.heaviest for operation in inspection.operations.values())
         runs = self._settings.max_operation_s * _operations_per_s(self._settings) / max(1, heaviest)
         return ROWS * max(1, min(int(runs), self._settings.device_batch // ROWS))
 

@@ -55,7 +55,7 @@ class WaitQueue:
 
     def __iter__(self) -> Iterator[Waiter]:
         """Those who wait now, in their order."""
-        present = [one for one in self._places.values() if one.threads]
+        present = [place for place in self._places.values() if place.threads]
         return iter(sorted(present, key=lambda one: (self.tag(one.asker.name), one.number)))
 
     def tag(self, tenant: str) -> float:
@@ -64,7 +64,7 @@ class WaitQueue:
 
     def join(self, key: Key, asker: Account, nbytes: int, counted_bytes: int, now: float) -> Waiter:
         """A thread waits, at the place that its tenant had where it has come again."""
-        for one in [one for one in self._places.values() if not one.threads and now - one.seen_at > _KEPT_S]:
+        for one in [place for place in self._places.values() if not place.threads and now - place.seen_at > _KEPT_S]:
             self._remove(one)
         waiter = self._places.get((key, asker.name))
         if waiter is None:

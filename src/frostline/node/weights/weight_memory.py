@@ -265,7 +265,7 @@ class WeightMemory(Generic[T]):
     def _wish(self, waiter: Waiter) -> Wish:
         tenant = waiter.asker.name
         held_bytes = sum(one.counted_bytes for one in self._held.values() if one.owner == tenant)
-        coming_bytes = sum(one.counted_bytes for one in self._rooms.values() if one.owner == tenant)
+        coming_bytes = sum(room.counted_bytes for room in self._rooms.values() if room.owner == tenant)
         counted_bytes = held_bytes + coming_bytes + waiter.counted_bytes
         return Wish(
             tenant=tenant,
@@ -291,8 +291,8 @@ class WeightMemory(Generic[T]):
 
     def _drop(self, key: Key) -> None:
         # Engines of a prefix are only used together with it, and without it they would keep its weights alive.
-        for one in [*self._engines(key), key]:
-            self._held.pop(one).memory.close()
+        for engine in [*self._engines(key), key]:
+            self._held.pop(engine).memory.close()
         self._counters.add(evicted=1)
 
     def _engines(self, key: Key) -> list[Key]:

@@ -126,9 +126,9 @@ class CqlPlace:
 
 _NOT_OPTIONS = ("user", "hosts", "port", "keyspace", "table")
 _OPTIONS: dict[str, str] = {
-    one.name: str(one.default)
-    for one in sorted(fields(CqlPlace), key=lambda one: one.name)
-    if one.name not in _NOT_OPTIONS
+    field.name: str(field.default)
+    for field in sorted(fields(CqlPlace), key=lambda one: one.name)
+    if field.name not in _NOT_OPTIONS
 }
 
 
@@ -158,10 +158,10 @@ def _servers(text: str) -> tuple[tuple[str, ...], int]:
     servers = [one for one in found if one is not None]
     if len(servers) < len(found):
         raise SettingError("cql:// needs servers after it, such as cql://store-1:9042,store-2/photos/waste")
-    ports = {int(one["port"]) for one in servers if one["port"]}
+    ports = {int(server["port"]) for server in servers if server["port"]}
     if len(ports) > 1:
         raise SettingError("all servers of a cql:// URL listen on one port")
-    return tuple(sorted({one["host"] for one in servers})), ports.pop() if ports else PORT
+    return tuple(sorted({server["host"] for server in servers})), ports.pop() if ports else PORT
 
 
 def _options(query: str) -> dict[str, str]:

@@ -74,7 +74,7 @@ class Entries(Sequence[Entry]):
     @classmethod
     def gathered(cls, parts: "list[Entries]") -> "Entries":
         """Those of several listings, in the order of their names. The list is emptied: what it held makes room."""
-        columns = list(pa.concat_tables([one.table for one in parts] or [_COLUMNS.empty_table()]).columns)
+        columns = list(pa.concat_tables([part.table for part in parts] or [_COLUMNS.empty_table()]).columns)
         parts.clear()
         table = _in_order(columns)
         pa.default_memory_pool().release_unused()

@@ -171,17 +171,17 @@ class LocalTier:
     def _look(self, nbytes: int) -> None:
         """See what lies there, remove what has to go, and work out what this process may write until it looks again."""
         now_s, files = self._clock(), self._files()
-        total = sum(one.nbytes for one in files)
+        total = sum(file.nbytes for file in files)
         disk_bytes = total + shutil.disk_usage(self._folder).free - _LEFT_BYTES
         bound = min(self._budget_bytes, disk_bytes)
         most = int(bound * _FILLED)
-        for one in sorted(files):
+        for file in sorted(files):
             # A share at once, so that it is not done again for the next sample.
-            is_wanted = total + max(nbytes, most // _PROCESSES) > most and now_s - one.used_s >= self._idle_s
+            is_wanted = total + max(nbytes, most // _PROCESSES) > most and now_s - file.used_s >= self._idle_s
             if total <= bound and not is_wanted:
                 break
-            (self._folder / one.name).unlink(missing_ok=True)
-            total -= one.nbytes
+            (self._folder / file.name).unlink(missing_ok=True)
+            total -= file.nbytes
             self._counts["removed"] += 1
         self._bytes = total
         left = most - total

@@ -55,7 +55,7 @@ class RangePlan:
     @property
     def nbytes(self) -> int:
         """How many bytes are read."""
-        return sum(one.length for one in self.reads)
+        return sum(read.length for read in self.reads)
 
     def cut(self, read: Sequence[Buffer]) -> list[Buffer]:
         """The asked ranges, viewed in what the reads gave and not copied.

@@ -78,15 +78,15 @@ def _crossing_bars(report: Report) -> list[_Bar]:
 
 
 def _way_bars(report: Report) -> list[_Bar]:
-    most = max((one.samples for one in report.ways), default=0) or 1
+    most = max((way.samples for way in report.ways), default=0) or 1
     return [
         _Bar(
-            name=f"{one.name} (cut {one.cut}{'' if one.codec == EXACT else f', {one.codec}'})",
-            words=f"{one.samples:,}",
-            share=one.samples / most,
-            side="wire" if one.cut == 0 else "store",
+            name=f"{way.name} (cut {way.cut}{'' if way.codec == EXACT else f', {way.codec}'})",
+            words=f"{way.samples:,}",
+            share=way.samples / most,
+            side="wire" if way.cut == 0 else "store",
         )
-        for one in report.ways
+        for way in report.ways
     ]
 
 

@@ -65,7 +65,7 @@ class _Comparison:
 
 
 def _comparisons(answer: WhatIfPlan) -> list[_Comparison]:
-    named = [(one.policy, one) for one in answer.rules] or [("this plan", answer.plan)]
+    named = [(rule.policy, rule) for rule in answer.rules] or [("this plan", answer.plan)]
     if answer.as_measured is not None:
         named.append((_AS_MEASURED, answer.as_measured))
     if len(named) == 1:
@@ -88,8 +88,8 @@ def _comparisons(answer: WhatIfPlan) -> list[_Comparison]:
 def _rates(situation: Situation) -> str:
     middle = situation.link.bytes_per_s
     bandwidths = np.geomspace(middle / _REACH, middle * _REACH, _BANDWIDTHS).tolist()
-    others = [vary(situation, bandwidth=one) for one in bandwidths]
-    rates = {name: [make_plan(one, name).samples_per_s for one in others] for name in _DRAWN}
+    others = [vary(situation, bandwidth=bandwidth) for bandwidth in bandwidths]
+    rates = {name: [make_plan(other, name).samples_per_s for other in others] for name in _DRAWN}
     return rates_plot(bandwidths, rates, measured=middle)
 
 

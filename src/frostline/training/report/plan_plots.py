@@ -55,7 +55,11 @@ def cuts_plot(plan: Plan, *, memory_bytes: int | None = None) -> str:
         figure.subplots_adjust(
             left=margin, right=0.985, top=1 - _HEAD_INCHES / height, bottom=_FOOT_INCHES / height, wspace=0.1
         )
-        _draw_bytes(panels[0], shown, exact={one.cut: one for one in plan.candidates if one.codec == EXACT})
+        _draw_bytes(
+            panels[0],
+            shown,
+            exact={candidate.cut: candidate for candidate in plan.candidates if candidate.codec == EXACT},
+        )
         _draw_seconds(panels[1], shown)
         _draw_memory(panels[2], shown, memory_bytes)
         panels[0].set_yticks(range(len(shown)), names, fontsize=9)

@@ -67,7 +67,7 @@ class PlanView:
             memory_bytes: the node's budget, where it is known.
             every: a row for every codec of every cut.
         """
-        by_route = {one.route: one for one in plan.candidates}
+        by_route = {candidate.route: candidate for candidate in plan.candidates}
         made, in_use = table(plan, every=every), {one.route for one in plan.mixture}
         is_bound = any(price for _, price in plan.prices)
         ways = tuple(
@@ -80,17 +80,17 @@ class PlanView:
             prices=tuple(_Price(resource=name, gain=price / 10) for name, price in plan.prices if is_bound),
             columns=made.columns,
             rows=tuple(
-                _Row(cells=cells, is_chosen=one.route in in_use)
-                for cells, one in zip(made.rows, made.candidates, strict=True)
+                _Row(cells=cells, is_chosen=candidate.route in in_use)
+                for cells, candidate in zip(made.rows, made.candidates, strict=True)
             ),
             figure=cuts_plot(plan, memory_bytes=memory_bytes),
             wire_bytes=sum(way.share * way.candidate.wire_bytes_per_sample for way in ways),
-            encoded=next(one for one in plan.candidates if one.cut == 0),
+            encoded=next(candidate for candidate in plan.candidates if candidate.cut == 0),
             trials=_trials(plan),
         )
 
 
 def _trials(plan: Plan) -> tuple[Trial, ...]:
-    line = max((one.cut for one in plan.trials), default=0)
-    here = [one for one in plan.trials if one.cut == line]
+    line = max((trial.cut for trial in plan.trials), default=0)
+    here = [trial for trial in plan.trials if trial.cut == line]
     return tuple(sorted(here, key=lambda one: (one.samples_per_s is None, -(one.samples_per_s or 0.0))))

@@ -124,7 +124,7 @@ class WhatIfPlan:
         if self.as_measured is not None:
             more |= {"what_if": list(self.what_if), "as_measured": _in_short(self.as_measured, beside=self.plan)}
         if self.rules:
-            more["rules"] = [_in_short(one, beside=self.plan) for one in self.rules]
+            more["rules"] = [_in_short(rule, beside=self.plan) for rule in self.rules]
         return {**self.plan.to_json(), **more}
 
 
