@@ -150,9 +150,7 @@ class Trainer:
         from frostline.client.http import HttpTransport
         from frostline.config import LoaderSettings
         from frostline.events import Tuned
-        from frostline.prefetch import Prefetcher, Tuner, Window
-        from frostline.prefetch import requests as stretches
-        from frostline.tuning import rule_of
+        from frostline.prefetch import Prefetcher, Tuner, Window, stretches
 
         chosen = LoaderSettings(samples_per_request=self._rows, **settings)
         transport = HttpTransport(self._url, chosen)

@@ -12,8 +12,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples, Skipped
 from frostline.core.hedging import Stragglers
 from frostline.errors import NodeUnreachable, Refused, SettingError
-from frostline.prefetch import Window
-from frostline.prefetch import requests as stretches
+from frostline.prefetch import Window, stretches
 from support.mixing import one_way
 
 WAY = Route(3)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples
 from frostline.errors import NodeUnreachable
-from frostline.prefetch import Mixer, Window
-from frostline.prefetch import requests as stretches
+from frostline.prefetch import Mixer, Window, stretches
 from frostline.prefetch.ramp_up import Lengthening, Lengths
 from support.mixing import one_way
 

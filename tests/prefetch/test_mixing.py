@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import Route, Samples
-from frostline.prefetch import Mixer
-from frostline.prefetch import requests as stretches
+from frostline.prefetch import Mixer, stretches
 
 ROUTES = (Route(0), Route(3), Route(7, "fp16"), Route(9, "sparse+zstd"))
 

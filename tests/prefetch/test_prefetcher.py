@@ -13,8 +13,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples
 from frostline.errors import NodeUnreachable, OverBudget, Overloaded, StoreUnavailable
 from frostline.events import RequestFinished, RequestHedged, RequestRetried, SampleSkipped
-from frostline.prefetch import Prefetcher, Window
-from frostline.prefetch import requests as stretches
+from frostline.prefetch import Prefetcher, Window, stretches
 from frostline.testing import Act, ScriptedTransport
 from frostline.wire.messages import FeatureRequest
 from support.mixing import one_way

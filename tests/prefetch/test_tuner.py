@@ -8,8 +8,7 @@ import pytest
 from frostline.config import TUNING, LoaderSettings
 from frostline.errors import SettingError
 from frostline.events import Tuned
-from frostline.prefetch import Prefetcher, Tuner, Window
-from frostline.prefetch import requests as stretches
+from frostline.prefetch import Prefetcher, Tuner, Window, stretches
 from frostline.testing import ScriptedTransport
 from frostline.tuning import NewBounds, Setting, rule_of
 from prefetch.test_prefetcher import features, ids_of, table

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
-from frostline.prefetch import Window
-from frostline.prefetch import requests as stretches
+from frostline.prefetch import Window, stretches
 from frostline.prefetch.back_off import Failing, delay_s
 from support.mixing import one_way
 
