@@ -151,6 +151,7 @@ class Trainer:
         from frostline.config import LoaderSettings
         from frostline.events import Tuned
         from frostline.prefetch import Prefetcher, Tuner, Window, stretches
+        from frostline.tuning import rule_of
 
         chosen = LoaderSettings(samples_per_request=self._rows, **settings)
         transport = HttpTransport(self._url, chosen)

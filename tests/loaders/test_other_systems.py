@@ -58,7 +58,7 @@ with fl.offload(model, data, preprocess=tiny_preprocess(), near=near, settings=s
 SENTENCES = """
 said = {}
 for name, ask in {
-    "lock": lambda: fl.stores.folder.FolderStore(sys.argv[1]).alone().__enter__(),
+    "lock": lambda: fl.stores.objects.local.FolderStore(sys.argv[1]).alone().__enter__(),
     "service": lambda: fl.offload(None, data, near="unix:///run/frostline/io.sock"),
 }.items():
     try:
