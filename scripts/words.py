@@ -87,7 +87,7 @@ def places(folders=(SOURCE,)):
             (text[: match.start()].count("\n") + 1, f"say max_ or min_ for {match[0]}")
             for match in BANNED.finditer(text)
         ]
-        found += [(path.relative_to(ROOT), line, why) for line, why in here]
+        found += [(path, line, why) for line, why in here]
         count += descriptions_here
     return found, count
 
@@ -95,7 +95,7 @@ def places(folders=(SOURCE,)):
 if __name__ == "__main__":
     found, count = places(sys.argv[1:] or (SOURCE,))
     for path, line, why in sorted(found):
-        print(f"{path}:{line}: {why}")
+        print(f"{path.relative_to(ROOT)}:{line}: {why}")
     for name, where in repeated_classes().items():
         print(f"{name} is the name of several classes: {', '.join(where)}")
     print(f"{sum('description' in why for _, _, why in found)} of {count} descriptions are fragments")
