@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused_by_name(shards):
     with job_of(shards, settings) as job:
         with pytest.raises(SettingError, match=r"5 blocks of 12 samples are .* mix fewer, or raise window_bytes"):
             job.loader(4, shuffle=BLOCKS)
-        with pytest.raises(SettingError, match="shuffle=True for a blend"):
+        with pytest.raises(SettingError, match="shuffle=True for a mixture"):
             job.loader(4, data=fl.Mixture(parts=[shards], ratios=[1]), shuffle=BLOCKS)
         with pytest.raises(SettingError, match="neither for weights"):
             job.loader(4, weights=[1.0] * SAMPLES, shuffle=BLOCKS)
