@@ -124,7 +124,7 @@ def test_a_closed_inspector_leaves_no_process():
 def test_an_answer_that_is_none_is_a_refusal(inspector, monkeypatch):
     for answer in (b"", b"[]", b"{", b'{"1": [1]}', b'{"x": 1}'):
         monkeypatch.setattr(inspections, "_exchange", lambda *_, answer=answer: answer)
-        with pytest.raises(UnsafeArtifact, match="not taken"):
+        with pytest.raises(UnsafeArtifact, match="it is refused"):
             inspected(inspector, artifact(after()))
 
 

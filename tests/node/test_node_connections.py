@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.node import Node
-from frostline.node.http.connection_limit import ConnectionLimits, Crowd, limits_of
+from frostline.node.http.connection_limit import ConnectionLimits, ConnectionTable, limits_of
 from frostline.wire.http.pool import address_of
 from support.nodes import joined, make_images, request, served
 from support.tenants import tenant, token_of
@@ -85,10 +85,10 @@ def test_a_head_without_end_is_refused_by_its_size(images):
 
 def test_a_crowd_of_unfinished_heads_shuts_out_nobody(images, caplog):
     with node_with(images, tenant("ann"), max_unknown=8, max_connections=16) as url, ExitStack() as stack:
-        crowd = [stack.enter_context(connection(url, b"GET /v1/he")) for _ in range(40)]
+        connections = [stack.enter_context(connection(url, b"GET /v1/he")) for _ in range(40)]
         with transport_of("ann", url) as ann:
             assert len(joined(ann.features(request(images, 1)))[0]) == 4
-        assert all(is_closed(peer) for peer in crowd[:24])
+        assert all(is_closed(peer) for peer in connections[:24])
     assert sum("to make room for another" in record.getMessage() for record in caplog.records) == 1
 
 
@@ -143,10 +143,10 @@ def test_a_node_with_few_descriptors_answers_beside_more_unfinished_heads_than_i
 )
 def test_no_more_connections_stay_than_allowed_and_none_at_work_is_closed(limits, steps):
     # Each is called by the number of its arrival, counted from one, which is its time too.
-    crowd, here, working, idle = Crowd(limits), [], set(), set()
+    connections, here, working, idle = ConnectionTable(limits), [], set(), set()
     for number, (step, place) in enumerate(steps, 1):
         if step == "enter":
-            gone = crowd.enter(number, float(number))
+            gone = connections.enter(number, float(number))
             here.append(number)
             if gone is not None:
                 here.remove(gone)
@@ -155,7 +155,7 @@ def test_no_more_connections_stay_than_allowed_and_none_at_work_is_closed(limits
                 idle.discard(gone)
         elif here:
             one = here[place % len(here)]
-            getattr(crowd, step)(one)
+            getattr(connections, step)(one)
             if step == "recognised":
                 working.add(one)
                 idle.discard(one)
@@ -166,15 +166,15 @@ def test_no_more_connections_stay_than_allowed_and_none_at_work_is_closed(limits
                 here.remove(one)
                 working.discard(one)
                 idle.discard(one)
-        assert len(crowd) == len(here) <= limits.max_connections
+        assert len(connections) == len(here) <= limits.max_connections
         unknown = [one for one in here if one not in working | idle]
         assert len(unknown) <= limits.max_unknown or limits.young_s
 
 
 def test_whoever_has_just_connected_is_not_sent_away_for_others_as_new():
-    crowd = Crowd(ConnectionLimits(max_unknown=2, max_connections=100, young_s=1.0))
-    assert [crowd.enter(number, 0.5) for number in range(1, 51)] == [None] * 50
-    assert crowd.enter(51, 1.6) == 1
+    connections = ConnectionTable(ConnectionLimits(max_unknown=2, max_connections=100, young_s=1.0))
+    assert [connections.enter(number, 0.5) for number in range(1, 51)] == [None] * 50
+    assert connections.enter(51, 1.6) == 1
 
 
 @pytest.mark.parametrize("descriptors", [3, 64, 128, 1024, 1 << 20, -1])

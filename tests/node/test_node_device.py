@@ -41,7 +41,7 @@ class Bench:
         self.counters = Counters()
         self.account = Tenants((), self.counters).everybody
         self.pool = Pool(int(runs_at_once * self.work.nbytes(RUN_ROWS)))
-        self.device = Device(name="cpu", memory=self.pool, rule=rule, turns=FairQueue({}), counters=self.counters)
+        self.device = Device(name="cpu", memory=self.pool, rule=rule, fair_shares=FairQueue({}), counters=self.counters)
 
     def batch(self, rows, seed=0, is_abandoned=lambda: False):
         slab = np.zeros((RUN_ROWS, 3, SIDE, SIDE), np.float32)

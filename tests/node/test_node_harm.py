@@ -14,12 +14,12 @@ from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
-from frostline.node.http.request_body import Bodies
+from frostline.node.http.request_body import BodyReader
 from frostline.node.request.feature_cache import NodeCache
 from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Tenants
-from frostline.node.trials.trial_queue import TrialTurns
+from frostline.node.trials.trial_queue import TrialQueue
 from frostline.wire.http.pool import address_of
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
@@ -99,7 +99,7 @@ def test_a_large_upload_that_is_refused_is_not_sent_and_shows_why(images):
         with pytest.raises(OverBudget, match="--memory"):
             ann.put_prefix("1" * 64, bytes(MEMORY))
         assert ann.statistics().bytes_sent < 4096
-        with pytest.raises(BadRequest, match="not the one that its digest names"):  # which only its bytes tell
+        with pytest.raises(BadRequest, match="does not match its digest"):  # which only its bytes tell
             ann.put_prefix("1" * 64, bytes(2 << 20))
         assert ann.statistics().bytes_sent > 2 << 20
         assert len(joined(ann.features(request(images, 1)))[0]) == 6
@@ -130,7 +130,7 @@ def test_a_body_that_comes_byte_by_byte_is_given_up_and_names_the_knob(silence_s
 
     async def read():
         scope = {"type": "http", "headers": [(b"content-length", b"100")]}
-        return [chunk async for chunk in Bodies(1 << 20, silence_s).chunks(Request(scope, receive))]
+        return [chunk async for chunk in BodyReader(1 << 20, silence_s).chunks(Request(scope, receive))]
 
     with pytest.raises(BadRequest, match=said):
         anyio.run(read)
@@ -244,7 +244,7 @@ def test_a_tenant_for_which_engines_were_tried_for_long_has_to_wait_before_more_
     for _ in range(2):
         ann.check_trials()
         ann.tried(600.0)
-    with pytest.raises(Overloaded, match="ann had engines tried") as refused:
+    with pytest.raises(Overloaded, match="ann has used up its time for trials") as refused:
         ann.check_trials()
     ann.check()
     bob.check_trials()
@@ -257,7 +257,7 @@ def test_a_tenant_for_which_engines_were_tried_for_long_has_to_wait_before_more_
 
 def test_trials_go_by_turns_and_who_gives_up_waits_no_longer():
     now = [0.0]
-    turns, order, gone = TrialTurns(clock=lambda: now[0]), [], threading.Event()
+    turns, order, gone = TrialQueue(clock=lambda: now[0]), [], threading.Event()
 
     def take(tenant, name, is_abandoned=lambda: False):
         with turns.turn(tenant, is_abandoned):

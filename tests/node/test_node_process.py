@@ -134,7 +134,7 @@ def test_a_parent_that_is_killed_leaves_no_node_behind(images, how):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_a_node_that_others_can_reach_wants_tenants_or_the_word_that_it_is_open(images, host):
-    with pytest.raises(SettingError, match=r"others can reach a node .*--tenants.*--open"):
+    with pytest.raises(SettingError, match=r"other machines can reach a node .*--tenants.*--open"):
         start_node((images.as_uri(),), SMALL, host=host)
     known = TenantSettings(name="ann", token_sha256=64 * "0")
     for settings in (replace(SMALL, open_to_all=True), replace(SMALL, tenants=(known,))):

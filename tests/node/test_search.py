@@ -19,11 +19,11 @@ def trial(engine, **changes):
     )
 
 
-class Judged:
+class KnownErrors:
     """Knows the errors of all, but of those that are named; to measure one takes a second."""
 
     def __init__(self, *unknown):
-        self.workshop = SimpleNamespace(spent_s=0.0)
+        self.runner = SimpleNamespace(spent_s=0.0)
         self.missing = set(unknown)
         self.measured = []
 
@@ -41,13 +41,13 @@ class Judged:
         return choice
 
 
-def searched(judging=None, results=None, **changes):
+def searched(accuracy_check=None, results=None, **changes):
     """The choice, what was tried, and what was kept of the reference."""
-    judging, asked, kept = judging or Judged(), [], []
+    accuracy_check, asked, kept = accuracy_check or KnownErrors(), [], []
 
     def tried(name):
         asked.append(name)
-        judging.workshop.spent_s += 1
+        accuracy_check.runner.spent_s += 1
         return (results or {}).get(name, trial(name))
 
     search = Search(
@@ -64,7 +64,7 @@ def searched(judging=None, results=None, **changes):
             **changes,
         }
     )
-    return search.run(judging, tried), asked, kept
+    return search.run(accuracy_check, tried), asked, kept
 
 
 def test_the_search_ends_where_no_other_engine_is_expected_to_beat_what_was_found():
@@ -81,7 +81,7 @@ def test_the_next_prospect_is_tried_where_the_first_one_fails():
 
 
 def test_an_engine_that_was_found_is_used_where_the_time_ended_before_the_others_were_tried():
-    late = {"slow": trial("slow", seconds=0.0, why_not="was not tried: the time for trials was up")}
+    late = {"slow": trial("slow", seconds=0.0, why_not="was not tried: the time for trials was used up")}
     found = {"fast": trial("fast", seconds=REFERENCE_S * 0.9)}
     choice, asked, _ = searched(results={**late, **found})
     assert asked == ["fast", "slow"]
@@ -105,10 +105,10 @@ def test_what_earlier_jobs_tried_is_used_at_once_by_a_job_of_any_size():
 def test_an_engine_tried_on_other_samples_is_looked_at_where_the_job_is_large_enough():
     known = (trial("fast"),)
     for samples, expected in ((10_000, "fast"), (100, REFERENCE)):
-        judging = Judged("fast")
-        choice, asked, _ = searched(judging, samples=samples, known=known, left=(), kept=OWN)
+        accuracy_check = KnownErrors("fast")
+        choice, asked, _ = searched(accuracy_check, samples=samples, known=known, left=(), kept=OWN)
         assert choice.engine == expected
-        assert judging.measured == (["fast"] if expected == "fast" else [])
+        assert accuracy_check.measured == (["fast"] if expected == "fast" else [])
         assert asked == []
 
 

@@ -175,7 +175,7 @@ def test_nodes_that_serve_other_data_find_nothing(tmp_path, images, network, sha
 
 @pytest.mark.parametrize("place", ["images", "images/features", ""])
 def test_a_cache_that_readers_of_the_data_could_read_is_refused(tmp_path, images, place):
-    with pytest.raises(SettingError, match="must lie apart"):
+    with pytest.raises(SettingError, match="must not contain each other"):
         node_at((tmp_path / place).as_uri(), images)
 
 

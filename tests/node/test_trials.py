@@ -23,7 +23,7 @@ from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.node.service.profiling import NetworkProfile, under_engine
 from frostline.node.trials.selection import Trials
 from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy
-from frostline.node.trials.trial_processes import Children
+from frostline.node.trials.trial_processes import TrialProcess
 from frostline.profiles import CutCost, Trial
 from frostline.wire.messages import ProfileRequest
 from support.engines import Reference
@@ -102,7 +102,7 @@ HERE = replace(TERMS, here=True)
 
 def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "frostline.node.trials.trial_processes.Children.run", lambda *_: pytest.fail("a process was started")
+        "frostline.node.trials.trial_processes.TrialProcess.run", lambda *_: pytest.fail("a process was started")
     )
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
@@ -134,8 +134,8 @@ def test_an_engine_that_ended_a_process_is_tried_in_one_of_its_own_from_then_on(
     (mark,) = marks
     assert not mark.exists()
     mark.touch()  # as it is left by a process that was killed
-    processes, run = [], Children.run
-    monkeypatch.setattr(Children, "run", lambda *said: processes.append(1) or run(*said))
+    processes, run = [], TrialProcess.run
+    monkeypatch.setattr(TrialProcess, "run", lambda *said: processes.append(1) or run(*said))
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     assert processes == [1]
@@ -300,7 +300,7 @@ def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same
     with pytest.raises(UnknownPrefix):
         list(transport.features(asked))
     transport.put_prefix(DIGEST, ARTIFACT)
-    with pytest.raises(EngineNotReady, match="ask for a profile"):
+    with pytest.raises(EngineNotReady, match="request a profile"):
         list(transport.features(asked))
     with pytest.raises(BadRequest, match="no engine 'no-such-engine'"):
         transport.profile(ProfileRequest(features=request(images, LAST, DIGEST, engine="no-such-engine")))
@@ -399,8 +399,8 @@ def test_an_engine_that_takes_pixels_is_not_used_where_they_mean_something_else(
     transport.put_prefix(DIGEST, ARTIFACT)
     other = identity(OTHER, "fp32", PIXELS, Levels(mean=(1.0, 1.0, 1.0), std=(2.0, 2.0, 2.0)))
     asked = request(images, LAST, DIGEST, engine=other)
-    with pytest.raises(BadRequest, match="mean something else"):
+    with pytest.raises(BadRequest, match="other mean and std"):
         list(transport.features(asked))
-    with pytest.raises(BadRequest, match="mean something else"):
+    with pytest.raises(BadRequest, match="other mean and std"):
         transport.profile(ProfileRequest(features=asked))
     assert is_idle(node)

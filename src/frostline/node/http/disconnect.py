@@ -1,4 +1,4 @@
-"""Runs a call while its client waits for it, and gives it up when the client goes away."""
+"""Runs a call while its client waits for it, and cancels it when the client disconnects."""
 
 import math
 from collections.abc import Callable
@@ -12,30 +12,30 @@ from starlette.types import Receive
 from frostline.errors import FrostlineError, Unavailable
 from frostline.node.scheduling.memory_pool import Abandoned
 
-__all__ = ("attended",)
+__all__ = ("run_while_connected",)
 
 T = TypeVar("T")
 
 
-async def attended(
+async def run_while_connected(
     receive: Receive,
     call: Callable[[], T],
     give_up: Callable[[], None],
     threads: CapacityLimiter,
     deadline_s: float = math.inf,
 ) -> T:
-    """What a call gives.
+    """Run a call in a thread, and cancel it when the client disconnects or its deadline passes.
 
     Args:
-        receive: tells when the client has gone; the body was read.
-        call: runs in a thread.
-        give_up: has the call end soon; safe from any thread.
-        threads: in which it runs.
-        deadline_s: after which nobody waits for it.
+        receive: ASGI receive function, which reports the disconnect; the body was read before.
+        call: call to run.
+        give_up: makes the call end soon; safe from any thread.
+        threads: limiter of the threads.
+        deadline_s: seconds after which the call is cancelled.
 
     Raises:
-        FrostlineError: What the call raised.
-        Unavailable: It was given up.
+        FrostlineError: any error of the call.
+        Unavailable: if it was cancelled.
     """
     async with create_task_group() as group:
         group.start_soon(_watch, receive, give_up, threads)
@@ -62,10 +62,10 @@ async def _expire(deadline_s: float, give_up: Callable[[], None], threads: Capac
 
 
 def _outcome(call: Callable[[], T]) -> T | FrostlineError:
-    """An error is a value here, since a task group would wrap it."""
+    """Run the call; its error is returned as a value, because a task group would wrap it."""
     try:
         return call()
     except FrostlineError as error:
         return error
     except (Abandoned, CancelledError):
-        return Unavailable("this was given up: its deadline has passed, its client has gone, or the node is stopping")
+        return Unavailable("this was cancelled: its deadline has passed, its client has gone, or the node is stopping")

@@ -1,4 +1,4 @@
-"""Reads the body of a request piece by piece, from a sender that keeps up."""
+"""Reads the body of a request in pieces, and drops senders that are too slow."""
 
 from collections.abc import AsyncIterator
 
@@ -8,31 +8,31 @@ from starlette.requests import ClientDisconnect, Request
 from frostline.batching import readable_bytes
 from frostline.errors import BadRequest
 
-__all__ = ("Bodies", "body_length")
+__all__ = ("BodyReader", "body_length")
 
-# A sender that gives no byte for so long has gone. Beyond what its bytes take at the least rate, any may take as much.
+# Seconds without a byte after which a sender has gone. A body may take that much longer than its minimum rate allows.
 _SILENCE_S = 60.0
 
 
-class Bodies:
-    """How bodies are read, of a place in work that others wait for.
+class BodyReader:
+    """Reads bodies with a minimum rate, because a slow upload occupies a slot that others wait for.
 
     Args:
-        min_bytes_per_s: a sender may be as slow as this.
-        silence_s: how long it may give no byte, and how much longer than its rate allows it may take in all.
+        min_bytes_per_s: minimum rate of a sender.
+        silence_s: maximum seconds without a byte, and seconds in all that a body may take beyond its minimum rate.
     """
 
     def __init__(self, min_bytes_per_s: int, silence_s: float = _SILENCE_S) -> None:
-        self._least = min_bytes_per_s
+        self._min_bytes_per_s = min_bytes_per_s
         self._silence_s = silence_s
 
     async def chunks(self, request: Request) -> AsyncIterator[bytes]:
-        """The pieces of a body as they come.
+        """Yield the pieces of a body as they come.
 
         Raises:
-            BadRequest: It breaks off, or comes slower than it may; its length was not announced.
+            BadRequest: if it breaks off, is too slow, or its length was not announced.
         """
-        until_s = anyio.current_time() + self._silence_s + body_length(request) / self._least
+        until_s = anyio.current_time() + self._silence_s + body_length(request) / self._min_bytes_per_s
         stream = request.stream()
         while True:
             left_s = until_s - anyio.current_time()
@@ -46,7 +46,7 @@ class Bodies:
             yield chunk
 
     async def whole(self, request: Request) -> bytearray:
-        """All of a body; see ``chunks`` for what may be raised."""
+        """Read a whole body; see ``chunks`` for the errors."""
         body = bytearray()
         async for chunk in self.chunks(request):
             body += chunk
@@ -56,16 +56,16 @@ class Bodies:
         if not is_late:
             return BadRequest("the body broke off before its end")
         return BadRequest(
-            f"the body came slower than {readable_bytes(self._least)} a second: send it over a faster link, or start "
-            "the node with a smaller --min-upload-rate"
+            f"the body came slower than {readable_bytes(self._min_bytes_per_s)} per second: send it over a faster "
+            "link, or start the node with a smaller --min-upload-rate"
         )
 
 
 def body_length(request: Request) -> int:
-    """The announced length of the body; the server sees to it that no more comes.
+    """The announced length of the body; the server makes sure that no more comes.
 
     Raises:
-        BadRequest: It is not announced.
+        BadRequest: if it is not announced.
     """
     length = request.headers.get("content-length", "")
     if not length.isascii() or not length.isdigit():

@@ -1,10 +1,10 @@
-"""For whom engines are tried: what it costs them, and what they may have."""
+"""The requester of trials: what trials cost it, and how much memory its engine may take."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ("NOBODY", "Patron")
+__all__ = ("NOBODY", "Requester")
 
 
 def _nobody_pays(_: float) -> None:
@@ -20,15 +20,15 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Patron:
-    """For whom engines are tried.
+class Requester:
+    """The tenant and request for which engines are tried.
 
     Attributes:
-        name: of the tenant.
-        check: called before the first trial; raises ``Overloaded`` where it had too many.
-        is_abandoned: nobody waits for the trials any more; ``Trials.wake`` has it looked at.
-        spent: told of the seconds of each trial that is run.
-        room_bytes: that an engine for it may take; one that takes more is none for it.
+        name: name of the tenant.
+        check: called before the first trial; raises ``Overloaded`` if the tenant has used up its trial time.
+        is_abandoned: whether the request was cancelled; ``Trials.wake`` has it checked.
+        spent: called with the seconds of each trial.
+        room_bytes: maximum memory of an engine for it.
     """
 
     name: str = ""
@@ -38,5 +38,5 @@ class Patron:
     room_bytes: float = math.inf
 
 
-NOBODY = Patron()
-"""Who pays nothing, and is bound by the node alone."""
+NOBODY = Requester()
+"""A requester that pays nothing and is limited by the node alone."""

@@ -1,4 +1,4 @@
-"""Something that lies in the memory for weights: who uses it, and what is known for when others want its place."""
+"""Weights that occupy memory: their users, and the facts that decide about their eviction."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
@@ -12,25 +12,25 @@ __all__ = ("ResidentWeights",)
 
 T = TypeVar("T")
 
-# A tenant that used it no longer ago still uses it: the pause between two of its requests.
+# Seconds after its last use in which a tenant counts as a user: the pause between two of its requests.
 _RECENT_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ResidentWeights(Generic[T]):
-    """What lies there.
+    """Weights that occupy memory: a prefix or an engine made from it.
 
     Attributes:
-        value: itself.
-        memory: gives back what it takes.
-        nbytes: that it takes.
-        owner: the tenant that it came for, whose quota it counts against.
-        counted_bytes: of that quota.
-        used_at: when it came, or its last use ended.
-        users: requests that use it now, by tenant; None names those that cannot be asked to come again.
-        recent: when each tenant's last use of it ended.
-        served_s: device seconds, divided by its tenants' weights, that it had since it came.
-        asked_at: when it was asked to leave; None where it may stay.
+        value: prefix or engine.
+        memory: releases the memory when it is closed.
+        nbytes: size in bytes.
+        owner: tenant for which it was made, whose quota it counts against.
+        counted_bytes: bytes that count against that quota.
+        used_at: time when it was made, or its last use ended.
+        users: number of requests that use it now, by tenant; None stands for long uses that cannot be interrupted.
+        recent: time when each tenant's last use ended.
+        served_s: device seconds that it had so far, divided by its tenants' weights.
+        asked_at: time when its eviction was decided; None if it may stay.
     """
 
     value: T
@@ -45,11 +45,11 @@ class ResidentWeights(Generic[T]):
     asked_at: float | None = None
 
     def enter(self, user: str | None) -> None:
-        """A use begins."""
+        """Count a use that begins."""
         self.users[user] += 1
 
     def leave(self, user: str | None, now: float) -> None:
-        """A use ends."""
+        """Count a use that ends."""
         self.users[user] -= 1
         self.users = +self.users
         self.used_at = now
@@ -57,23 +57,23 @@ class ResidentWeights(Generic[T]):
             self.recent[user] = now
 
     def is_leaving(self, now: float) -> bool:
-        """Nobody is to begin to use it."""
+        """Whether it is being evicted, so that no new use may begin."""
         return self.asked_at is not None and now - self.asked_at < DRAINED_WITHIN_S
 
     def stay(
         self, key: Hashable, engines: "Iterable[ResidentWeights[T]]", tag: Callable[[str], float], now: float
     ) -> Stay:
-        """What decides whether it leaves.
+        """The facts that decide about its eviction.
 
         Args:
-            key: names it.
-            engines: that leave with it.
-            tag: where a tenant stands.
-            now: the time.
+            key: key of the weights.
+            engines: engines that are evicted with it.
+            tag: returns the fair-share tag of a tenant.
+            now: current time.
         """
         parts = (self, *engines)
         used_by = {user for user in self.users if user is not None}
-        used_by |= {one for one, at in self.recent.items() if now - at < _RECENT_S}
+        used_by |= {tenant for tenant, at in self.recent.items() if now - at < _RECENT_S}
         return Stay(
             key=key,
             owner=self.owner,

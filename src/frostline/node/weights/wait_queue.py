@@ -1,4 +1,4 @@
-"""The line of those who wait for memory for weights, in which each stands by what its tenant has had of the device."""
+"""The queue for memory for weights, ordered by the device time that each tenant has had."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from frostline.node.scheduling.tenants import Account
 __all__ = ("Key", "WaitQueue", "Waiter")
 
 Key = tuple[str, str, int]
-"""Digest of a prefix, name of an engine and number of its cut."""
+"""The digest of a prefix, the name of an engine and the number of its cut."""
 
-# Who was asked to come again keeps its place for so long: twice the longest pause of Frostline's clients.
+# Seconds for which a refused request keeps its place: twice the longest pause between the retries of our clients.
 _KEPT_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiter:
-    """A place in the line.
+    """A place in the queue.
 
     Attributes:
-        key: of what is waited for.
-        asker: for whom.
-        number: the lower came first.
-        nbytes: that are wanted.
-        counted_bytes: of the tenant's quota.
-        threads: that wait there now.
-        seen_at: when the last of them went.
+        key: key of the awaited weights.
+        asker: account of the tenant that waits.
+        number: order of arrival.
+        nbytes: size in bytes.
+        counted_bytes: bytes that count against the tenant's quota.
+        threads: number of threads that wait now.
+        seen_at: time when the last of them left.
     """
 
     key: Key
@@ -39,55 +39,57 @@ class Waiter:
 
 
 class WaitQueue:
-    """Who waits. Not for several threads.
+    """The requests that wait for memory. Not safe for threads.
 
-    Its tenants count as having work under way until they have used what they waited for, so that the seconds which
-    others had meanwhile are owed to them.
+    A tenant counts as having work until it has used what it waited for. Device time that others had meanwhile is thus
+    owed to it.
 
     Args:
-        turns: where tenants stand; None where nobody tells them apart, and who came first is first.
+        fair_shares: order between tenants; None serves them in order of arrival.
     """
 
-    def __init__(self, turns: FairShares | None) -> None:
-        self._turns = turns
-        self._places: dict[tuple[Key, str], Waiter] = {}
+    def __init__(self, fair_shares: FairShares | None) -> None:
+        self._fair_shares = fair_shares
+        self._waiters: dict[tuple[Key, str], Waiter] = {}
         self._came = 0
 
     def __iter__(self) -> Iterator[Waiter]:
-        """Those who wait now, in their order."""
-        present = [place for place in self._places.values() if place.threads]
-        return iter(sorted(present, key=lambda one: (self.tag(one.asker.name), one.number)))
+        """Iterate over the places with waiting threads, in order."""
+        present = [waiter for waiter in self._waiters.values() if waiter.threads]
+        return iter(sorted(present, key=lambda waiter: (self.tag(waiter.asker.name), waiter.number)))
 
     def tag(self, tenant: str) -> float:
-        """Where a tenant stands."""
-        return 0.0 if self._turns is None else self._turns.tag(tenant)
+        """The fair-share tag of a tenant."""
+        return 0.0 if self._fair_shares is None else self._fair_shares.tag(tenant)
 
     def join(self, key: Key, asker: Account, nbytes: int, counted_bytes: int, now: float) -> Waiter:
-        """A thread waits, at the place that its tenant had where it has come again."""
-        for one in [place for place in self._places.values() if not place.threads and now - place.seen_at > _KEPT_S]:
-            self._remove(one)
-        waiter = self._places.get((key, asker.name))
+        """Add a waiting thread, at the place that its tenant kept if it was here before."""
+        for gone in [
+            waiter for waiter in self._waiters.values() if not waiter.threads and now - waiter.seen_at > _KEPT_S
+        ]:
+            self._remove(gone)
+        waiter = self._waiters.get((key, asker.name))
         if waiter is None:
             self._came += 1
-            waiter = self._places[key, asker.name] = Waiter(key=key, asker=asker, number=self._came)
-            if self._turns is not None:
-                self._turns.arrive(asker.name)
+            waiter = self._waiters[key, asker.name] = Waiter(key=key, asker=asker, number=self._came)
+            if self._fair_shares is not None:
+                self._fair_shares.arrive(asker.name)
         waiter.nbytes, waiter.counted_bytes = nbytes, counted_bytes
         waiter.threads += 1
         return waiter
 
     def stand_back(self, waiter: Waiter, now: float) -> None:
-        """A thread waits no more; its place is kept for when it uses what it got, or comes again."""
+        """Remove a waiting thread; its place is kept until the tenant uses the weights or comes again."""
         waiter.threads -= 1
         waiter.seen_at = now
 
     def used(self, key: Key, tenant: str) -> None:
-        """A tenant has used what it may have waited for."""
-        waiter = self._places.get((key, tenant))
+        """Drop a tenant's place, because it has used the weights."""
+        waiter = self._waiters.get((key, tenant))
         if waiter is not None and not waiter.threads:
             self._remove(waiter)
 
     def _remove(self, waiter: Waiter) -> None:
-        del self._places[waiter.key, waiter.asker.name]
-        if self._turns is not None:
-            self._turns.depart(waiter.asker.name)
+        del self._waiters[waiter.key, waiter.asker.name]
+        if self._fair_shares is not None:
+            self._fair_shares.depart(waiter.asker.name)
