@@ -61,7 +61,7 @@ def key_of(name):
     return (digest, engine, 3) if engine else prefix_key(digest)
 
 
-def test_what_nobody_used_for_a_second_makes_room_and_longest_unused_first():
+def test_evicts_idle_weights_least_recently_used_first():
     bench = Bench()
     for name in ("a", "b", "c"):
         bench.bring(name, 30)
@@ -74,7 +74,7 @@ def test_what_nobody_used_for_a_second_makes_room_and_longest_unused_first():
     assert bench.counters.totals().evicted == 1
 
 
-def test_what_is_in_use_stays_until_it_had_its_turn_and_is_asked_to_leave_then():
+def test_weights_in_use_are_evicted_only_after_their_turn():
     bench = Bench()
     bench.bring("a", 80)
     with ThreadPoolExecutor(1) as thread, bench.using("a"):
@@ -97,7 +97,7 @@ def is_refused(bench, name):
         return True
 
 
-def test_what_was_asked_to_leave_may_stay_when_nobody_waits_any_more():
+def test_an_eviction_is_withdrawn_when_nobody_waits_any_more():
     bench = Bench()
     bench.bring("a", 80)
     bench.weights.served("a", 5.0)
@@ -108,7 +108,7 @@ def test_what_was_asked_to_leave_may_stay_when_nobody_waits_any_more():
     assert bench.has("a")
 
 
-def test_a_use_that_does_not_end_has_another_asked_instead():
+def test_evicts_other_weights_if_a_use_does_not_end():
     bench = Bench()
     for name, served_s in (("slow", 9.0), ("quick", 2.0)):
         bench.bring(name, 50)
@@ -125,7 +125,7 @@ def test_a_use_that_does_not_end_has_another_asked_instead():
         assert (bench.has("slow"), bench.has("quick")) == (True, False)
 
 
-def test_a_long_use_such_as_a_training_is_not_asked_to_end_nor_waited_for():
+def test_never_evicts_weights_in_long_use_by_a_training():
     bench = Bench()
     bench.bring("a", 80)
     bench.weights.served("a", 99.0)
@@ -138,7 +138,7 @@ def test_a_long_use_such_as_a_training_is_not_asked_to_end_nor_waited_for():
     assert bench.bring("b", 80)
 
 
-def test_the_line_is_in_the_order_of_what_tenants_have_had_and_nobody_overtakes():
+def test_the_wait_queue_is_ordered_by_device_time_and_nobody_overtakes():
     shares = FairQueue({})
     shares.charge("rich", 5.0)
     bench = Bench(shares)
@@ -167,7 +167,7 @@ def test_the_line_is_in_the_order_of_what_tenants_have_had_and_nobody_overtakes(
     assert got == ["poor", "rich"]
 
 
-def test_who_waited_is_owed_what_others_had_meanwhile_until_it_has_used_what_it_got():
+def test_a_waiting_tenant_is_owed_device_time_until_it_has_used_its_weights():
     shares = FairShares()
     bench = Bench(shares)
     bench.bring("a", 80, "ann")
@@ -190,7 +190,7 @@ def test_who_waited_is_owed_what_others_had_meanwhile_until_it_has_used_what_it_
     assert shares.tag("bob") == 3.0, "and what it did not ask for is not owed"
 
 
-def test_who_does_not_come_again_loses_its_place():
+def test_a_tenant_that_does_not_retry_loses_its_place():
     shares = FairShares()
     bench = Bench(shares)
     bench.bring("a", 80, "ann")
@@ -205,7 +205,7 @@ def test_who_does_not_come_again_loses_its_place():
     assert shares.tag("bob") == 3.0
 
 
-def test_one_of_many_makes_it_and_the_others_find_it_there():
+def test_one_of_many_requests_makes_the_weights_and_the_others_find_them():
     bench = Bench()
     made = []
 
@@ -224,7 +224,7 @@ def test_one_of_many_makes_it_and_the_others_find_it_there():
     assert bench.weights.owned_bytes("ann") == 60
 
 
-def test_room_for_what_was_not_made_is_given_back_and_others_go_on():
+def test_releases_memory_for_weights_that_were_not_made():
     bench = Bench()
     with pytest.raises(ValueError, match="broken"), bench.room("a", 60):
         raise ValueError("broken")
@@ -233,7 +233,7 @@ def test_room_for_what_was_not_made_is_given_back_and_others_go_on():
     assert bench.bring("a", 60)
 
 
-def test_room_is_cut_to_what_is_needed_or_grows_at_the_cost_of_what_nobody_uses():
+def test_a_reservation_shrinks_or_grows_by_evicting_unused_weights():
     bench = Bench()
     with bench.room("a", 60) as room:
         room.resize(40)
@@ -248,7 +248,7 @@ def test_room_is_cut_to_what_is_needed_or_grows_at_the_cost_of_what_nobody_uses(
     assert bench.free_bytes == 30
 
 
-def test_engines_leave_with_their_prefix_and_alone_where_only_they_are_unused():
+def test_engines_are_evicted_with_their_prefix_or_alone_if_only_they_are_unused():
     bench = Bench()
     for name in ("a", "a/fast", "a/faster"):
         bench.bring(name, 30)
@@ -261,7 +261,7 @@ def test_engines_leave_with_their_prefix_and_alone_where_only_they_are_unused():
     assert [bench.has(name) for name in ("a", "a/fast", "b", "c")] == [False, False, True, True]
 
 
-def test_a_tenants_quota_is_kept_by_its_own_and_told():
+def test_a_tenants_quota_evicts_its_own_weights_and_the_refusal_names_it():
     bench = Bench(ann=50)
     bench.bring("theirs", 40, "bob")
     bench.bring("a", 30, "ann")
@@ -278,7 +278,7 @@ def test_a_tenants_quota_is_kept_by_its_own_and_told():
     assert bench.weights.left_bytes(key_of("b"), bench.account("ann")) == 20
 
 
-def test_who_waits_is_freed_by_giving_up_and_by_the_end():
+def test_cancelling_or_closing_ends_a_wait():
     bench = Bench()
     bench.bring("a", 80)
     cut = threading.Event()
