@@ -13,8 +13,7 @@ from frostline.errors import OverBudget, Overloaded
 from frostline.node.scheduling.memory_pool import Abandoned, Pool, Reservation
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
-from frostline.node.weights.resident import ResidentWeights
-from frostline.node.weights.wait_queue import Key, Waiter, WaitQueue
+from frostline.node.weights.resident import Key, ResidentWeights, Waiter, WaitQueue
 
 __all__ = ("WeightMemory", "WeightReservation", "prefix_key")
 
