@@ -32,7 +32,7 @@ from frostline.node.service.profiling import (
     under_engine,
 )
 from frostline.node.service.resources import Resources
-from frostline.node.trials.requesters import Requester
+from frostline.node.trials.trial_policy import Requester
 from frostline.node.weights.prefix_registry import Resident
 from frostline.node.weights.torch_bridge import TorchBridge
 from frostline.preprocess import Preprocess

@@ -1,6 +1,7 @@
-"""Decides how a node tries engines, and which engines fit into its memory."""
+"""Decides how a node tries engines, for whom, and which engines fit into its memory."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from frostline.batching import ROWS
@@ -9,7 +10,7 @@ from frostline.core.units import in_bytes
 from frostline.engines.machine.allocator import keeps_freed_memory
 from frostline.profiles import Trial
 
-__all__ = ("EngineMemory", "TrialPolicy", "policy_of")
+__all__ = ("NOBODY", "EngineMemory", "Requester", "TrialPolicy", "policy_of")
 
 # A trial takes about a gigabyte beside the engine. A node's engine can take at most five sixteenths of its memory
 # (``node.scheduling.memory_pool.Shares``), so half of a large memory is enough for a trial.
@@ -93,3 +94,38 @@ def _threads(settings: NodeSettings) -> tuple[int, ...]:
     threads = settings.compute_threads
     is_worth_it = threads > 1 and settings.device.partition(":")[0] == "cpu"
     return (threads, threads // 2) if is_worth_it else (threads,)
+
+
+def _nobody_pays(_: float) -> None:
+    pass
+
+
+def _nobody_owes() -> None:
+    pass
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requester:
+    """The tenant and request for which engines are tried.
+
+    Attributes:
+        name: name of the tenant.
+        check: called before the first trial; raises ``Overloaded`` if the tenant has used up its trial time.
+        is_abandoned: whether the request was cancelled; ``Trials.wake`` has it checked.
+        spent: called with the seconds of each trial.
+        room_bytes: maximum memory of an engine for it.
+    """
+
+    name: str = ""
+    check: Callable[[], None] = _nobody_owes
+    is_abandoned: Callable[[], bool] = _never
+    spent: Callable[[float], None] = _nobody_pays
+    room_bytes: float = math.inf
+
+
+NOBODY = Requester()
+"""A requester that pays nothing and is limited by the node alone."""

@@ -30,8 +30,7 @@ from frostline.engines.machine.allocator import ENVIRONMENT
 from frostline.errors import Unavailable
 from frostline.models.files.artifact import Prefix, save_prefix
 from frostline.node.scheduling.memory_pool import Abandoned
-from frostline.node.trials.requesters import NOBODY, Requester
-from frostline.node.trials.trial_policy import TrialPolicy
+from frostline.node.trials.trial_policy import NOBODY, Requester, TrialPolicy
 from frostline.profiles import Trial
 
 __all__ = ("Reference", "TrialProcess", "TrialRunner")
