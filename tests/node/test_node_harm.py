@@ -14,7 +14,7 @@ from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
-from frostline.node.http.request_body import BodyReader
+from frostline.node.http.messages import BodyReader
 from frostline.node.request.feature_cache import NodeCache
 from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.node.scheduling.statistics import Counters

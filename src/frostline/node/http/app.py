@@ -17,12 +17,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from frostline.errors import BadRequest, FrostlineError
-from frostline.node.http.disconnect import run_while_connected
 from frostline.node.http.listing_routes import ListingRoutes
+from frostline.node.http.messages import BodyReader, body_length, error_response, json_response, run_while_connected
 from frostline.node.http.metrics import metrics_text
 from frostline.node.http.protocol import recognise
-from frostline.node.http.replies import error_response, json_response
-from frostline.node.http.request_body import BodyReader, body_length
 from frostline.node.http.streaming import AnswerResponse
 from frostline.node.http.training_routes import TrainingRoutes
 from frostline.node.request.answer import BatchStream

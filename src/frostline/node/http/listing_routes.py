@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
 from frostline.errors import BadRequest, FrostlineError, OverBudget
-from frostline.node.http.request_body import BodyReader, body_length
+from frostline.node.http.messages import BodyReader, body_length
 from frostline.node.scheduling.admission import Admission
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.listings import Listing

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, Unavailable
-from frostline.node.http.replies import error_response
+from frostline.node.http.messages import error_response
 from frostline.node.request.answer import BatchStream
 from frostline.wire.framing import MEDIA_TYPE, Encoder
 

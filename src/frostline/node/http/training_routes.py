@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.errors import BadRequest, FrostlineError, Refused
-from frostline.node.http.replies import json_response
+from frostline.node.http.messages import json_response
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.trainings import Training, Trainings
 from frostline.wire.event_lines import line_of
