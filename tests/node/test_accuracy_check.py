@@ -1,4 +1,4 @@
-"""Errors of engines: the speed of one holds for all data, its error only for the samples it was measured on."""
+"""Errors of engines: speed holds for all data, an error only for the samples on which it was measured."""
 
 from contextlib import closing
 

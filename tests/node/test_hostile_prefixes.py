@@ -1,4 +1,4 @@
-"""A stranger's prefix ends no node, fills no memory and holds nobody up, whatever it is made of."""
+"""A prefix of a stranger cannot crash the node, fill its memory or delay others, whatever it contains."""
 
 import os
 import resource

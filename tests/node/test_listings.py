@@ -1,4 +1,4 @@
-"""Listings at the node: who may ask, what is refused, and that nothing of one is left when nobody wants it any more."""
+"""Listings at the node: who may ask, what is refused, and that a cancelled listing leaves nothing behind."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The node's cache: what it finds is not read, not decoded and not computed, and is the same to the last bit."""
+"""The node's cache: cached features are not read, decoded or computed again, and are bit-identical."""
 
 import hashlib
 from dataclasses import replace

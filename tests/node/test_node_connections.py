@@ -1,4 +1,4 @@
-"""Connections of strangers: heads that do not end, crowds of them, and who keeps a place."""
+"""Connections of strangers: unfinished heads, many of them, and which connections are closed."""
 
 import json
 import logging

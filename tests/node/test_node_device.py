@@ -1,4 +1,4 @@
-"""The device by itself: rows of several requests in one run, those nobody wants any more, and those that fail."""
+"""The device alone: rows of several requests in one run, cancelled requests, and requests that fail."""
 
 import threading
 import time

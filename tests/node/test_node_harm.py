@@ -1,4 +1,4 @@
-"""What one tenant does harms no other's: uploads that do not end, huge models, trials that take long."""
+"""One tenant cannot harm the others: with unfinished uploads, huge models or long trials."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A node as a process: it comes up or says why not, and never outlives whoever started it."""
+"""A node as a process: it starts or reports why not, and never outlives its parent."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Who may ask a node for what: tokens, quotas, places, roots and deadlines, over HTTP where it matters."""
+"""Access to a node: tokens, quotas, reserved slots, roots and deadlines, partly over HTTP."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Reading, decoding, computing and sending go on at the same time, of one request and of several."""
+"""Reading, decoding, computing and sending overlap, within one request and between several."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""A share of a node's memory: who waits for it is woken by what it waits for, and by nothing else."""
+"""A memory pool: released memory wakes only the thread that gets it."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

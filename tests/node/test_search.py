@@ -1,4 +1,4 @@
-"""The search for one job's engine: nothing here runs one."""
+"""The search for one job's engine, without running any engine."""
 
 from types import SimpleNamespace
 

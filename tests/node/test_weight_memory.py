@@ -1,4 +1,4 @@
-"""The memory for weights: who waits in line, what leaves for whom, and what is given back whatever happens."""
+"""The memory for weights: the wait queue, evictions, and that every reservation is released."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
