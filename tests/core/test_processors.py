@@ -6,7 +6,7 @@ import pytest
 
 from frostline.config import NodeSettings
 from frostline.engines.machine.hardware import hardware_name
-from frostline.node.trials.trial_policy import terms_of
+from frostline.node.trials.trial_policy import policy_of
 from frostline.processors import usable_cores, usable_memory_bytes
 
 GIB = 1 << 30
@@ -69,4 +69,4 @@ def test_a_node_takes_a_quarter_of_the_memory_and_more_of_little(monkeypatch, us
 
 @pytest.mark.parametrize(("memory", "trial"), [(1, 1), (2, 2), (3, 2), (6, 3), (64, 32)])
 def test_a_trial_of_an_engine_has_half_of_a_large_nodes_memory(memory, trial):
-    assert terms_of(NodeSettings(memory_bytes=memory * GIB)).max_bytes == trial * GIB
+    assert policy_of(NodeSettings(memory_bytes=memory * GIB)).max_bytes == trial * GIB

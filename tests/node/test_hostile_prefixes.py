@@ -1,4 +1,4 @@
-"""A stranger's prefix ends no node, fills no memory and holds nobody up, whatever it is made of."""
+"""A prefix of a stranger cannot crash the node, fill its memory or delay others, whatever it contains."""
 
 import os
 import resource
@@ -62,7 +62,7 @@ def inspector():
         yield made
 
 
-def test_what_is_found_apart_is_what_a_dry_run_here_finds(inspector):
+def test_the_inspection_process_finds_what_a_dry_run_in_this_process_finds(inspector):
     prefix = small_prefix()
     found = inspected(inspector, write_prefix(prefix))
     leaves = leaf_values(prefix.graph, prefix.tensors)
@@ -79,7 +79,7 @@ def test_a_check_that_takes_too_long_is_ended_and_the_next_is_not(inspector):
     assert inspected(inspector, artifact(after())).memory
 
 
-def test_a_process_that_is_gone_is_started_again():
+def test_restarts_an_inspection_process_that_died():
     with Inspector() as inspector:
         assert inspected(inspector, artifact(after())).memory
         first = inspector.pid
@@ -89,7 +89,7 @@ def test_a_process_that_is_gone_is_started_again():
         assert inspector.pid != first
 
 
-def test_what_was_found_out_is_kept_and_the_same_prefix_is_not_looked_at_again(tmp_path, monkeypatch):
+def test_does_not_inspect_the_same_prefix_again(tmp_path, monkeypatch):
     kept, body = FileCache(tmp_path, ".json"), write_prefix(small_prefix())
     looks, exchange = [], vars(inspections)["_exchange"]
     monkeypatch.setattr(inspections, "_exchange", lambda *said: looks.append(1) or exchange(*said))
@@ -121,10 +121,10 @@ def test_a_closed_inspector_leaves_no_process():
     inspector.close()
 
 
-def test_an_answer_that_is_none_is_a_refusal(inspector, monkeypatch):
+def test_refuses_a_prefix_if_the_inspection_gives_no_valid_answer(inspector, monkeypatch):
     for answer in (b"", b"[]", b"{", b'{"1": [1]}', b'{"x": 1}'):
         monkeypatch.setattr(inspections, "_exchange", lambda *_, answer=answer: answer)
-        with pytest.raises(UnsafeArtifact, match="not taken"):
+        with pytest.raises(UnsafeArtifact, match="it is refused"):
             inspected(inspector, artifact(after()))
 
 
@@ -133,7 +133,7 @@ def products(count, side):
     return artifact(after(*chain("aten.mm.default", count, weight, begin=weight)), {"w": torch.zeros(side, side)})
 
 
-def test_bounds_are_on_a_run_on_one_operation_and_on_values(inspector):
+def test_limits_the_cost_of_a_run_of_one_operation_and_the_number_of_values(inspector):
     body = products(10, 256)
     found = inspected(inspector, body)
     assert found.operations[2].total >= 10 * 2 * 256**3

@@ -1,4 +1,4 @@
-"""Listings at the node: who may ask, what is refused, and that nothing of one is left when nobody wants it any more."""
+"""Listings at the node: who may ask, what is refused, and that a cancelled listing leaves nothing behind."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def test_a_listing_is_a_stream_of_lines_and_then_the_manifest(photos):
         assert answer.status_code == 200
         *lines, rest = answer.content.split(b"\n", 3)
         said = [json.loads(line) for line in lines]
-        assert [one["event"] for one in said] == ["phase", "counted", "phase"]
+        assert [event["event"] for event in said] == ["phase", "counted", "phase"]
         head, _, body = rest.partition(b"\n")
         assert json.loads(head)["nbytes"] == len(body)
         assert body.startswith(b"PAR1")
@@ -83,7 +83,7 @@ def test_a_listing_is_a_stream_of_lines_and_then_the_manifest(photos):
         {"data": "file:///etc"},
     ],
 )
-def test_refuses_what_makes_no_sense_or_is_not_served(photos, body):
+def test_refuses_invalid_listing_requests_and_data_that_is_not_served(photos, body):
     with listing_node(photos.as_uri()) as node:
         answer = ask(node.url, body)
         assert (answer.status_code, answer.json()["error"]) == (400, "BadRequest")
@@ -106,7 +106,7 @@ def test_refuses_a_body_that_is_longer_than_any_request(photos):
         assert (answer.status_code, answer.json()["error"]) == (413, "OverBudget")
 
 
-def test_refuses_who_does_not_say_who_they_are_before_the_body_is_read(photos):
+def test_refuses_unidentified_clients_before_the_body_is_read(photos):
     with listing_node(photos.as_uri(), tenants=(tenant("ann"), tenant("bob", roots=("s3://other",)))) as node:
         for headers in ({}, {"Authorization": "Bearer nonsense"}):
             answer = httpx.post(f"{node.url}/v1/listings", content=b"no json", headers=headers)
@@ -117,7 +117,7 @@ def test_refuses_who_does_not_say_who_they_are_before_the_body_is_read(photos):
         assert ask(node.url, {"data": photos.as_uri()}, **header("ann")).status_code == 200
 
 
-def test_a_tenant_lists_one_data_set_at_a_time_and_others_beside_it(photos):
+def test_a_tenant_lists_one_data_set_at_a_time_beside_other_tenants(photos):
     with (
         silent_store() as silent,
         listing_node(photos.as_uri(), silent, tenants=(tenant("ann"), tenant("bob"))) as node,
@@ -176,7 +176,7 @@ def test_a_listing_gets_no_more_memory_than_its_node_gives_it(photos):
     ):
         [lister] = listers()
         lines = Path(f"/proc/{lister}/limits").read_text().splitlines()
-        [line] = [one for one in lines if one.startswith("Max data size")]
+        [line] = [text for text in lines if text.startswith("Max data size")]
         assert line.split()[3:5] == [str(300 << 20)] * 2
 
 

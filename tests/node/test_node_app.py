@@ -67,14 +67,14 @@ def test_a_prefix_is_taken_in_once_and_known_by_its_digest(client):
     assert client.head(f"/v1/prefixes/{digest}").status_code == 200
 
 
-def test_a_prefix_that_its_digest_does_not_name_is_refused(client, node):
+def test_refuses_a_prefix_that_does_not_match_its_digest(client, node):
     _, body = artifact_of(small_network())
     assert "digest" in refused(client.put("/v1/prefixes/" + "0" * 64, content=body), 400, "BadRequest")
     refused(client.put("/v1/prefixes/short", content=body), 400, "BadRequest")
     assert node.statistics().prefixes == 0
 
 
-def test_a_body_that_is_no_prefix_is_refused(client):
+def test_refuses_a_body_that_is_not_a_prefix(client):
     import hashlib
 
     junk = b"\x80\x04cos\nsystem\n" * 10
@@ -103,7 +103,7 @@ def test_a_request_that_is_too_long_is_refused_before_it_is_parsed(client):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[" * 50_000, b"[]", b'{"data": 1}', b"\xff"])
-def test_a_body_that_is_no_request_is_refused(client, body):
+def test_refuses_a_body_that_is_not_a_request(client, body):
     refused(client.post("/v1/features", content=body), 400, "BadRequest")
 
 
@@ -153,7 +153,7 @@ def test_a_codec_must_be_known_and_fit_the_cut(client, images):
         assert "codecs" in refused(client.post("/v1/profiles", json=message), 400, "BadRequest")
 
 
-def test_one_request_too_many_is_sent_away_before_its_body_is_read(client, node, images):
+def test_refuses_a_request_beyond_the_limit_before_its_body_is_read(client, node, images):
     with node.admit(), node.admit():
         answer = client.post("/v1/features", content=b"not even JSON")
         refused(answer, 429, "Overloaded")

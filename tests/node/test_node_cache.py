@@ -1,4 +1,4 @@
-"""The node's cache: what it finds is not read, not decoded and not computed, and is the same to the last bit."""
+"""The node's cache: cached features are not read, decoded or computed again, and are bit-identical."""
 
 import hashlib
 from dataclasses import replace
@@ -69,7 +69,7 @@ NOTHING = {"cache_misses": 0, "bytes_read": 0, "read_s": 0, "decode_s": 0, "comp
 
 
 @pytest.mark.parametrize("cut", [1, 2, None])
-def test_what_was_asked_for_before_is_neither_read_nor_decoded_nor_computed_again(tmp_path, images, network, cut):
+def test_cached_features_are_neither_read_nor_decoded_nor_computed_again(tmp_path, images, network, cut):
     with node_with_cache(tmp_path) as node:
         first, did = asked(node, images, network, cut)
         assert did["cache_misses"] == COUNT
@@ -83,7 +83,7 @@ def test_what_was_asked_for_before_is_neither_read_nor_decoded_nor_computed_agai
     assert first[0] == samples_of(images).ids.tolist()
 
 
-def test_a_cache_changes_no_bit_whatever_part_of_a_request_it_holds(tmp_path, images, network):
+def test_features_are_bit_identical_whatever_part_of_a_request_is_cached(tmp_path, images, network):
     with Node(NodeSettings(memory_bytes=128 << 20, device_batch=8), (images.as_uri(),)) as plain:
         expected, _ = asked(plain, images, network)
     with node_with_cache(tmp_path) as node:
@@ -93,7 +93,7 @@ def test_a_cache_changes_no_bit_whatever_part_of_a_request_it_holds(tmp_path, im
     assert same(found, expected)
 
 
-def test_what_is_kept_is_answered_in_one_piece_and_what_is_computed_in_full_runs(tmp_path, images, network):
+def test_cached_rows_are_answered_in_one_batch_and_others_are_computed_in_full_runs(tmp_path, images, network):
     digest, _ = artifact_of(network)
     samples = samples_of(images, with_versions=True)
 
@@ -109,7 +109,7 @@ def test_what_is_kept_is_answered_in_one_piece_and_what_is_computed_in_full_runs
         assert is_idle(node)
 
 
-def test_rows_that_turn_out_to_be_damaged_are_computed_in_as_many_runs_as_they_need(tmp_path, images, network):
+def test_damaged_cached_rows_are_computed_in_as_many_runs_as_they_need(tmp_path, images, network):
     with node_with_cache(tmp_path) as node:
         expected, _ = asked(node, images, network)
         tensors = expected[1]
@@ -137,7 +137,7 @@ def test_every_codec_finds_the_same_features(tmp_path, images, network):
     assert np.array_equal(packed.reshape(exact.shape), exact.astype(np.float16))
 
 
-def test_broken_samples_are_reported_each_time_and_never_kept(tmp_path, network):
+def test_broken_samples_are_reported_each_time_and_never_cached(tmp_path, network):
     images = make_images(tmp_path / "images", COUNT, broken=(0, 3, 19))
     with node_with_cache(tmp_path) as node:
         first, _ = asked(node, images, network)
@@ -150,17 +150,17 @@ def test_broken_samples_are_reported_each_time_and_never_kept(tmp_path, network)
     assert len(third[3]) == 2
 
 
-def test_an_object_that_changed_is_computed_anew_once_it_is_listed_anew(tmp_path, images, network):
+def test_computes_a_changed_object_again_once_it_is_listed_again(tmp_path, images, network):
     with node_with_cache(tmp_path) as node:
         before, _ = asked(node, images, network)
         make_images(tmp_path / "others", COUNT, size=(64, 64))
         (images / "0005.jpg").write_bytes((tmp_path / "others" / "0007.jpg").read_bytes())
         after, did = asked(node, images, network)
         assert (did["cache_hits"], did["cache_misses"]) == (COUNT - 1, 1)
-    assert [np.array_equal(one, other) for one, other in zip(before[1][0], after[1][0], strict=True)].index(False) == 5
+    assert [np.array_equal(row, other) for row, other in zip(before[1][0], after[1][0], strict=True)].index(False) == 5
 
 
-def test_bytes_other_than_those_listed_are_not_used(tmp_path, images, network):
+def test_does_not_cache_an_object_that_changed_since_it_was_listed(tmp_path, images, network):
     stale = samples_of(images, with_versions=True)
     data = (images / "0005.jpg").read_bytes()
     (images / "0005.jpg").write_bytes(data[:-2] + b"\xff\xd9")  # as long as before, at another time
@@ -172,7 +172,7 @@ def test_bytes_other_than_those_listed_are_not_used(tmp_path, images, network):
         assert (did["cache_hits"], did["cache_misses"]) == (COUNT - 1, 1)
 
 
-def test_samples_without_a_version_are_not_kept(tmp_path, images, network):
+def test_does_not_cache_samples_without_a_version(tmp_path, images, network):
     with node_with_cache(tmp_path) as node:
         for _ in range(2):
             _, did = asked(node, images, network, samples=samples_of(images))
@@ -180,7 +180,7 @@ def test_samples_without_a_version_are_not_kept(tmp_path, images, network):
         assert node.statistics().cache.kept == 0
 
 
-def test_other_preprocessing_and_other_cuts_find_nothing(tmp_path, images, network):
+def test_other_preprocessing_and_other_cuts_miss_the_cache(tmp_path, images, network):
     other = preprocess()
     other = Preprocess(steps=(*other.steps[:-1], replace(other.steps[-1], mean=(120.0,) * 3)))
     with node_with_cache(tmp_path) as node:
@@ -190,7 +190,7 @@ def test_other_preprocessing_and_other_cuts_find_nothing(tmp_path, images, netwo
         assert asked(node, images, small_network(width=16))[1]["cache_hits"] == 0
 
 
-def test_only_random_views_that_come_again_are_kept(tmp_path, images, network):
+def test_caches_only_random_views_that_recur(tmp_path, images, network):
     steps = preprocess().steps
     flips = Preprocess(steps=(*steps[:-1], RandomHorizontalFlip(0.5), steps[-1])).to_json()
     with node_with_cache(tmp_path) as node:
@@ -209,7 +209,7 @@ def test_only_random_views_that_come_again_are_kept(tmp_path, images, network):
     assert not same(first, fourth)
 
 
-def test_what_the_node_does_not_serve_is_refused_though_it_is_kept(tmp_path, images, network):
+def test_refuses_data_that_is_not_served_even_if_it_is_cached(tmp_path, images, network):
     make_images(tmp_path / "elsewhere", 3)
     with node_with_cache(tmp_path, images, tmp_path / "elsewhere") as node:
         asked(node, images, network)
@@ -217,7 +217,7 @@ def test_what_the_node_does_not_serve_is_refused_though_it_is_kept(tmp_path, ima
         asked(node, images, network)
 
 
-def test_one_tenant_finds_what_another_had_computed_and_only_where_it_may_read(tmp_path, images, network):
+def test_a_tenant_shares_cached_features_only_of_data_that_it_may_read(tmp_path, images, network):
     others = make_images(tmp_path / "elsewhere", 3)
     digest, body = artifact_of(network)
     tokens = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("ann", "bob", "cy")}
@@ -246,7 +246,7 @@ def test_hits_stay_within_the_smallest_memory(tmp_path, images, network):
     assert same(first, second)
 
 
-def test_over_http_a_hit_is_what_it_is_within_the_process(tmp_path, images, network):
+def test_a_cache_hit_over_http_equals_one_in_the_process(tmp_path, images, network):
     digest, _ = artifact_of(network)
     with node_with_cache(tmp_path) as node:
         expected, _ = asked(node, images, network)

@@ -1,4 +1,4 @@
-"""Connections of strangers: heads that do not end, crowds of them, and who keeps a place."""
+"""Connections of strangers: unfinished heads, many of them, and which connections are closed."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.node import Node
-from frostline.node.http.connection_limit import ConnectionLimits, Crowd, limits_of
+from frostline.node.http.connection_limit import ConnectionLimits, ConnectionTable, limits_of
 from frostline.wire.http.pool import address_of
 from support.nodes import joined, make_images, request, served
 from support.tenants import tenant, token_of
@@ -60,7 +60,7 @@ def transport_of(name, url):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /v1/health HTTP/1.1\r\nHost: x\r\n", b"G"])
-def test_a_head_that_does_not_end_is_given_up(images, caplog, begun):
+def test_closes_a_connection_whose_head_does_not_end(images, caplog, begun):
     caplog.set_level(logging.WARNING, "frostline.node")
     with node_with(images, head_s=0.05) as url, connection(url, begun) as peer:
         assert peer.recv(65_536).startswith(b"HTTP/1.1 408 ")
@@ -76,23 +76,23 @@ def test_the_second_head_on_a_connection_must_come_in_time_too(images):
         assert peer.recv(65_536).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_head_without_end_is_refused_by_its_size(images):
+def test_refuses_a_head_that_is_too_large(images):
     with node_with(images, head_bytes=1000) as url, connection(url, HEALTH[:-2] + b"a: " + bytes(1100)) as peer:
         assert peer.recv(65_536).startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
     with node_with(images, head_bytes=1000) as url, connection(url, HEALTH[:-2] + b"a: " + b"b" * 1100) as peer:
         assert peer.recv(65_536).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_crowd_of_unfinished_heads_shuts_out_nobody(images, caplog):
+def test_many_unfinished_heads_do_not_shut_out_others(images, caplog):
     with node_with(images, tenant("ann"), max_unknown=8, max_connections=16) as url, ExitStack() as stack:
-        crowd = [stack.enter_context(connection(url, b"GET /v1/he")) for _ in range(40)]
+        connections = [stack.enter_context(connection(url, b"GET /v1/he")) for _ in range(40)]
         with transport_of("ann", url) as ann:
             assert len(joined(ann.features(request(images, 1)))[0]) == 4
-        assert all(is_closed(peer) for peer in crowd[:24])
+        assert all(is_closed(peer) for peer in connections[:24])
     assert sum("to make room for another" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_a_wrong_token_makes_nobody_known(images):
+def test_a_wrong_token_leaves_a_connection_unknown(images):
     with node_with(images, tenant("ann"), max_unknown=2, young_s=0.0, max_connections=16) as url, ExitStack() as stack:
         known = stack.enter_context(connection(url))
         assert health(known, token_of("ann")).startswith(b"HTTP/1.1 200 ")
@@ -105,7 +105,7 @@ def test_a_wrong_token_makes_nobody_known(images):
         assert health(known, token_of("ann")).startswith(b"HTTP/1.1 200 ")
 
 
-def test_idle_connections_of_whoever_may_use_the_node_make_room_too(images):
+def test_idle_connections_of_known_tenants_are_closed_for_new_ones_too(images):
     with node_with(images, max_unknown=4, max_connections=6) as url, ExitStack() as stack:
         for _ in range(20):
             assert health(stack.enter_context(connection(url))).startswith(b"HTTP/1.1 200 ")
@@ -141,40 +141,42 @@ def test_a_node_with_few_descriptors_answers_beside_more_unfinished_heads_than_i
     ),
     steps=st.lists(st.tuples(st.sampled_from(["enter", "recognised", "answered", "leave"]), st.integers(0, 99))),
 )
-def test_no_more_connections_stay_than_allowed_and_none_at_work_is_closed(limits, steps):
+def test_limits_connections_and_never_closes_a_working_one(limits, steps):
     # Each is called by the number of its arrival, counted from one, which is its time too.
-    crowd, here, working, idle = Crowd(limits), [], set(), set()
+    connections, here, working, idle = ConnectionTable(limits), [], set(), set()
     for number, (step, place) in enumerate(steps, 1):
         if step == "enter":
-            gone = crowd.enter(number, float(number))
+            gone = connections.enter(number, float(number))
             here.append(number)
             if gone is not None:
                 here.remove(gone)
                 assert gone not in working
-                assert gone not in idle or not [one for one in here if one not in working | idle and one != number]
+                assert gone not in idle or not [
+                    number for number in here if number not in working | idle and number != number
+                ]
                 idle.discard(gone)
         elif here:
-            one = here[place % len(here)]
-            getattr(crowd, step)(one)
+            connection = here[place % len(here)]
+            getattr(connections, step)(connection)
             if step == "recognised":
-                working.add(one)
-                idle.discard(one)
-            elif step == "answered" and one in working:
-                working.discard(one)
-                idle.add(one)
+                working.add(connection)
+                idle.discard(connection)
+            elif step == "answered" and connection in working:
+                working.discard(connection)
+                idle.add(connection)
             elif step == "leave":
-                here.remove(one)
-                working.discard(one)
-                idle.discard(one)
-        assert len(crowd) == len(here) <= limits.max_connections
-        unknown = [one for one in here if one not in working | idle]
+                here.remove(connection)
+                working.discard(connection)
+                idle.discard(connection)
+        assert len(connections) == len(here) <= limits.max_connections
+        unknown = [peer for peer in here if peer not in working | idle]
         assert len(unknown) <= limits.max_unknown or limits.young_s
 
 
-def test_whoever_has_just_connected_is_not_sent_away_for_others_as_new():
-    crowd = Crowd(ConnectionLimits(max_unknown=2, max_connections=100, young_s=1.0))
-    assert [crowd.enter(number, 0.5) for number in range(1, 51)] == [None] * 50
-    assert crowd.enter(51, 1.6) == 1
+def test_does_not_close_a_new_connection_for_another_new_one():
+    connections = ConnectionTable(ConnectionLimits(max_unknown=2, max_connections=100, young_s=1.0))
+    assert [connections.enter(number, 0.5) for number in range(1, 51)] == [None] * 50
+    assert connections.enter(51, 1.6) == 1
 
 
 @pytest.mark.parametrize("descriptors", [3, 64, 128, 1024, 1 << 20, -1])

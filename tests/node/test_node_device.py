@@ -1,4 +1,4 @@
-"""The device by itself: rows of several requests in one run, those nobody wants any more, and those that fail."""
+"""The device alone: rows of several requests in one run, cancelled requests, and requests that fail."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ class Bench:
         self.counters = Counters()
         self.account = Tenants((), self.counters).everybody
         self.pool = Pool(int(runs_at_once * self.work.nbytes(RUN_ROWS)))
-        self.device = Device(name="cpu", memory=self.pool, rule=rule, turns=FairQueue({}), counters=self.counters)
+        self.device = Device(name="cpu", memory=self.pool, rule=rule, fair_shares=FairQueue({}), counters=self.counters)
 
     def batch(self, rows, seed=0, is_abandoned=lambda: False):
         slab = np.zeros((RUN_ROWS, 3, SIDE, SIDE), np.float32)
@@ -61,7 +61,7 @@ class Bench:
     def expected(self, batch):
         alone = batch.slab.copy()
         alone[batch.rows :] = 0
-        return [one[: batch.rows] for one in self.work.engine.run(alone, self.work.cut)]
+        return [tensor[: batch.rows] for tensor in self.work.engine.run(alone, self.work.cut)]
 
     @contextmanager
     def busy(self):
@@ -104,7 +104,7 @@ def run_together(made, batches):
 
 
 @pytest.mark.parametrize("sizes", [(20, 20, 20, 20), (32, 5, 32, 3), (1, 1, 1), (32,), (31, 31)])
-def test_rows_of_several_requests_fill_runs_up_and_come_out_as_they_would_alone(network, sizes):
+def test_rows_of_several_requests_in_one_run_give_the_same_features(network, sizes):
     with bench(network) as made:
         batches = [made.batch(rows, seed) for seed, rows in enumerate(sizes)]
         run_together(made, batches)
@@ -115,7 +115,7 @@ def test_rows_of_several_requests_fill_runs_up_and_come_out_as_they_would_alone(
 
 
 @pytest.mark.parametrize("rule", [FirstCome(), Hapi(free_bytes=1), Hapi(free_bytes=1 << 30)])
-def test_the_rules_to_compare_with_give_the_same_features(network, rule):
+def test_baseline_rules_give_the_same_features(network, rule):
     with bench(network, rule) as made:
         batches = [made.batch(rows, seed) for seed, rows in enumerate((32, 20, 7))]
         expected = [made.expected(batch) for batch in batches]
@@ -123,12 +123,12 @@ def test_the_rules_to_compare_with_give_the_same_features(network, rule):
             for batch in batches:
                 made.device.enqueue(batch)
         for batch, wanted in zip(batches, expected, strict=True):
-            for one, other in zip(batch.future.result(60), wanted, strict=True):
-                assert np.allclose(one[: len(other)], other, rtol=1e-5, atol=1e-6)
+            for tensor, other in zip(batch.future.result(60), wanted, strict=True):
+                assert np.allclose(tensor[: len(other)], other, rtol=1e-5, atol=1e-6)
         assert made.counters.totals().rows_merged == 0
 
 
-def test_what_nobody_wants_does_not_run_and_leaves_its_place_to_others(network):
+def test_cancelled_work_does_not_run(network):
     with bench(network) as made:
         cancelled, kept = made.batch(20, 1), made.batch(20, 2)
         wanted = made.expected(kept)
@@ -140,7 +140,7 @@ def test_what_nobody_wants_does_not_run_and_leaves_its_place_to_others(network):
         assert made.counters.totals().rows_merged == 0
 
 
-def test_the_rest_of_a_request_of_which_some_has_run_is_given_up_when_nobody_wants_it(network):
+def test_cancels_the_rest_of_a_request_that_has_begun_to_run(network):
     gone = threading.Event()
     with bench(network) as made:
         first, second = made.batch(20, 1), made.batch(20, 2, gone.is_set)
@@ -166,11 +166,11 @@ class Fussy(TorchEngine):
 def test_a_request_whose_samples_fail_does_not_take_others_with_it(network):
     with bench(network, kind=Fussy) as made:
         good, bad, other = made.batch(10, 1), made.batch(10, 2), made.batch(10, 3)
-        expected = [made.expected(one) for one in (good, other)]
+        expected = [made.expected(batch) for batch in (good, other)]
         bad.slab[3, 0, 0, 0] = np.nan
         with made.busy():
-            for one in (good, bad, other):
-                made.device.enqueue(one)
+            for batch in (good, bad, other):
+                made.device.enqueue(batch)
         same(good.future.result(60), expected[0])
         same(other.future.result(60), expected[1])
         with pytest.raises(UnsafeArtifact):
@@ -178,7 +178,7 @@ def test_a_request_whose_samples_fail_does_not_take_others_with_it(network):
         assert made.counters.totals().runs == 4  # the broken one is paid for, and the one in which it stood is not
 
 
-def test_a_call_that_fails_tells_its_caller_alone(network):
+def test_a_failed_call_fails_only_its_caller(network):
     with bench(network) as made:
         failing = made.call(lambda: 1 / 0)
         batch = made.batch(8)
@@ -197,8 +197,8 @@ def test_a_call_goes_before_the_rows_of_its_tenant_that_wait(network):
         for number, batch in enumerate(batches):
             batch.served = lambda _, number=number: done.append(number)
         with made.busy():
-            for one in (*batches, call):
-                made.device.enqueue(one)
+            for entry in (*batches, call):
+                made.device.enqueue(entry)
         batches[-1].future.result(60)
     assert done == ["call", 0, 1, 2]
 
@@ -216,7 +216,7 @@ def test_tenants_take_turns_and_each_is_charged_for_its_own(network):
                 made.device.enqueue(batch)
     assert order[:2] == ["one", "two"]
     assert sorted(order) == ["one", "one", "one", "two"]
-    spent = [one.counters.totals().compute_s for one in accounts]
+    spent = [account.counters.totals().compute_s for account in accounts]
     assert all(spent)
     assert sum(spent) <= made.counters.totals().compute_s
 
@@ -291,7 +291,7 @@ def test_a_call_and_another_network_wait_until_the_run_before_has_ended(network)
     assert [what for what, _ in asked] == ["begin", "drain", "outputs", "call", "begin", "drain", "outputs"]
 
 
-def test_a_run_that_fails_takes_none_with_it_that_began_behind_it(network):
+def test_a_failed_run_does_not_fail_the_run_behind_it(network):
     with bench(network, kind=Queue) as made:
         bad, good = made.batch(RUN_ROWS, 1), made.batch(RUN_ROWS, 2)
         wanted = made.expected(good)
@@ -305,7 +305,7 @@ def test_a_run_that_fails_takes_none_with_it_that_began_behind_it(network):
     assert made.work.engine.asked == BEHIND
 
 
-def test_tenants_take_turns_behind_each_other_and_no_second_is_paid_for_twice(network):
+def test_tenants_alternate_in_overlapping_runs_and_no_second_is_charged_twice(network):
     began = time.perf_counter()
     with bench(network, kind=Queue) as made:
         settings = [TenantSettings(name=name, token_sha256=digit * 64) for name, digit in (("one", "1"), ("two", "2"))]
@@ -318,7 +318,7 @@ def test_tenants_take_turns_behind_each_other_and_no_second_is_paid_for_twice(ne
                 batch.future.add_done_callback(lambda _, name=account.name: order.append(name))
                 made.device.enqueue(batch)
     assert order[:2] == ["one", "two"]
-    assert 0 < sum(one.counters.totals().compute_s for one in accounts) <= time.perf_counter() - began
+    assert 0 < sum(account.counters.totals().compute_s for account in accounts) <= time.perf_counter() - began
 
 
 class Told(TorchEngine):
@@ -353,7 +353,7 @@ def two_accounts(made):
 
 
 @pytest.mark.usefixtures("watchful")
-def test_a_run_that_nobody_wants_any_more_ends_between_two_operations(network):
+def test_a_cancelled_run_ends_between_two_operations(network):
     gone = threading.Event()
     with bench(network, kind=Told) as made:
         engine = made.work.engine
@@ -371,7 +371,7 @@ def test_a_run_that_nobody_wants_any_more_ends_between_two_operations(network):
 
 
 @pytest.mark.usefixtures("watchful")
-def test_a_run_with_rows_that_somebody_wants_goes_on(network):
+def test_a_run_goes_on_while_one_of_its_requests_is_not_cancelled(network):
     gone = threading.Event()
     with bench(network, kind=Told) as made:
         made.work.engine.then = gone.set
@@ -413,19 +413,19 @@ def test_another_tenant_goes_first_between_two_operations_of_a_run_that_is_charg
 
 
 @pytest.mark.usefixtures("watchful")
-def test_where_there_is_no_memory_for_two_runs_the_one_that_runs_ends_first(network):
+def test_finishes_the_current_run_first_without_memory_for_two(network):
     with bench(network, kind=Told, runs_at_once=1.5) as made:
         assert heavy_and_light(made)[0] == ["heavy", "light"]
 
 
 @pytest.mark.usefixtures("watchful")
-def test_the_rules_to_compare_with_let_a_run_end(network):
+def test_baseline_rules_do_not_interrupt_a_run(network):
     with bench(network, FirstCome(), kind=Told) as made:
         assert heavy_and_light(made)[0] == ["heavy", "light"]
 
 
 @pytest.mark.usefixtures("watchful")
-def test_a_call_that_measures_is_given_up_between_two_operations_too(network):
+def test_a_cancelled_measurement_ends_between_two_operations_too(network):
     gone = threading.Event()
     seen = []
     with bench(network) as made:

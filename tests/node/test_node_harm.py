@@ -1,4 +1,4 @@
-"""What one tenant does harms no other's: uploads that do not end, huge models, trials that take long."""
+"""One tenant cannot harm the others: with unfinished uploads, huge models or long trials."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
-from frostline.node.http.request_body import Bodies
+from frostline.node.http.messages import BodyReader
 from frostline.node.request.feature_cache import NodeCache
 from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Tenants
-from frostline.node.trials.trial_queue import TrialTurns
+from frostline.node.trials.trial_queue import TrialQueue
 from frostline.wire.http.pool import address_of
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
@@ -51,7 +51,7 @@ def unfinished_upload(url, name, number):
     return peer
 
 
-def test_a_storm_of_uploads_that_do_not_end_is_sent_away_and_others_are_served(images):
+def test_refuses_many_unfinished_uploads_and_serves_others(images):
     node = node_for(images, tenant("ann", requests=1), tenant("bob"), max_requests=4)
     with node, served(node) as url, ExitStack() as stack:
         first = stack.enter_context(unfinished_upload(url, "ann", 0))
@@ -71,7 +71,7 @@ def test_a_storm_of_uploads_that_do_not_end_is_sent_away_and_others_are_served(i
         until(lambda: is_idle(node))
 
 
-def test_without_a_quota_too_uploads_leave_a_place_to_every_other_tenant(images):
+def test_uploads_leave_a_slot_to_every_other_tenant_even_without_a_quota(images):
     node = node_for(images, tenant("ann"), tenant("bob"), max_requests=4)
     with node, served(node) as url, ExitStack() as stack:
         for number in range(3):
@@ -83,7 +83,7 @@ def test_without_a_quota_too_uploads_leave_a_place_to_every_other_tenant(images)
             assert len(joined(bob.features(request(images, 1)))[0]) == 6
 
 
-def test_a_large_upload_that_is_refused_is_not_sent_and_shows_why(images):
+def test_a_refused_large_upload_is_not_sent_and_reports_the_reason(images):
     """Else its sender might see a broken connection, after minutes on a slow link."""
     large = bytes(8 << 20)
     node = node_for(images, tenant("ann", requests=1), max_requests=4)
@@ -99,14 +99,14 @@ def test_a_large_upload_that_is_refused_is_not_sent_and_shows_why(images):
         with pytest.raises(OverBudget, match="--memory"):
             ann.put_prefix("1" * 64, bytes(MEMORY))
         assert ann.statistics().bytes_sent < 4096
-        with pytest.raises(BadRequest, match="not the one that its digest names"):  # which only its bytes tell
+        with pytest.raises(BadRequest, match="does not match its digest"):  # which only its bytes tell
             ann.put_prefix("1" * 64, bytes(2 << 20))
         assert ann.statistics().bytes_sent > 2 << 20
         assert len(joined(ann.features(request(images, 1)))[0]) == 6
     assert node.statistics().tenants["ann"].totals.refused_quota == 1
 
 
-def test_an_upload_for_which_there_is_no_memory_is_refused_and_gives_its_place_back(images):
+def test_an_upload_without_memory_is_refused_and_frees_its_slot(images):
     with node_for(images, tenant("ann"), tenant("bob")) as node:
         ann = node.identify(token_of("ann"))
         length = MEMORY // 24  # the memory that a tenant has for work holds one such, and not two
@@ -123,14 +123,14 @@ def test_an_upload_for_which_there_is_no_memory_is_refused_and_gives_its_place_b
 @pytest.mark.parametrize(
     ("silence_s", "pause_s", "said"), [(0.05, 0.001, "--min-upload-rate"), (0.01, 60.0, "broke off")]
 )
-def test_a_body_that_comes_byte_by_byte_is_given_up_and_names_the_knob(silence_s, pause_s, said):
+def test_refuses_a_body_that_comes_byte_by_byte_and_names_the_option(silence_s, pause_s, said):
     async def receive():
         await anyio.sleep(pause_s)
         return {"type": "http.request", "body": b"x", "more_body": True}
 
     async def read():
         scope = {"type": "http", "headers": [(b"content-length", b"100")]}
-        return [chunk async for chunk in Bodies(1 << 20, silence_s).chunks(Request(scope, receive))]
+        return [chunk async for chunk in BodyReader(1 << 20, silence_s).chunks(Request(scope, receive))]
 
     with pytest.raises(BadRequest, match=said):
         anyio.run(read)
@@ -144,7 +144,7 @@ def upload(node, artifact, account, longest_s=60):
         upload.finish()
 
 
-def test_a_tenant_that_streams_with_all_that_it_may_have_leaves_memory_for_the_weights_of_others(images):
+def test_a_tenant_at_its_limit_leaves_memory_for_the_weights_of_others(images):
     # Eighteen megabytes for weights, and each takes seven.
     first, second = (artifact_of(small_network(width=width, side=16)) for width in (440, 441))
     with node_for(images, tenant("ann"), tenant("bob"), device_batch=8) as node:
@@ -178,7 +178,7 @@ def test_an_engine_counts_against_the_tenant_that_asked_for_it_and_is_refused_be
         with pytest.raises(OverBudget, match="cat"):
             node.features(asked, node.admit(0, cat))
         assert len(joined(node.features(asked, node.admit(0, bob)))[0]) == 6
-        taken = {name: one.weight_bytes for name, one in node.statistics().tenants.items()}
+        taken = {name: tenant_now.weight_bytes for name, tenant_now in node.statistics().tenants.items()}
         assert taken["ann"] == len(body)
         assert taken["bob"] > 0
         assert taken["cat"] == 0
@@ -227,7 +227,7 @@ def test_others_are_served_while_an_engine_is_tried_and_a_client_that_leaves_end
     assert node.statistics().tenants["ann"].totals.trial_s > 0
 
 
-def test_who_waits_for_a_trial_of_another_waits_no_longer_than_its_deadline(trying):
+def test_a_request_waits_for_another_ones_trial_no_longer_than_its_deadline(trying):
     node, url, wanted = trying
     with asked_profile(url, "ann", wanted), held_trial() as pid:
         with asked_profile(url, "bob", wanted, ("Frostline-Deadline: 1",)) as bob:
@@ -237,14 +237,14 @@ def test_who_waits_for_a_trial_of_another_waits_no_longer_than_its_deadline(tryi
     until(lambda: is_idle(node))
 
 
-def test_a_tenant_for_which_engines_were_tried_for_long_has_to_wait_before_more_are():
+def test_a_tenant_that_used_up_its_trial_time_has_to_wait():
     now = [0.0]
     tenants = Tenants([tenant("ann"), tenant("bob")], Counters(), clock=lambda: now[0])
     ann, bob = (tenants.identify(token_of(name)) for name in ("ann", "bob"))
     for _ in range(2):
         ann.check_trials()
         ann.tried(600.0)
-    with pytest.raises(Overloaded, match="ann had engines tried") as refused:
+    with pytest.raises(Overloaded, match="ann has used up its time for trials") as refused:
         ann.check_trials()
     ann.check()
     bob.check_trials()
@@ -255,9 +255,9 @@ def test_a_tenant_for_which_engines_were_tried_for_long_has_to_wait_before_more_
     alone.check_trials()
 
 
-def test_trials_go_by_turns_and_who_gives_up_waits_no_longer():
+def test_trials_alternate_between_tenants_and_a_cancelled_request_stops_waiting():
     now = [0.0]
-    turns, order, gone = TrialTurns(clock=lambda: now[0]), [], threading.Event()
+    turns, order, gone = TrialQueue(clock=lambda: now[0]), [], threading.Event()
 
     def take(tenant, name, is_abandoned=lambda: False):
         with turns.turn(tenant, is_abandoned):
@@ -279,12 +279,12 @@ def test_trials_go_by_turns_and_who_gives_up_waits_no_longer():
         turns.wake()
         until(lambda: turns.waiting == 2)
         now[0] += 5.0
-    for one in waiting:
-        one.join(60)
+    for thread in waiting:
+        thread.join(60)
     assert order == ["bob", "ann"]
 
 
-def test_statistics_that_wait_for_a_slow_disk_hold_nobody_up(images, monkeypatch):
+def test_statistics_that_wait_for_a_slow_disk_do_not_delay_requests(images, monkeypatch):
     go = threading.Event()
 
     def slow(_):

@@ -39,7 +39,7 @@ def asked(node, folder, account=None):
     return joined(node.features(request(folder, 0, samples=samples_of(folder)), admission))
 
 
-def test_a_node_reads_no_file_that_a_link_out_of_its_root_leads_to(places):
+def test_does_not_follow_links_out_of_a_root(places):
     root, outside = places
     (root / "0000.jpg").unlink()
     for name in ("here", "away", "real"):
@@ -51,7 +51,7 @@ def test_a_node_reads_no_file_that_a_link_out_of_its_root_leads_to(places):
         assert asked(node, root)[2] == [(outside / "0000.jpg").read_bytes()]
 
 
-def test_a_data_set_that_is_a_link_out_of_the_root_is_refused(places):
+def test_refuses_a_data_set_that_is_a_link_out_of_the_root(places):
     root, _ = places
     with Node(NodeSettings(memory_bytes=MEMORY), (root.as_uri(),)) as node:
         with pytest.raises(AccessDenied):
@@ -111,7 +111,7 @@ def test_a_root_that_is_a_link_may_be_pointed_elsewhere(places, tmp_path):
     assert bytes(store.read("0000.jpg", 0, 4)) == jpeg(0)[:4]
 
 
-def test_a_link_that_is_turned_while_it_is_opened_gains_nothing(places, monkeypatch):
+def test_a_link_that_changes_while_it_is_opened_reveals_nothing(places, monkeypatch):
     root, outside = places
     opened = os.open
 

@@ -1,4 +1,4 @@
-"""A real node process under load that is meant to be too much: its memory stays within its budget."""
+"""A real node process stays within its memory budget under deliberate overload."""
 
 import json
 import socket

@@ -25,7 +25,7 @@ CUDA = [
         pytest.param("cuda", "fp16", 5e-2, marks=CUDA),
     ],
 )
-def test_a_node_gives_the_networks_features(tmp_path, device, accuracy, tolerance):
+def test_a_node_process_gives_the_networks_features(tmp_path, device, accuracy, tolerance):
     folder = image_folder(tmp_path / "images", per_class=8)
     torch.manual_seed(1)
     model = freeze(Small().train(), "stem", input_shape=(3, 32, 32))

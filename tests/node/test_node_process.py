@@ -1,4 +1,4 @@
-"""A node as a process: it comes up or says why not, and never outlives whoever started it."""
+"""A node as a process: it starts or reports why not, and never outlives its parent."""
 
 import hashlib
 import os
@@ -59,7 +59,7 @@ def test_it_knows_the_tenants_that_it_is_given(images):
             assert transport.health().roots == (images.as_uri(),)
 
 
-def test_a_port_in_use_gets_a_sentence(images):
+def test_reports_a_port_in_use_in_one_sentence(images):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(AddressInUse, match=str(port)):
@@ -69,17 +69,17 @@ def test_a_port_in_use_gets_a_sentence(images):
 
 
 @pytest.mark.parametrize(("host", "port"), [("203.0.113.1", 0), ("127.0.0.1", 70_000), ("127.0.0.1", -1)])
-def test_an_address_that_cannot_be_listened_on_gets_a_sentence(host, port):
+def test_reports_an_unusable_address_in_one_sentence(host, port):
     with pytest.raises(SettingError):
         listen(host, port)
 
 
-def test_a_root_that_makes_no_sense_gets_a_sentence():
+def test_reports_an_invalid_root_in_one_sentence():
     with pytest.raises(SettingError, match="ftp"):
         start_node(("ftp://x",), SMALL)
 
 
-def test_a_node_that_does_not_come_up_is_told_with_its_last_words(images, monkeypatch, tmp_path):
+def test_reports_the_stderr_of_a_node_that_does_not_start(images, monkeypatch, tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho out of luck >&2\nexit 3\n")
     broken.chmod(0o755)
@@ -133,8 +133,8 @@ def test_a_parent_that_is_killed_leaves_no_node_behind(images, how):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_a_node_that_others_can_reach_wants_tenants_or_the_word_that_it_is_open(images, host):
-    with pytest.raises(SettingError, match=r"others can reach a node .*--tenants.*--open"):
+def test_a_node_that_other_machines_can_reach_needs_tenants_or_open(images, host):
+    with pytest.raises(SettingError, match=r"other machines can reach a node .*--tenants.*--open"):
         start_node((images.as_uri(),), SMALL, host=host)
     known = TenantSettings(name="ann", token_sha256=64 * "0")
     for settings in (replace(SMALL, open_to_all=True), replace(SMALL, tenants=(known,))):

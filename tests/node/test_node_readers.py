@@ -10,7 +10,7 @@ from frostline.node.scheduling.read_pool import Readers
 def held(lane, count, go):
     """Reads that do not end before they are told to."""
     begun = [threading.Event() for _ in range(count)]
-    return [lane.submit(lambda one=one: (one.set(), go.wait(60))) for one in begun], begun
+    return [lane.submit(lambda event=event: (event.set(), go.wait(60))) for event in begun], begun
 
 
 def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
@@ -21,15 +21,15 @@ def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
         assert begun[0].wait(60)
         assert begun[1].wait(60)
         quick = [readers.lane("quick").submit(lambda number=number: number) for number in range(50)]
-        assert [one.result(60) for one in quick] == list(range(50))
-        assert sum(one.is_set() for one in begun) == 2
+        assert [future.result(60) for future in quick] == list(range(50))
+        assert sum(event.is_set() for event in begun) == 2
     finally:
         go.set()
         readers.close()
-    assert all(one.done() for one in slow)
+    assert all(future.done() for future in slow)
 
 
-def test_tenants_take_turns_however_much_one_has_asked_for():
+def test_tenants_alternate_however_much_one_has_queued():
     go, order = threading.Event(), []
     readers = Readers(threads=1, most=1)
     try:
@@ -42,7 +42,7 @@ def test_tenants_take_turns_however_much_one_has_asked_for():
     assert order == ["many", "few", "many", "few", "many", "many", "many"]
 
 
-def test_what_is_cancelled_is_not_done_and_what_fails_tells_who_waits():
+def test_cancelled_tasks_do_not_run_and_failed_ones_pass_their_error_on():
     go, done = threading.Event(), []
     readers = Readers(threads=1, most=1)
     lane = readers.lane("one")
@@ -65,21 +65,21 @@ def test_what_is_cancelled_is_not_done_and_what_fails_tells_who_waits():
     assert done == [2]
 
 
-def test_what_comes_when_the_node_is_stopping_is_told_so():
+def test_refuses_tasks_while_the_node_stops():
     readers = Readers(2, 1)
     readers.close()
     with pytest.raises(Unavailable, match="the node is stopping"):
         readers.lane("ann").submit(int)
 
 
-def test_what_is_urgent_is_done_before_what_the_tenant_asked_for_earlier():
+def test_urgent_tasks_run_before_the_tenants_earlier_ones():
     go, order = threading.Event(), []
     readers = Readers(threads=1, most=1)
     try:
         (first,), begun = held(readers.lane("one"), 1, go)
         assert begun[0].wait(60)
         made = [readers.lane("one").submit(order.append, number) for number in range(3)]
-        made += [readers.lane("one", is_urgent=True).submit(order.append, f"urgent {one}") for one in "ab"]
+        made += [readers.lane("one", is_urgent=True).submit(order.append, f"urgent {letter}") for letter in "ab"]
         go.set()
         wait([first, *made], 20)
     finally:

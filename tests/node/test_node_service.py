@@ -76,7 +76,7 @@ class Met(Wrapped):
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_a_store_far_away_has_as_many_reads_under_way_as_the_node_was_told(tmp_path, monkeypatch, cut):
+def test_a_remote_store_has_read_threads_reads_in_flight(tmp_path, monkeypatch, cut):
     images = make_images(tmp_path / "images", 60)
     far = Met(FolderStore(str(images)), 50)
     monkeypatch.setattr(requests, "open_samples", lambda *_, **__: far)
@@ -106,9 +106,9 @@ class Hung(Wrapped):
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_an_answer_is_closed_while_its_reads_hang_and_others_get_its_readers(tmp_path, monkeypatch, cut):
+def test_closing_an_answer_with_hanging_reads_frees_its_threads(tmp_path, monkeypatch, cut):
     images = make_images(tmp_path / "images", 60)
-    names = sorted(one.name for one in images.iterdir())
+    names = sorted(path.name for path in images.iterdir())
     # The readers are 16, and all wait.
     store = Hung(FolderStore(str(images)), lambda name, _: name in names[:40])
     monkeypatch.setattr(requests, "open_samples", lambda *_, **__: store)
@@ -129,9 +129,9 @@ def test_an_answer_is_closed_while_its_reads_hang_and_others_get_its_readers(tmp
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_a_read_that_straggles_is_made_a_second_time_unless_nobody_wants_that(tmp_path, monkeypatch, cut):
+def test_a_slow_read_is_repeated_if_hedging_is_on(tmp_path, monkeypatch, cut):
     images = make_images(tmp_path / "images", 60)
-    names = sorted(one.name for one in images.iterdir())
+    names = sorted(path.name for path in images.iterdir())
     for quantile, again in ((0.5, 1), (1.0, 0)):
         store = Hung(FolderStore(str(images)), lambda name, times: name == names[50] and times == 1)
         monkeypatch.setattr(requests, "open_samples", lambda *_, found=store, **__: found)
@@ -147,29 +147,29 @@ def test_a_read_that_straggles_is_made_a_second_time_unless_nobody_wants_that(tm
             until(lambda node=node: is_idle(node))
 
 
-def test_an_image_that_never_fits_is_skipped_naming_the_knob(images):
+def test_skips_an_image_that_never_fits_and_names_the_option(images):
     (images / "0003.jpg").write_bytes(jpeg(size=(2000, 1000)))
     with node_at(images) as node:
         batches = list(node.features(request(images, 1)))
-        (lost,) = [one for batch in batches for one in batch.skipped]
+        (lost,) = [sample for batch in batches for sample in batch.skipped]
         assert lost.object == "0003.jpg"
         assert "--memory" in lost.reason
         assert within_budget(node)
 
 
-def test_an_image_whose_header_says_more_pixels_than_pillow_opens_is_skipped(images):
+def test_skips_an_image_whose_header_declares_too_many_pixels(images):
     whole = jpeg()
     place = whole.index(b"\xff\xc0") + 5
     (images / "0003.jpg").write_bytes(whole[:place] + b"\xea\x60\xea\x60" + whole[place + 4 :])
     with node_at(images) as node:
         batches = list(node.features(request(images, 1)))
-        (lost,) = [one for batch in batches for one in batch.skipped]
+        (lost,) = [sample for batch in batches for sample in batch.skipped]
         assert lost.object == "0003.jpg"
         assert "too many pixels" in lost.reason
         assert is_idle(node)
 
 
-def test_lengths_that_lie_reserve_nothing_that_is_not_there(images):
+def test_wrong_lengths_reserve_no_memory_beyond_the_budget(images):
     samples = samples_of(images)
     samples.lengths[:3] = (2**62, 20 << 20, 3 << 20)
     with node_at(images) as node:
@@ -181,7 +181,7 @@ def test_lengths_that_lie_reserve_nothing_that_is_not_there(images):
         assert within_budget(node)
 
 
-def test_what_can_never_run_is_refused_before_anything_is_read(images):
+def test_refuses_a_request_that_can_never_run_before_anything_is_read(images):
     network = small_network(width=64, side=256)
     digest, body = artifact_of(network)
     with node_at(images) as node:
@@ -198,7 +198,7 @@ def test_weights_that_can_never_fit_are_refused(images):
         node.put_prefix(*artifact_of(network))
 
 
-def test_the_prefix_unused_for_longest_makes_room_for_another(images):
+def test_evicts_the_least_recently_used_prefix(images):
     # Nineteen megabytes for weights, and each takes seven.
     first, second, third = (artifact_of(small_network(width=width)) for width in (440, 441, 442))
     last = small_network().cuts[-1].number
@@ -217,16 +217,16 @@ def test_the_prefix_unused_for_longest_makes_room_for_another(images):
         assert within_budget(node)
 
 
-def test_a_prefix_in_use_is_never_dropped(images):
+def test_never_evicts_a_prefix_in_use(images):
     network = small_network()
     last = network.cuts[-1].number
     used, larger, large, third = (
         artifact_of(network),
-        *(artifact_of(small_network(width=one)) for one in (470, 471, 400)),
+        *(artifact_of(small_network(width=width)) for width in (470, 471, 400)),
     )
     with node_at(images) as node:
-        for one in (used, larger, large):
-            node.put_prefix(*one)
+        for artifact in (used, larger, large):
+            node.put_prefix(*artifact)
         answer = node.features(request(images, last, used[0]))
         node.put_prefix(*third)
         assert node.holds_prefix(used[0])
@@ -337,14 +337,14 @@ def test_packing_is_counted_and_keeps_off_the_thread_that_runs_the_network(image
     assert not any("device" in name for name in threads)
 
 
-def test_what_does_not_fit_packed_is_refused_naming_the_knob(images):
+def test_refuses_answers_that_do_not_fit_packed_and_names_the_option(images):
     with node_at(images, memory_bytes=80 << 20, device_batch=8) as node:
         assert len(joined(node.features(request(images, 1, side=224)))[0]) == 6
         with pytest.raises(OverBudget, match="--memory"):
             node.features(request(images, 1, side=224, codec="sparse+zstd"))
 
 
-def test_codecs_are_measured_within_the_budget_where_there_is_room_for_them(images):
+def test_measures_codecs_only_within_the_budget(images):
     network = small_network(side=64)
     digest, body = artifact_of(network)
     asked = ProfileRequest(features=request(images, 2, digest, side=64), codecs=CODECS)
@@ -361,18 +361,18 @@ def test_codecs_are_measured_within_the_budget_where_there_is_room_for_them(imag
     assert found[0]
 
 
-def test_what_was_measured_is_kept_for_so_many_prefixes():
+def test_caches_profiles_of_a_limited_number_of_prefixes():
     networks = Networks()
     measured = [NetworkProfile(seconds=np.zeros((3, 2))) for _ in range(65)]
-    for number, one in enumerate(measured):
-        networks.put((number,), one)
+    for number, network in enumerate(measured):
+        networks.put((number,), network)
         networks.get((0,))
     assert networks.get((0,)) is measured[0]
     assert networks.get((1,)) is None
     assert networks.get((64,)) is measured[64]
 
 
-def test_messages_too_are_counted(images):
+def test_memory_of_messages_is_counted_too(images):
     with node_at(images) as node:
         admissions = [node.admit(10_000) for _ in range(4)]
         with pytest.raises(Overloaded):
@@ -385,7 +385,7 @@ def test_messages_too_are_counted(images):
         assert is_idle(node)
 
 
-def test_closing_the_node_ends_answers_and_lets_nobody_in(images):
+def test_closing_the_node_ends_answers_and_refuses_requests(images):
     node = node_at(images, device_batch=8)
     with node:
         make_images(images, 20)

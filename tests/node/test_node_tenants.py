@@ -1,4 +1,4 @@
-"""Who may ask a node for what: tokens, quotas, places, roots and deadlines, over HTTP where it matters."""
+"""Access to a node: tokens, quotas, reserved slots, roots and deadlines, partly over HTTP."""
 
 import json
 import socket
@@ -51,7 +51,7 @@ def images(tmp_path):
     return make_images(tmp_path / "images", 6)
 
 
-def test_a_node_that_knows_its_tenants_answers_nobody_else(images):
+def test_a_node_with_tenants_refuses_everybody_else(images):
     with client_of(node_for(images, tenant("ann"))) as client:
         message = request(images, 1).to_json()
         for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": f"Basic {token_of('ann')}"}):
@@ -112,7 +112,7 @@ def test_a_tenant_sees_its_own_statistics_and_an_overseer_everybodys(images):
         assert "ann" not in metrics
 
 
-def test_a_quota_of_requests_sends_its_tenant_away_and_nobody_else(images):
+def test_a_quota_of_requests_refuses_only_its_tenant(images):
     node = node_for(images, tenant("ann", requests=1), tenant("bob"))
     with client_of(node) as client:
         message = request(images, 1).to_json()
@@ -126,7 +126,7 @@ def test_a_quota_of_requests_sends_its_tenant_away_and_nobody_else(images):
         assert node.statistics().tenants["ann"].totals.refused_quota == 1
 
 
-def test_device_seconds_beyond_the_quota_are_saved_up_again_before_more_begins():
+def test_a_tenant_beyond_its_device_seconds_waits_until_they_are_saved_up():
     now = [0.0]
     tenants = Tenants([tenant("ann", device_s_per_s=0.1), tenant("bob")], Counters(), clock=lambda: now[0])
     account = tenants.identify(token_of("ann"))
@@ -141,7 +141,7 @@ def test_device_seconds_beyond_the_quota_are_saved_up_again_before_more_begins()
     account.check()
 
 
-def test_work_beyond_a_tenants_part_of_the_memory_waits_and_that_of_others_goes_on(tmp_path):
+def test_only_the_tenant_at_its_memory_limit_waits(tmp_path):
     images = make_images(tmp_path / "images", 20)
     # Eight samples take 200 kB while they are decoded, and half of that until they are sent.
     with node_for(images, tenant("ann", work_bytes=250_000), tenant("bob")) as node:
@@ -164,7 +164,7 @@ def test_work_beyond_a_tenants_part_of_the_memory_waits_and_that_of_others_goes_
         assert is_idle(node)
 
 
-def test_a_tenants_prefixes_make_room_for_its_own_and_for_nobody_elses(images):
+def test_a_tenants_quota_evicts_only_its_own_prefixes(images):
     first, second, third, foreign = (artifact_of(small_network(width=width)) for width in (100, 101, 102, 103))
     quota = len(second[1]) + len(third[1])
     with node_for(images, tenant("ann", weight_bytes=quota), tenant("bob", weight_bytes=1000)) as node:
@@ -192,7 +192,7 @@ def test_a_tenants_prefixes_make_room_for_its_own_and_for_nobody_elses(images):
             answer.close()
 
 
-def test_a_place_is_kept_for_every_tenant_that_has_none_in_work(images):
+def test_reserves_a_slot_for_every_tenant_without_requests_under_way(images):
     with node_for(images, tenant("ann"), tenant("bob"), tenant("cat"), max_requests=5) as node:
         ann, bob, cat = (node.identify(token_of(name)) for name in ("ann", "bob", "cat"))
         inside = [node.admit(0, ann) for _ in range(3)]
@@ -205,7 +205,7 @@ def test_a_place_is_kept_for_every_tenant_that_has_none_in_work(images):
             admission.close()
 
 
-def test_an_answer_that_is_not_ready_by_its_deadline_is_given_up(images):
+def test_cancels_an_answer_at_its_deadline(images):
     network = small_network()
     digest, body = artifact_of(network)
     message = request(images, network.cuts[-1].number, digest).to_json()
@@ -224,7 +224,7 @@ def test_an_answer_that_is_not_ready_by_its_deadline_is_given_up(images):
         assert node.statistics().totals.expired == 1
 
 
-def test_rows_of_two_tenants_run_together_and_come_out_as_they_would_alone(images):
+def test_rows_of_two_tenants_in_one_run_give_the_same_features(images):
     network = small_network()
     digest, body = artifact_of(network)
     message = request(images, network.cuts[-1].number, digest)
@@ -260,10 +260,10 @@ def test_every_rule_gives_the_same_features_within_the_budget(images, batching):
             found += [answer[1][0] for answer in answers]
             assert within_budget(node)
             assert is_idle(node)
-    assert all(np.allclose(one, found[0], rtol=1e-5, atol=1e-6) for one in found)
+    assert all(np.allclose(values, found[0], rtol=1e-5, atol=1e-6) for values in found)
 
 
-def test_a_measurement_for_which_nobody_waits_any_more_is_given_up(images):
+def test_cancels_a_measurement_when_its_client_disconnects(images):
     network = small_network()
     digest, body = artifact_of(network)
     text = json.dumps(ProfileRequest(features=request(images, 2, digest)).to_json()).encode()
@@ -279,14 +279,14 @@ def test_a_measurement_for_which_nobody_waits_any_more_is_given_up(images):
 
 
 @pytest.mark.parametrize("said", ["soon", "-1", "0", "nan", "inf"])
-def test_a_deadline_that_is_no_time_is_refused(images, said):
+def test_refuses_an_invalid_deadline(images, said):
     with client_of(node_for(images)) as client:
         answer = client.post("/v1/features", json=request(images, 1).to_json(), headers={"Frostline-Deadline": said})
         assert answer.status_code == 400
         assert "Frostline-Deadline" in answer.json()["message"]
 
 
-def test_a_loader_says_who_it_is_and_shows_its_token_nowhere(images, monkeypatch, caplog):
+def test_a_loader_sends_its_token_and_shows_it_nowhere(images, monkeypatch, caplog):
     monkeypatch.setenv("FROSTLINE_TOKEN", token_of("ann"))
     settings = LoaderSettings(deadline_s=20)
     assert token_of("ann") not in repr(settings)
@@ -305,7 +305,7 @@ def test_a_loader_says_who_it_is_and_shows_its_token_nowhere(images, monkeypatch
 
 
 @pytest.mark.parametrize("token", ["", "two words", "new\nline", "ü", "x" * 600])
-def test_what_cannot_be_a_token_is_refused_without_repeating_it(token):
+def test_refuses_an_invalid_token_without_repeating_it(token):
     with pytest.raises(SettingError) as refused:
         LoaderSettings(token=token)
     assert not token or token not in str(refused.value)
@@ -349,14 +349,14 @@ def test_tenants_are_read_from_a_file(tmp_path):
         ("[", "tenants.toml"),
     ],
 )
-def test_a_file_of_tenants_that_makes_no_sense_is_refused_naming_the_field(tmp_path, text, said):
+def test_refuses_an_invalid_file_of_tenants_and_names_the_field(tmp_path, text, said):
     path = tmp_path / "tenants.toml"
     path.write_text(text)
     with pytest.raises(SettingError, match=said):
         read_tenants(path)
 
 
-def test_tenants_must_differ_and_each_needs_a_place():
+def test_tenants_must_differ_and_each_needs_a_slot():
     one, other = tenant("ann"), tenant("bob")
     for tenants in ((one, one), (one, TenantSettings(name="bob", token_sha256=one.token_sha256))):
         with pytest.raises(SettingError, match="different"):

@@ -1,4 +1,4 @@
-"""Reading, decoding, computing and sending go on at the same time, of one request and of several."""
+"""Reading, decoding, computing and sending overlap, within one request and between several."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -106,9 +106,9 @@ def test_while_one_request_is_sent_others_are_computed_and_decoded_and_read(watc
     samples = samples_of(images)
     parts = [samples.take(np.arange(start, start + ROWS)) for start in range(0, len(samples), ROWS)]
     asked = [request(images, LAST, DIGEST, samples=part) for part in parts]
-    expected = [joined(node.features(one)) for one in asked]
+    expected = [joined(node.features(wanted)) for wanted in asked]
     meeting = Meeting("sent", "run", "decode", "read")
-    sent, *others = [node.features(one) for one in asked]
+    sent, *others = [node.features(wanted) for wanted in asked]
     first = next(sent)
     told["run"] = lambda: meeting.attend("run")
     told["decode"] = lambda id: id in parts[2].ids and meeting.attend("decode")

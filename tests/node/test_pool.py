@@ -1,4 +1,4 @@
-"""A share of a node's memory: who waits for it is woken by what it waits for, and by nothing else."""
+"""A memory pool: released memory wakes only the thread that gets it."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ from frostline.node.scheduling.memory_pool import Abandoned, Pool
 from support.nodes import until
 
 
-def test_memory_that_is_given_back_wakes_only_who_gets_it():
+def test_released_memory_wakes_only_the_thread_that_gets_it():
     pool = Pool(100)
     held = [pool.reserve(50, lambda: False), pool.reserve(50, lambda: False)]
     looked = [0] * 8
@@ -32,14 +32,14 @@ def test_memory_that_is_given_back_wakes_only_who_gets_it():
         held[0].release()
         first = waiting[0].result()
         assert looked[1:] == before[1:]
-        for one in (held[1], first):
-            one.release()
-        for one in waiting[1:]:
-            one.result().release()
+        for reservation in (held[1], first):
+            reservation.release()
+        for future in waiting[1:]:
+            future.result().release()
     assert pool.statistics().reserved_bytes == 0
 
 
-def test_who_is_not_wanted_any_more_is_woken_and_those_behind_it_go_on():
+def test_a_cancelled_wait_ends_and_those_behind_it_go_on():
     pool = Pool(100)
     held = pool.reserve(60, lambda: False)
     cut = threading.Event()
@@ -57,7 +57,7 @@ def test_who_is_not_wanted_any_more_is_woken_and_those_behind_it_go_on():
     assert pool.statistics().reserved_bytes == 0
 
 
-def test_who_waits_no_longer_than_it_said_leaves_the_memory_to_others():
+def test_a_wait_that_timed_out_leaves_the_memory_to_others():
     pool = Pool(100)
     with pool.reserve(60, lambda: False):
         with pytest.raises(Abandoned):

@@ -67,7 +67,7 @@ def computed(images, network):
         return asked(plain, images, network)[0]
 
 
-def test_a_second_node_computes_nothing_and_its_disk_takes_what_it_found(tmp_path, images, network, shared):
+def test_a_second_node_computes_nothing_and_copies_shared_features_to_its_disk(tmp_path, images, network, shared):
     with node_at(shared, images, cache_folder=str(tmp_path / "one")) as node:
         first, did = asked(node, images, network)
         assert did["cache_misses"] == COUNT
@@ -100,7 +100,7 @@ def test_over_s3_a_node_without_a_disk_computes_nothing_either(images, network, 
     assert same(first, second)
 
 
-def test_what_makes_room_for_another_nodes_features_is_computed_again(tmp_path, images, network, shared):
+def test_features_removed_for_another_nodes_are_computed_again(tmp_path, images, network, shared):
     other_network = small_network(width=16)
     with node_at(shared, images) as node:
         expected, _ = asked(node, images, network)
@@ -122,7 +122,7 @@ def test_what_makes_room_for_another_nodes_features_is_computed_again(tmp_path, 
     assert same(answer, expected)
 
 
-def test_what_was_tampered_with_is_computed_again(tmp_path, images, network, shared):
+def test_damaged_shared_features_are_computed_again(tmp_path, images, network, shared):
     with node_at(shared, images) as node:
         asked(node, images, network)
     (path,) = (tmp_path / "shared").rglob("*.rows1")
@@ -136,7 +136,7 @@ def test_what_was_tampered_with_is_computed_again(tmp_path, images, network, sha
     assert same(answer, computed(images, network))
 
 
-def test_a_store_that_is_not_there_costs_nothing_but_the_hits(images, network, monkeypatch):
+def test_a_missing_store_only_costs_the_hits(images, network, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
@@ -149,7 +149,7 @@ def test_a_store_that_is_not_there_costs_nothing_but_the_hits(images, network, m
     assert same(answer, computed(images, network))
 
 
-def test_a_folder_that_goes_away_costs_nothing_but_the_hits(images, network, shared, tmp_path):
+def test_a_removed_folder_only_costs_the_hits(images, network, shared, tmp_path):
     with node_at(shared, images) as node:
         (tmp_path / "shared").rmdir()
         answer, _ = asked(node, images, network)
@@ -157,12 +157,12 @@ def test_a_folder_that_goes_away_costs_nothing_but_the_hits(images, network, sha
     assert same(answer, computed(images, network))
 
 
-def test_a_folder_that_is_not_there_is_refused_at_the_start(images, tmp_path):
+def test_refuses_a_missing_cache_folder_at_the_start(images, tmp_path):
     with pytest.raises(SettingError, match="no folder"):
         node_at((tmp_path / "missing").as_uri(), images)
 
 
-def test_nodes_that_serve_other_data_find_nothing(tmp_path, images, network, shared):
+def test_nodes_that_serve_other_data_miss_the_cache(tmp_path, images, network, shared):
     others = make_images(tmp_path / "others", COUNT)
     with node_at(shared, images) as node:
         asked(node, images, network)
@@ -174,12 +174,12 @@ def test_nodes_that_serve_other_data_find_nothing(tmp_path, images, network, sha
 
 
 @pytest.mark.parametrize("place", ["images", "images/features", ""])
-def test_a_cache_that_readers_of_the_data_could_read_is_refused(tmp_path, images, place):
-    with pytest.raises(SettingError, match="must lie apart"):
+def test_refuses_a_cache_inside_a_data_root(tmp_path, images, place):
+    with pytest.raises(SettingError, match="must not contain each other"):
         node_at((tmp_path / place).as_uri(), images)
 
 
-def test_what_the_cache_takes_is_part_of_the_nodes_memory(images, shared):
+def test_the_memory_of_the_shared_cache_is_part_of_the_budget(images, shared):
     with node_at(shared, images) as node, Node(replace(node.settings, shared_cache=None), ()) as plain:
-        shares = [sum(pool.total_bytes for pool in one.statistics().memory.values()) for one in (node, plain)]
+        shares = [sum(pool.total_bytes for pool in served.statistics().memory.values()) for served in (node, plain)]
     assert shares[0] == pytest.approx(shares[1] * 15 / 16, rel=1e-3)

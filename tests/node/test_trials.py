@@ -23,7 +23,7 @@ from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.node.service.profiling import NetworkProfile, under_engine
 from frostline.node.trials.selection import Trials
 from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy
-from frostline.node.trials.trial_processes import Children
+from frostline.node.trials.trial_processes import TrialProcess
 from frostline.profiles import CutCost, Trial
 from frostline.wire.messages import ProfileRequest
 from support.engines import Reference
@@ -65,7 +65,7 @@ def chosen(folder):
         return trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
 
 
-def test_a_trial_says_how_fast_how_exact_and_how_large_an_engine_is(chosen):
+def test_a_trial_measures_speed_error_and_memory_of_an_engine(chosen):
     found = {trial.engine: trial for trial in chosen.trials if trial.cut == LAST}
     assert set(found) == {REFERENCE, OTHER}
     one = found[OTHER]
@@ -79,7 +79,7 @@ def test_a_trial_says_how_fast_how_exact_and_how_large_an_engine_is(chosen):
     assert [trial.engine for trial in chosen.trials if trial.why_not is None][:1] == [chosen.engine]
 
 
-def test_what_was_tried_on_this_hardware_is_not_tried_again(chosen, folder):
+def test_does_not_repeat_a_trial_on_the_same_hardware(chosen, folder):
     with closing(Trials(folder, TERMS, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
         assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN) == chosen
         assert trials.ready(DIGEST, OTHER, LAST) is not None
@@ -102,7 +102,7 @@ HERE = replace(TERMS, here=True)
 
 def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "frostline.node.trials.trial_processes.Children.run", lambda *_: pytest.fail("a process was started")
+        "frostline.node.trials.trial_processes.TrialProcess.run", lambda *_: pytest.fail("a process was started")
     )
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
@@ -120,7 +120,7 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
         assert shared.ready(DIGEST, OTHER, LAST) is None  # a node of many tries it anew, alone in a process
 
 
-def test_an_engine_that_ended_a_process_is_tried_in_one_of_its_own_from_then_on(tmp_path, monkeypatch):
+def test_tries_an_engine_that_crashed_a_process_in_a_process_of_its_own(tmp_path, monkeypatch):
     marks = []
 
     def ends(*_):
@@ -134,8 +134,8 @@ def test_an_engine_that_ended_a_process_is_tried_in_one_of_its_own_from_then_on(
     (mark,) = marks
     assert not mark.exists()
     mark.touch()  # as it is left by a process that was killed
-    processes, run = [], Children.run
-    monkeypatch.setattr(Children, "run", lambda *said: processes.append(1) or run(*said))
+    processes, run = [], TrialProcess.run
+    monkeypatch.setattr(TrialProcess, "run", lambda *said: processes.append(1) or run(*said))
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     assert processes == [1]
@@ -154,7 +154,7 @@ def test_an_engine_that_does_not_fit_the_network_is_refused_in_the_nodes_own_pro
     assert not list(tmp_path.rglob("*.tried-here"))
 
 
-def test_a_job_that_is_too_short_to_win_a_trial_back_starts_none(tmp_path):
+def test_a_job_that_is_too_short_for_a_trial_starts_none(tmp_path):
     reference = Reference(NETWORK.prefix)
     with closing(Trials(tmp_path / "none", TERMS, ROOM, longest_s=100)) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "float32", reference, samples=200)
@@ -164,7 +164,7 @@ def test_a_job_that_is_too_short_to_win_a_trial_back_starts_none(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_job_may_forbid_trials_and_have_what_is_known(chosen, folder, tmp_path):
+def test_a_job_that_forbids_trials_uses_known_ones(chosen, folder, tmp_path):
     for place, engines in ((folder, {REFERENCE, OTHER}), (tmp_path, {REFERENCE})):
         with closing(Trials(place, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
             found = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN, max_s=0)
@@ -184,7 +184,7 @@ def test_nothing_is_tried_where_only_the_reference_may_be_used(tmp_path, accurac
 @pytest.mark.parametrize(
     ("changes", "longest_s", "why"), [({}, 0.2, "took longer than"), ({"max_bytes": 1}, 60, "takes more than 1 B")]
 )
-def test_a_trial_that_takes_too_long_or_too_much_is_ended_and_says_so(tmp_path, changes, longest_s, why):
+def test_a_trial_beyond_its_time_or_memory_is_killed_with_the_reason(tmp_path, changes, longest_s, why):
     terms = replace(TERMS, **changes)
     with closing(Trials(tmp_path, terms, ROOM, longest_s=longest_s, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1, REFERENCE_RUN)
@@ -192,7 +192,7 @@ def test_a_trial_that_takes_too_long_or_too_much_is_ended_and_says_so(tmp_path, 
     assert any(why in (trial.why_not or "") for trial in choice.trials), choice.trials
 
 
-def test_an_engine_that_was_calibrated_on_other_samples_is_not_taken_for_the_one_that_a_request_names(tmp_path):
+def test_refuses_a_named_engine_that_was_calibrated_on_other_samples(tmp_path):
     other = identity("onnxruntime-int8", "int8", PIXELS + 1)
     with closing(Trials(tmp_path, TERMS, ROOM, longest_s=60)) as trials:
         found = trials.prepare(DIGEST, NETWORK.prefix, PIXELS, other, LAST, REFERENCE_RUN)
@@ -201,7 +201,7 @@ def test_an_engine_that_was_calibrated_on_other_samples_is_not_taken_for_the_one
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cache_folder_that_cannot_be_written_is_a_reason_and_no_failure(tmp_path):
+def test_an_unwritable_cache_folder_is_the_reason_of_a_trial_and_not_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with closing(Trials(tmp_path / "file" / "engines", TERMS, ROOM, longest_s=60, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1, REFERENCE_RUN)
@@ -209,7 +209,7 @@ def test_a_cache_folder_that_cannot_be_written_is_a_reason_and_no_failure(tmp_pa
     assert "cannot be tried here" in choice.trials[-1].why_not
 
 
-def test_an_engine_that_the_node_has_no_room_for_is_not_used(chosen, folder):
+def test_does_not_use_an_engine_that_does_not_fit(chosen, folder):
     for room in (replace(ROOM, weights_bytes=1), replace(ROOM, run_bytes=-1)):
         with closing(Trials(folder, TERMS, room, longest_s=1e-9, engines=(OTHER,))) as trials:
             choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
@@ -218,11 +218,11 @@ def test_an_engine_that_the_node_has_no_room_for_is_not_used(chosen, folder):
             assert trials.ready(DIGEST, OTHER, LAST) is None
 
 
-def test_the_folder_stays_within_its_bytes_and_the_longest_unused_goes_first(chosen, folder):
-    assert [one.name for one in folder.iterdir()] == [DIGEST]
+def test_removes_the_least_recently_used_prefix_from_a_full_trial_folder(chosen, folder):
+    assert [path.name for path in folder.iterdir()] == [DIGEST]
 
 
-def test_a_prefix_written_piece_by_piece_is_the_same(tmp_path):
+def test_a_prefix_written_in_pieces_is_the_same(tmp_path):
     path = tmp_path / "prefix.safetensors"
     with path.open("wb") as file:
         save_prefix(NETWORK.prefix, file)
@@ -247,12 +247,12 @@ def test_seconds_and_memory_are_those_of_the_engine_in_use():
     )  # fmt: skip
     changed = under_engine(costs, NetworkProfile(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
     assert list(changed[:2]) == costs[:2]
-    assert [one.seconds for one in changed[2:]] == pytest.approx([1 + (cut.number - 1) / 2 for cut in cuts[1:]])
+    assert [cost.seconds for cost in changed[2:]] == pytest.approx([1 + (cut.number - 1) / 2 for cut in cuts[1:]])
     assert changed[-1].fixed_bytes == 1100
     assert changed[-1].bytes_per_sample == 10 + cuts[-1].bytes_per_sample
 
 
-def test_cuts_behind_the_one_at_which_an_engine_was_tried_keep_the_costs_of_the_reference():
+def test_cuts_behind_the_last_tried_one_keep_the_reference_costs():
     cuts = NETWORK.prefix.cuts
     costs = [
         CutCost(number=number, seconds=float(number), spread_s=0.0, fixed_bytes=7, bytes_per_sample=7)
@@ -264,7 +264,9 @@ def test_cuts_behind_the_one_at_which_an_engine_was_tried_keep_the_costs_of_the_
     seconds = np.arange(len(cuts), dtype=np.float64)[None]
     changed = under_engine(costs, NetworkProfile(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
     assert changed[only].seconds == 1.25
-    assert [one for one in changed if one.number != only] == [cost for cost in costs if cost.number != only]
+    assert [changed_cost for changed_cost in changed if changed_cost.number != only] == [
+        cost for cost in costs if cost.number != only
+    ]
 
 
 @contextmanager
@@ -293,14 +295,14 @@ def new_node(tmp_path, monkeypatch):
         yield both
 
 
-def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same_features(new_node):
+def test_prepares_an_engine_on_request_and_its_features_are_nearly_the_same(new_node):
     node, images = new_node
     transport = LocalTransport(node)
     asked = request(images, LAST, DIGEST, engine=OTHER)
     with pytest.raises(UnknownPrefix):
         list(transport.features(asked))
     transport.put_prefix(DIGEST, ARTIFACT)
-    with pytest.raises(EngineNotReady, match="ask for a profile"):
+    with pytest.raises(EngineNotReady, match="request a profile"):
         list(transport.features(asked))
     with pytest.raises(BadRequest, match="no engine 'no-such-engine'"):
         transport.profile(ProfileRequest(features=request(images, LAST, DIGEST, engine="no-such-engine")))
@@ -328,7 +330,7 @@ def test_a_trainer_has_an_engine_made_ready_that_is_not_and_gets_nearly_the_same
     assert is_idle(node)
 
 
-def test_where_an_engine_cannot_be_used_at_a_cut_the_reference_is(node):
+def test_uses_the_reference_at_a_cut_where_the_engine_cannot_be_used(node):
     node, images = node
     transport = LocalTransport(node)
     transport.put_prefix(DIGEST, ARTIFACT)
@@ -351,7 +353,7 @@ def test_where_an_engine_cannot_be_used_at_a_cut_the_reference_is(node):
     assert is_idle(node)
 
 
-def test_an_engine_that_takes_pixels_as_they_are_kept_gives_what_one_gives_that_takes_floats(node):
+def test_an_engine_on_raw_pixels_gives_the_same_features_as_one_on_floats(node):
     node, images = node
     transport = LocalTransport(node)
     transport.put_prefix(DIGEST, ARTIFACT)
@@ -365,12 +367,12 @@ def test_an_engine_that_takes_pixels_as_they_are_kept_gives_what_one_gives_that_
     reference = joined(transport.features(request(images, LAST, DIGEST)))
     assert plain[0] == kept[0] == reference[0]
     assert plain[3] == kept[3] == reference[3] == []
-    for one in (plain, kept):
-        np.testing.assert_allclose(one[1][0], reference[1][0], rtol=1e-4, atol=1e-5)
+    for answer in (plain, kept):
+        np.testing.assert_allclose(answer[1][0], reference[1][0], rtol=1e-4, atol=1e-5)
     assert is_idle(node)
 
 
-def test_rows_of_engines_that_take_pixels_and_of_those_that_take_floats_do_not_run_together(node):
+def test_pixels_and_floats_do_not_share_a_run(node):
     node, images = node
     transport = LocalTransport(node)
     other, body = artifact_of(small_network(width=4))
@@ -385,22 +387,22 @@ def test_rows_of_engines_that_take_pixels_and_of_those_that_take_floats_do_not_r
     asked = [request(images, LAST, DIGEST, samples=few, engine=engine) for engine in (*names, *names)]
     with ThreadPoolExecutor(len(asked)) as threads:
         with busy_device(node, images, other, threading.Event(), threading.Event()):
-            answers = [threads.submit(lambda one=one: joined(transport.features(one))) for one in asked]
+            answers = [threads.submit(lambda wanted=wanted: joined(transport.features(wanted))) for wanted in asked]
             until(lambda: node.statistics().waiting_for_device == 1 + len(asked))
-        for one, answer in zip(asked, answers, strict=True):
-            assert same(answer.result(60), alone[one.engine])
+        for wanted, answer in zip(asked, answers, strict=True):
+            assert same(answer.result(60), alone[wanted.engine])
     assert node.statistics().totals.rows_merged == 6
     assert is_idle(node)
 
 
-def test_an_engine_that_takes_pixels_is_not_used_where_they_mean_something_else(node):
+def test_refuses_an_engine_for_pixels_with_other_levels(node):
     node, images = node
     transport = LocalTransport(node)
     transport.put_prefix(DIGEST, ARTIFACT)
     other = identity(OTHER, "fp32", PIXELS, Levels(mean=(1.0, 1.0, 1.0), std=(2.0, 2.0, 2.0)))
     asked = request(images, LAST, DIGEST, engine=other)
-    with pytest.raises(BadRequest, match="mean something else"):
+    with pytest.raises(BadRequest, match="other mean and std"):
         list(transport.features(asked))
-    with pytest.raises(BadRequest, match="mean something else"):
+    with pytest.raises(BadRequest, match="other mean and std"):
         transport.profile(ProfileRequest(features=asked))
     assert is_idle(node)

@@ -9,7 +9,7 @@ __all__ = ("Node",)
 
 
 def __getattr__(name: str) -> Any:
-    # A process that tries an engine needs a few modules of this room, and would take a second longer with the server.
+    # A process that tries an engine needs few modules of this package; importing the server costs it a second.
     if name != "Node":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from frostline.node.service.node import Node

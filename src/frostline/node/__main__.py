@@ -1,4 +1,4 @@
-"""The process that ``node.process.launch`` starts."""
+"""The main module of the process that ``node.process.launch`` starts."""
 
 import os
 import sys
@@ -10,4 +10,4 @@ if __name__ == "__main__":
         from frostline.node.hosted import main
     status = main(sys.argv[1])
     sys.stdout.flush()
-    os._exit(status)  # everything is closed; the interpreter would take apart all that PyTorch made, most of a second
+    os._exit(status)  # everything is closed; a regular exit would spend most of a second on taking PyTorch apart

@@ -1,4 +1,4 @@
-"""Runs a node in a process of its own, for as long as its parent holds its stdin."""
+"""Runs a node in a process of its own until its parent closes its stdin."""
 
 import gc
 import json
@@ -18,18 +18,18 @@ from frostline.node.weights.inspection import Inspector, kept_inspections
 
 __all__ = ("main",)
 
-# Answers get a few seconds to end; a node that hangs must not outlive its parent.
+# Answers get a few seconds to end, but a node that hangs must not outlive its parent.
 _LONGEST_STOP_S = 10.0
 
 
 def main(argument: str) -> int:
     """Run a node as described by a JSON object: ``host``, ``port``, ``roots``, ``settings``.
 
-    Prints one line of JSON: ``url`` where it listens, or ``error`` and ``message`` where it cannot.
+    Prints one line of JSON: ``url`` once it listens, or ``error`` and ``message`` if it cannot.
     """
     wanted = json.loads(argument)
     settings = _settings(wanted["settings"])
-    # First: it is a copy of this process, which has torch and no threads yet.
+    # This comes first: the inspector is a fork of this process, which has imported torch and has no threads yet.
     with Inspector(fork=True, kept=kept_inspections()) as inspector:
         torch.set_num_threads(settings.compute_threads)
         return _serve(wanted, settings, inspector)
@@ -53,11 +53,13 @@ def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector)
 def _warm(node: Node) -> None:
     with collector_rests():
         node.warm()
-    gc.freeze()  # what was imported stays, and need not be looked through again
+    gc.freeze()  # imported modules stay alive, so the collector need not look at them again
 
 
 def _settings(value: dict[str, Any]) -> NodeSettings:
-    tenants = (TenantSettings(**{**one, "roots": one["roots"] and tuple(one["roots"])}) for one in value["tenants"])
+    tenants = (
+        TenantSettings(**{**tenant, "roots": tenant["roots"] and tuple(tenant["roots"])}) for tenant in value["tenants"]
+    )
     return NodeSettings(**{**value, "tenants": tuple(tenants)})
 
 

@@ -1,4 +1,4 @@
-"""The way to a node in the same process: the twin of HTTP, with nothing in between."""
+"""A transport to a node in the same process."""
 
 import threading
 import time
@@ -24,10 +24,10 @@ __all__ = ("LocalAnswer", "LocalTransport")
 class LocalTransport:
     """A ``Transport`` to a node in this process, which the caller closes.
 
-    What it has received is what the node has read from the store: that is what crosses a network here.
+    ``bytes_received`` counts the bytes that the node read from the store, since only those cross a network here.
 
     Args:
-        node: does the work.
+        node: answers the requests.
     """
 
     def __init__(self, node: Node) -> None:
@@ -49,12 +49,12 @@ class LocalTransport:
 
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport``."""
-        leash, cancellation = self._node.leash(), cancellation or Cancellation()
-        with self._exchange(), cancellation.ends(leash.cut):
+        scope, cancellation = self._node.cancel_scope(), cancellation or Cancellation()
+        with self._exchange(), cancellation.ends(scope.cancel):
             try:
-                return self._node.profile(wanted, leash=leash)
+                return self._node.profile(wanted, scope=scope)
             except (Abandoned, CancelledError) as error:
-                raise Unavailable("the profile was given up, or the node is stopping") from error
+                raise Unavailable("the profile was cancelled, or the node is stopping") from error
 
     def features(self, request: FeatureRequest) -> "LocalAnswer":
         """See ``Transport``."""
@@ -79,7 +79,7 @@ class LocalTransport:
             )
 
     def close(self) -> None:
-        """Nothing to close: the node is the caller's."""
+        """Do nothing: the caller closes the node."""
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class LocalTransport:
 
 
 class LocalAnswer:
-    """The batches of one answer. ``close`` may be called from any thread and frees one that waits in ``next``."""
+    """The batches of one answer. ``close`` may be called from any thread; it wakes a thread that waits in ``next``."""
 
     def __init__(self, begin: Callable[[], BatchStream], transport: LocalTransport) -> None:
         self._begin = begin
@@ -122,7 +122,7 @@ class LocalAnswer:
             self._transport.count(receive_s=time.perf_counter() - started)
 
     def close(self) -> None:
-        """Abandon the rest."""
+        """Cancel the rest of the answer."""
         with self._lock:
             self._is_closed = True
             answer = self._answer

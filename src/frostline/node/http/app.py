@@ -1,4 +1,4 @@
-"""The node over HTTP: routes, bounded bodies, and nothing that decides."""
+"""The node over HTTP: the routes, and reading requests within limits."""
 
 import json
 import math
@@ -17,13 +17,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from frostline.errors import BadRequest, FrostlineError
-from frostline.node.http.disconnect import attended
 from frostline.node.http.listing_routes import ListingRoutes
+from frostline.node.http.messages import BodyReader, body_length, error_response, json_response, run_while_connected
 from frostline.node.http.metrics import metrics_text
 from frostline.node.http.protocol import recognise
-from frostline.node.http.replies import error_reply, json_reply
-from frostline.node.http.request_body import Bodies, body_length
-from frostline.node.http.streaming import AnswerReply
+from frostline.node.http.streaming import AnswerResponse
 from frostline.node.http.training_routes import TrainingRoutes
 from frostline.node.request.answer import BatchStream
 from frostline.node.scheduling.admission import Admission
@@ -43,7 +41,7 @@ T = TypeVar("T")
 
 
 def make_app(node: Node) -> Starlette:
-    """The ASGI application of a node, which the caller closes."""
+    """Make the ASGI application of a node, which the caller closes."""
     service = _Service(node)
     return Starlette(
         routes=[
@@ -64,37 +62,37 @@ def make_app(node: Node) -> Starlette:
 
 async def _refuse(_: Request, error: Exception) -> Response:
     assert isinstance(error, FrostlineError)
-    return error_reply(error)
+    return error_response(error)
 
 
 async def _refuse_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     body = {"error": "Refused", "message": error.detail}
-    return json_reply(body, status=error.status_code, headers=error.headers)
+    return json_response(body, status=error.status_code, headers=error.headers)
 
 
 class _Service:
-    """The endpoints. What blocks runs in threads, as many as there may be requests, so that none waits for one."""
+    """The endpoints. Blocking calls run in threads; there are enough that no request waits for one."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # One waits for a request's next batch, another may close it.
+        # A request may use two threads: one waits for its next batch while another closes it.
         self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
-        # Nobody admits who asks for statistics, so that they take no thread from those who were.
+        # Requests for statistics need no admission, so they have threads of their own.
         self._lookers = CapacityLimiter(_LOOKERS)
-        self._bodies = Bodies(node.settings.min_bytes_per_s)
+        self._body_reader = BodyReader(node.settings.min_bytes_per_s)
         self.trainings = TrainingRoutes(
-            node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._bodies.chunks
+            node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._body_reader.chunks
         )
-        self.listings = ListingRoutes(node, self._threads, ask=self._asker, bodies=self._bodies)
+        self.listings = ListingRoutes(node, self._threads, ask=self._asker, body_reader=self._body_reader)
         self._openapi = files("frostline.node").joinpath("openapi.json").read_bytes()
 
     async def health(self, request: Request) -> Response:
-        return json_reply(self._node.health(self._asker(request)).to_json())
+        return json_response(self._node.health(self._asker(request)).to_json())
 
     async def statistics(self, request: Request) -> Response:
         statistics = await self._looked_up(self._asker(request))
-        return json_reply(statistics.to_json())
+        return json_response(statistics.to_json())
 
     async def metrics(self, request: Request) -> Response:
         statistics = await self._looked_up(self._asker(request))
@@ -110,52 +108,52 @@ class _Service:
         if request.method == "HEAD":
             return Response(status_code=200 if is_held else 404)
         if is_held:
-            return json_reply({"digest": digest})
+            return json_response({"digest": digest})
         with self._node.upload(digest, body_length(request), account) as upload:
             await self._receive(request, upload)
             await self._run(upload.finish)
-        return json_reply({"digest": digest}, status=201)
+        return json_response({"digest": digest}, status=201)
 
     async def features(self, request: Request) -> ASGIApp:
         account, deadline_s = self._asker(request), _deadline_s(request)
         admission = self._node.admit(body_length(request), account)
         try:
-            answer = await self._run(self._answered, await self._bodies.whole(request), admission)
+            answer = await self._run(self._answered, await self._body_reader.whole(request), admission)
         except BaseException:
             admission.close()
             raise
-        return AnswerReply(answer, self._threads, deadline_s)
+        return AnswerResponse(answer, self._threads, deadline_s)
 
     async def profile(self, request: Request) -> Response:
         account, deadline_s = self._asker(request), _deadline_s(request)
         with self._node.admit(body_length(request), account) as admission:
-            wanted = await self._run(_parsed, await self._bodies.whole(request), ProfileRequest.from_json)
+            wanted = await self._run(_parsed, await self._body_reader.whole(request), ProfileRequest.from_json)
             admission.read()
-            leash = self._node.leash()
-            measure = partial(self._node.profile, wanted, admission, leash)
-            profile = await attended(request.receive, measure, leash.cut, self._threads, deadline_s)
-        return json_reply(profile.to_json())
+            scope = self._node.cancel_scope()
+            measure = partial(self._node.profile, wanted, admission, scope)
+            profile = await run_while_connected(request.receive, measure, scope.cancel, self._threads, deadline_s)
+        return json_response(profile.to_json())
 
     async def _looked_up(self, account: Account) -> NodeStatistics:
-        """Where the node stands, which is asked of its cache's file too: a slow disk must not hold up the loop."""
+        """The state of the node, read in a thread because the cache reads a file, which a slow disk could delay."""
         return await to_thread.run_sync(self._node.statistics, account, limiter=self._lookers)
 
     def _asker(self, request: Request) -> Account:
-        """Who asks, before anything else is looked at."""
+        """The account that asks, identified before anything else is read."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         account = self._node.identify(token.strip() if kind.lower() == "bearer" else None)
         recognise(request.scope.get("state", {}))
         return account
 
     def _answered(self, body: bytearray, admission: Admission) -> BatchStream:
-        """The answer to a message, which is parsed within the memory of its admission."""
+        """Parse a message within the memory of its admission, and begin to answer it."""
         answer = self._node.features(_parsed(body, FeatureRequest.from_json), admission)
         admission.read()
         return answer
 
     async def _receive(self, request: Request, upload: Upload) -> None:
         await self._run(upload.begin)
-        async for chunk in self._bodies.chunks(request):
+        async for chunk in self._body_reader.chunks(request):
             upload.write(chunk)
 
     async def _run(self, call: Callable[..., T], *args: Any) -> T:
@@ -165,12 +163,12 @@ class _Service:
 def _digest(request: Request) -> str:
     digest: str = request.path_params["digest"]
     if not _DIGEST.fullmatch(digest):
-        raise BadRequest("a prefix is named by its SHA-256 in 64 small hexadecimal digits")
+        raise BadRequest("a prefix is named by its SHA-256 in 64 lower-case hexadecimal digits")
     return digest
 
 
 def _deadline_s(request: Request) -> float:
-    """How long its sender waits for the next part of the answer."""
+    """The seconds that the client waits for the next part of the answer."""
     said = request.headers.get("frostline-deadline", "")
     if not said:
         return math.inf
@@ -187,5 +185,5 @@ def _parsed(body: bytearray, read: Callable[[object], T]) -> T:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}") from error
     return read(value)

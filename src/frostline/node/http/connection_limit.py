@@ -1,30 +1,30 @@
-"""Decides which connection has to go when another one comes and there is no place for it."""
+"""Decides which connection is closed when a new one comes and there are too many."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ("ConnectionLimits", "Crowd", "limits_of")
+__all__ = ("ConnectionLimits", "ConnectionTable", "limits_of")
 
 C = TypeVar("C", bound=Hashable)
 
 _MAX_CONNECTIONS = 4096
-# Descriptors that connections leave to files, stores and caches, where there are as many again.
+# File descriptors left for files, stores and caches, if there are at least twice as many.
 _RESERVED = 256
 _MAX_HEAD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What connections may take before the node knows who asks.
+    """Limits of connections before the node knows who asks.
 
     Attributes:
-        head_s: A request's head must be whole so long after it began, or after its connection was made.
-        head_bytes: Its size at most.
-        max_unknown: Connections at once on which nobody who may use the node has asked for anything, of those that are
-            older than ``young_s``.
-        young_s: So long whoever has just connected is not sent away for their number: many trainers may begin at once.
-        max_connections: Connections at once, of all kinds.
+        head_s: seconds within which a request's head must be complete, from its start or from the connection's.
+        head_bytes: maximum size of a head.
+        max_unknown: maximum number of connections older than ``young_s`` without a request of a known tenant.
+        young_s: seconds for which a new connection is not closed because of ``max_unknown``, since many trainers may
+            begin at once.
+        max_connections: maximum number of connections.
     """
 
     head_s: float = 10.0
@@ -35,10 +35,10 @@ class ConnectionLimits:
 
 
 def limits_of(descriptors: int) -> ConnectionLimits:
-    """The limits of a process that may have so many files and sockets open.
+    """The limits of a process that may open so many files and sockets.
 
     Args:
-        descriptors: The bound; below 0 there is none.
+        descriptors: maximum number of descriptors; a negative number means no limit.
     """
     if descriptors < 0:
         return ConnectionLimits()
@@ -46,16 +46,16 @@ def limits_of(descriptors: int) -> ConnectionLimits:
     return ConnectionLimits(max_unknown=max(1, most // 4), max_connections=most)
 
 
-class Crowd(Generic[C]):
-    """The connections of a node: unknown, at work, or idle since somebody known was answered. For one thread.
+class ConnectionTable(Generic[C]):
+    """The connections of a node: unknown, working, or idle after an answer to a known tenant. Not safe for threads.
 
     Args:
-        limits: How many there may be.
+        limits: limits of the connections.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        # In the order in which they came to be what they are.
+        # Each dictionary is in the order in which connections entered that state.
         self._unknown: dict[C, float] = {}
         self._idle: dict[C, None] = {}
         self._working: dict[C, None] = {}
@@ -64,15 +64,15 @@ class Crowd(Generic[C]):
         return len(self._unknown) + len(self._idle) + len(self._working)
 
     def enter(self, connection: C, now_s: float) -> C | None:
-        """Let a connection in.
+        """Admit a connection.
 
         Args:
-            connection: It has just been made.
-            now_s: Monotonic seconds.
+            connection: new connection.
+            now_s: monotonic seconds.
 
         Returns:
-            The connection that must be closed for it: the oldest on which nobody was recognised, else the one that is
-            idle for longest, else itself; None where there is a place.
+            The connection that must be closed for it: the oldest unknown one, else the one that has been idle longest,
+            else the new one itself; None if there is space.
         """
         gone: C | None = None
         oldest = next(iter(self._unknown), None)
@@ -87,18 +87,18 @@ class Crowd(Generic[C]):
         return gone
 
     def recognised(self, connection: C) -> None:
-        """Somebody who may use the node has asked on it."""
+        """Note that a known tenant has asked on this connection."""
         if connection in self._unknown or connection in self._idle:
             self.leave(connection)
             self._working[connection] = None
 
     def answered(self, connection: C) -> None:
-        """What was asked is answered; one that is still unknown stays so."""
+        """Note that its request was answered; an unknown connection stays unknown."""
         if connection in self._working:
             self.leave(connection)
             self._idle[connection] = None
 
     def leave(self, connection: C) -> None:
-        """It is closed, or about to be. Leaving twice does nothing."""
+        """Remove a connection that is closed, or about to be. Calling it again does nothing."""
         for kind in (self._unknown, self._idle, self._working):
             kind.pop(connection, None)

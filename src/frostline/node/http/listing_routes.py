@@ -1,4 +1,4 @@
-"""Listings over HTTP: how far one is streams out, and then the manifest itself."""
+"""Listings over HTTP: streams the progress of a listing, and then the manifest itself."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
 from frostline.errors import BadRequest, FrostlineError, OverBudget
-from frostline.node.http.request_body import Bodies, body_length
+from frostline.node.http.messages import BodyReader, body_length
 from frostline.node.scheduling.admission import Admission
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.listings import Listing
@@ -24,58 +24,58 @@ __all__ = ("ListingRoutes",)
 
 _MEDIA_TYPE = b"application/octet-stream"
 _MAX_BODY = 64 << 10
-# A reader that takes no byte for so long has gone.
+# Seconds without a byte taken after which a reader has gone.
 _SILENCE_S = 30.0
-# An empty line tells a client, and whatever stands between, that the node is there while it lists.
+# Seconds between empty lines, which show clients and proxies that the listing is alive.
 _BEAT_S = 10.0
 
 T = TypeVar("T")
 
 
 class ListingRoutes:
-    """The endpoint of listings.
+    """The endpoint for listings.
 
     Args:
-        node: that lists.
-        threads: in which what blocks runs.
-        ask: who asks, or refuses.
-        bodies: how the bodies of requests are read.
+        node: node that lists.
+        threads: limiter of the threads for blocking calls.
+        ask: returns the account that asks, or refuses it.
+        body_reader: reads the bodies of requests.
     """
 
     def __init__(
-        self, node: Node, threads: CapacityLimiter, *, ask: Callable[[Request], Account], bodies: Bodies
+        self, node: Node, threads: CapacityLimiter, *, ask: Callable[[Request], Account], body_reader: BodyReader
     ) -> None:
         self._node = node
         self._threads = threads
         self._ask = ask
-        self._bodies = bodies
+        self._body_reader = body_reader
 
     async def begin(self, request: Request) -> ASGIApp:
-        """List a data set for whoever may read it."""
+        """List a data set for a tenant that may read it."""
         account = self._ask(request)
         length = body_length(request)
         if length > _MAX_BODY:
-            raise OverBudget(f"the request has {readable_bytes(length)}, and that for a listing up to 64 KiB")
+            raise OverBudget(f"the request has {readable_bytes(length)}: a listing's request may have up to 64 KiB")
         admission = self._node.admit(length, account)
         try:
-            wanted = _parsed(await self._bodies.whole(request))
+            wanted = _parsed(await self._body_reader.whole(request))
             admission.read()
-            with CancelScope(shield=True):  # a listing that began is one that somebody ends
+            with CancelScope(shield=True):  # so that every listing that has begun is also ended
                 listing = await _run(self._threads, self._node.listings.begin, wanted, account)
         except BaseException:
             admission.close()
             raise
-        return ListingReply(self._node, listing, admission, self._threads)
+        return ListingResponse(self._node, listing, admission, self._threads)
 
 
-class ListingReply:
-    """An ASGI application that tells how far a listing is, sends what came of it, and ends it when nobody listens.
+class ListingResponse:
+    """An ASGI application that streams a listing's progress and result, and ends the listing with its client.
 
     Args:
-        node: that lists.
-        listing: that runs.
-        admission: of the request; closed at the end.
-        threads: in which its lines are waited for.
+        node: node that lists.
+        listing: running listing.
+        admission: admission of the request; closed at the end.
+        threads: limiter of the threads that wait for its lines.
     """
 
     def __init__(self, node: Node, listing: Listing, admission: Admission, threads: CapacityLimiter) -> None:
@@ -86,7 +86,7 @@ class ListingReply:
         self._has_ended = False
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        """Send it all, or stop where the client goes away."""
+        """Send everything, or stop when the client disconnects."""
         try:
             async with create_task_group() as group:
                 group.start_soon(self._watch, receive, group.cancel_scope)
@@ -100,7 +100,7 @@ class ListingReply:
             self._admission.close()
 
     async def _watch(self, receive: Receive, scope: CancelScope) -> None:
-        """End the process, which frees the thread that waits for its next line, as soon as the client has gone."""
+        """When the client disconnects, end the process at once, which also frees the thread that waits for a line."""
         while (await receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
@@ -113,7 +113,7 @@ class ListingReply:
                 await _send(send, b"\n")
 
     async def _send_all(self, send: Send) -> None:
-        """Where this returns before the last piece, the server breaks the connection."""
+        """Send lines and manifest. If this returns before the last piece, the server breaks the connection."""
         is_listed = False
         try:
             while line := await _run(self._threads, self._listing.line):
@@ -125,11 +125,11 @@ class ListingReply:
             await _send(send, line_of(failure_to_json(error)))
         if is_listed and not await self._send_pieces(send):
             return
-        await self._end()  # who has it all may ask for another one at once
+        await self._end()  # a client that has everything may ask for another listing at once
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_pieces(self, send: Send) -> bool:
-        """Whether all bytes of the manifest and of the splits were sent."""
+        """Send the manifest and the splits, and return whether all bytes were sent."""
         place = 0
         try:
             while piece := await _run(self._threads, self._listing.piece, place):
@@ -157,5 +157,5 @@ def _parsed(body: bytearray) -> ListingRequest:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}") from error
     return ListingRequest.from_json(value)

@@ -1,4 +1,4 @@
-"""The node's statistics in the text form that Prometheus reads."""
+"""The node's statistics in the text format of Prometheus."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, fields
@@ -13,7 +13,7 @@ __all__ = ("metrics_text",)
 
 
 def metrics_text(statistics: NodeStatistics) -> bytes:
-    """One sample of every figure; seconds and bytes are named as Prometheus wants them."""
+    """Render statistics as Prometheus text; names of seconds and bytes follow its conventions."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Statistics(statistics))
     return generate_latest(registry)
@@ -37,19 +37,19 @@ class _Statistics(Collector):
         for field in fields(Totals):
             plain = f"frostline_node_tenant_{_plain(field.name)}"
             counter = CounterMetricFamily(plain, f"{field.name} of a tenant since the start", labels=["tenant"])
-            for tenant, one in tenants.items():
-                counter.add_metric([tenant], getattr(one.totals, field.name))
+            for tenant, statistics in tenants.items():
+                counter.add_metric([tenant], getattr(statistics.totals, field.name))
             yield counter
         for name in ("weight", "requests_in_work", "work_bytes", "weight_bytes"):
             gauge = GaugeMetricFamily(f"frostline_node_tenant_{name}", f"{name} of a tenant", labels=["tenant"])
-            for tenant, one in tenants.items():
-                gauge.add_metric([tenant], getattr(one, name))
+            for tenant, statistics in tenants.items():
+                gauge.add_metric([tenant], getattr(statistics, name))
             yield gauge
         yield from self._cache()
 
     def _cache(self) -> Iterator[Metric]:
         disk, shared = self._statistics.cache, self._statistics.shared_cache
-        if disk is not None:  # hits and misses are counted by the node itself
+        if disk is not None:  # the node itself counts hits and misses
             counted = {name: value for name, value in asdict(disk).items() if name not in ("hits", "misses")}
             yield from _figures("cache", counted, gauges=("bytes", "budget_bytes"))
         if (tier := self._statistics.local_tier) is not None:

@@ -1,4 +1,4 @@
-"""Speaks HTTP on a connection that may be a stranger's: heads must come in time, and places are given to others."""
+"""The HTTP protocol of a connection that may be a stranger's: heads have a time limit, and connections a limit too."""
 
 import asyncio
 import logging
@@ -9,12 +9,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from frostline.node.http.connection_limit import ConnectionLimits, Crowd
+from frostline.node.http.connection_limit import ConnectionLimits, ConnectionTable
 
 __all__ = ("GuardedProtocol", "Guards", "recognise")
 
 _LOG = logging.getLogger("frostline.node")
-# So often a line says the same at most.
+# Minimum seconds between two log lines with the same text.
 _LOG_S = 60.0
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -22,20 +22,20 @@ _RECOGNISED = "frostline.recognised"
 
 
 class Guards:
-    """What the connections of one server share. For its event loop's thread.
+    """The state that the connections of one server share. Used only in its event loop's thread.
 
     Args:
-        limits: What they may take.
+        limits: limits of the connections.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self.crowd: Crowd[GuardedProtocol] = Crowd(limits)
+        self.connections: ConnectionTable[GuardedProtocol] = ConnectionTable(limits)
         self._counts: dict[str, int] = {}
         self._said_at_s: dict[str, float] = {}
 
     def say(self, what: str, now_s: float) -> None:
-        """Log what was done with a connection: at once, then with a count, a line a minute at most."""
+        """Log what was done with a connection: at once, and then at most once a minute with a count."""
         self._counts[what] = self._counts.get(what, 0) + 1
         if now_s >= self._said_at_s.get(what, -_LOG_S) + _LOG_S:
             self._said_at_s[what] = now_s
@@ -43,13 +43,13 @@ class Guards:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. uvicorn makes it, and calls what asyncio and the parser call.
+    """One connection, made by uvicorn; asyncio and the parser call its methods.
 
     Args:
-        config: uvicorn's.
-        server_state: uvicorn's.
-        app_state: uvicorn's.
-        guards: What it shares with others.
+        config: uvicorn's argument.
+        server_state: uvicorn's argument.
+        app_state: uvicorn's argument.
+        guards: state shared with the other connections.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class GuardedProtocol(HttpToolsProtocol):
         """See ``asyncio.BaseProtocol``."""
         super().connection_made(transport)
         self._begin_head()
-        gone = self._guards.crowd.enter(self, self.loop.time())
+        gone = self._guards.connections.enter(self, self.loop.time())
         if gone is not None:
             gone.turn_away()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See ``asyncio.BaseProtocol``."""
         self._end_head()
-        self._guards.crowd.leave(self)
+        self._guards.connections.leave(self)
         super().connection_lost(exc)
 
     def turn_away(self) -> None:
-        """Close it, for its place is another's."""
+        """Close it to make space for another."""
         self._guards.say("closed a connection to make room for another: too many are open", self.loop.time())
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and cycle.response_complete:
-            self.transport.close()  # the end of its last answer may still be on its way
+            self.transport.close()  # which first sends what is left of its last answer
         else:
             self.transport.abort()
 
@@ -112,11 +112,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """See ``uvicorn``."""
-        self._guards.crowd.answered(self)
+        self._guards.connections.answered(self)
         super().on_response_complete()
 
     def _recognised(self) -> None:
-        self._guards.crowd.recognised(self)
+        self._guards.connections.recognised(self)
 
     def _begin_head(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
@@ -142,7 +142,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def recognise(state: dict[str, Any]) -> None:
-    """Tell the connection of a request, by the state of its scope, that somebody who may use the node has asked."""
+    """Tell a request's connection, through the state in its ASGI scope, that a known tenant has asked."""
     recognised: Callable[[], None] | None = state.get(_RECOGNISED)
     if recognised is not None:
         recognised()

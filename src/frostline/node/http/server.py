@@ -21,30 +21,31 @@ from frostline.node.service.node import Node
 
 __all__ = ("Server", "listen")
 
-# A client that trains for a while between two requests keeps its connections.
+# Seconds: a client that trains for a while between two requests keeps its connections.
 _KEEP_ALIVE_S = 300
-# Answers under way may end before the node stops.
+# Seconds in which answers may end before the node stops.
 _GRACE_S = 5
 _BACKLOG = 2048
-# A thread that has a batch to send waits no longer for one that computes in Python (`feature_cache.py --parts links`).
+# Thread switch interval: a thread with a batch to send waits less for threads that compute in Python
+# (`feature_cache.py --parts links`).
 _TURN_S = 0.0005
 _LAST_PORT = 65_535
 
 
 def listen(host: str, port: int, *, for_others: bool = False) -> socket.socket:
-    """Take a port; 0 takes a free one.
+    """Bind a socket to a port.
 
     Args:
-        host: A name or address of this machine.
-        port: The number.
-        for_others: Others than this machine may reach it: it is said who may use the node, or that all may.
+        host: name or address of this machine.
+        port: number of the port; 0 takes a free one.
+        for_others: whether other machines may reach it, because the node has tenants or is open to all.
 
     Raises:
-        AddressInUse: Another process listens there.
-        SettingError: There is no such address on this machine, or it may not be used, or others can reach it.
+        AddressInUse: if another process listens there.
+        SettingError: if this machine has no such address, it may not be used, or other machines can reach it.
     """
     if not 0 <= port <= _LAST_PORT:
-        raise SettingError(f"a port is a number from 0 to {_LAST_PORT}, not {port}")
+        raise SettingError(f"a port must be a number from 0 to {_LAST_PORT}, not {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -52,14 +53,14 @@ def listen(host: str, port: int, *, for_others: bool = False) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"port {port} of {host} is in use: stop what listens there or choose another") from error
         raise SettingError(f"cannot listen on port {port} of {host}: {error.strerror or error}") from error
-    # Judged once it is bound, since a name may stand for anything.
+    # Checked after binding, because a name may stand for any address.
     address = listening.getsockname()[0]
     if for_others or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return listening
     listening.close()
     raise SettingError(
-        f"others can reach a node that listens at {address}: say who may use it with --tenants, or start it with "
-        "--open where only trainers can reach it"
+        f"other machines can reach a node that listens at {address}: name its users with --tenants, or start it with "
+        "--open if only your trainers can reach it"
     )
 
 
@@ -67,9 +68,9 @@ class Server:
     """A node on a listening socket.
 
     Args:
-        node: what is served; the caller closes it.
-        listening: from ``listen``; closed at the end.
-        limits: What connections may take; None for what this process may have open.
+        node: node to serve; the caller closes it.
+        listening: socket from ``listen``; closed at the end.
+        limits: limits of connections; None derives them from the descriptors that this process may open.
     """
 
     def __init__(self, node: Node, listening: socket.socket, limits: ConnectionLimits | None = None) -> None:
@@ -94,14 +95,14 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which it listens."""
         host, port = self._listening.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def run(self, on_ready: Callable[[], None]) -> None:
         """Serve until ``stop``, SIGINT or SIGTERM; a signal takes its usual effect once answers have ended.
 
-        Threads of this process take shorter turns from now on.
+        It also sets the thread switch interval of this process.
 
         Args:
             on_ready: called when requests are taken.
@@ -115,16 +116,16 @@ class Server:
             self._ended.set()
 
     def stop(self) -> None:
-        """Stop taking requests, let answers end for a few seconds, then break them. Safe from any thread."""
+        """Stop taking requests, give answers a few seconds to end, then break them. Safe for threads."""
         self._server.should_exit = True
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has stopped; False where it has not in that time."""
+        """Wait until it has stopped, and return whether it has."""
         return self._ended.wait(timeout_s)
 
 
 def _descriptors() -> int:
-    """How many files and sockets this process may have open; -1 where there is no bound."""
+    """The number of files and sockets that this process may open; -1 for no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return -1 if soft == resource.RLIM_INFINITY else soft
 

@@ -1,4 +1,4 @@
-"""Sends an answer while it is made, and ends it when nobody reads it any more."""
+"""Sends an answer while it is made, and ends it when its client disconnects."""
 
 import math
 from collections.abc import Sequence
@@ -12,33 +12,32 @@ from starlette.types import Receive, Scope, Send
 
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, Unavailable
-from frostline.node.http.replies import error_reply
+from frostline.node.http.messages import error_response
 from frostline.node.request.answer import BatchStream
 from frostline.wire.framing import MEDIA_TYPE, Encoder
 
-__all__ = ("AnswerReply",)
+__all__ = ("AnswerResponse",)
 
-# The server joins each piece with its frame, so a piece is copied once: small enough to stay in the processor's
-# cache, large enough that its frame does not count.
+# The server joins each piece with its frame, which copies it: small enough for the processor's cache, large enough that
+# the frame does not matter.
 _PIECE = 256 << 10
-# A reader that takes no byte for so long has gone; its answer's memory is given to others.
+# Seconds without a byte taken after which a reader has gone; the memory of its answer is then freed.
 _SILENCE_S = 30.0
 
 Part = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AnswerReply:
+class AnswerResponse:
     """An ASGI application that sends one answer.
 
-    An error before the first batch becomes an HTTP answer of its own. A later one is told in the stream, whose end
-    mark is then missing, and the connection is broken, so that it never looks like a complete answer.
+    An error before the first batch becomes an HTTP response of its own. A later error is written to the stream, which
+    then has no end mark, and the connection is broken, so that it never looks like a complete answer.
 
     Attributes:
-        answer: makes the batches; it is closed at the end, whatever happens.
-        threads: in which batches are waited for.
-        deadline_s: how long the client waits for the next batch; what was not made by then is given up, and what it
-            held goes to others.
+        answer: stream of batches; it is always closed at the end.
+        threads: limiter of the threads that wait for batches.
+        deadline_s: seconds that the client waits for the next batch; a later one is cancelled, and its memory freed.
     """
 
     answer: BatchStream
@@ -46,7 +45,7 @@ class AnswerReply:
     deadline_s: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all, or stop where the client goes away."""
+        """Send everything, or stop when the client disconnects."""
         try:
             async with create_task_group() as group:
                 group.start_soon(self._watch, receive, group.cancel_scope)
@@ -58,7 +57,7 @@ class AnswerReply:
                     await to_thread.run_sync(self.answer.close, limiter=self.threads)
 
     async def _watch(self, receive: Receive, scope: CancelScope) -> None:
-        """Free a thread that waits for the next batch, as soon as the client has gone."""
+        """When the client disconnects, close the answer, which also frees the thread that waits for a batch."""
         while (await receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
@@ -70,21 +69,21 @@ class AnswerReply:
         try:
             parts = await self._next(encoder)
         except FrostlineError as error:
-            await error_reply(error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
-        if parts is None:  # it was abandoned before its first batch
-            why = f"nothing was ready after the {self.deadline_s:g} s that you wait" if self.answer.is_expired else ""
-            await error_reply(Unavailable(why or "the node is stopping"))(scope, receive, send)
+        if parts is None:  # it was cancelled before its first batch
+            why = f"no batch was ready within your deadline of {self.deadline_s:g} s" if self.answer.is_expired else ""
+            await error_response(Unavailable(why or "the node is stopping"))(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
         with suppress(TimeoutError):
             await self._send_batches(send, encoder, parts)
 
     async def _send_batches(self, send: Send, encoder: Encoder, parts: Sequence[Part] | None) -> None:
-        """Where this returns before the last piece, the server breaks the connection."""
+        """Send batches to the end. If this returns before the last piece, the server breaks the connection."""
         while parts is not None:
             await _send_parts(send, parts)
-            del parts  # their memory is given back with the next batch
+            del parts  # so that their memory is freed with the next batch
             try:
                 parts = await self._next(encoder)
             except FrostlineError as error:
@@ -105,14 +104,14 @@ class AnswerReply:
         return made
 
     async def _expire(self) -> None:
-        """Free the thread that waits for the next batch, once nobody waits for it any more."""
+        """Cancel the answer at the deadline, which also frees the thread that waits for a batch."""
         await anyio.sleep(self.deadline_s)
         with CancelScope(shield=True):
             await to_thread.run_sync(self.answer.expire, limiter=self.threads)
 
 
 def _encoded(answer: BatchStream, encoder: Encoder) -> Sequence[Part] | FrostlineError | None:
-    """The next parts. An error is a value here, since a task group would wrap it."""
+    """Encode the next batch; an error is returned as a value, because a task group would wrap it."""
     try:
         batch: FeatureBatch | None = next(answer, None)
     except FrostlineError as error:

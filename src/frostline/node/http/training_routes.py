@@ -1,4 +1,4 @@
-"""Trainings over HTTP: a head comes in, its events stream out, and what was trained is fetched afterwards."""
+"""Trainings over HTTP: a head is uploaded, its events stream out, and the trained tensors are fetched afterwards."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.errors import BadRequest, FrostlineError, Refused
-from frostline.node.http.replies import json_reply
+from frostline.node.http.messages import json_response
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.trainings import Training, Trainings
 from frostline.wire.event_lines import line_of
@@ -25,23 +25,23 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MEDIA_TYPE = b"application/x-ndjson"
 _BINARY = "application/octet-stream"
 _PIECE = 256 << 10
-# A reader that takes no byte for so long has gone.
+# Seconds without a byte taken after which a reader has gone.
 _SILENCE_S = 30.0
-# An empty line tells a client, and whatever stands between, that the node is there while an epoch begins.
+# Seconds between empty lines, which show clients and proxies that the training is alive.
 _BEAT_S = 10.0
 
 T = TypeVar("T")
 
 
 class TrainingRoutes:
-    """The endpoints of trainings.
+    """The endpoints for trainings.
 
     Args:
-        trainings: of the node.
-        threads: in which what blocks runs.
-        ask: who asks, or refuses.
-        length: the announced length of a request's body.
-        chunks: the pieces of a request's body.
+        trainings: trainings of the node.
+        threads: limiter of the threads for blocking calls.
+        ask: returns the account that asks, or refuses it.
+        length: returns the announced length of a request's body.
+        chunks: yields the pieces of a request's body.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TrainingRoutes:
         self._chunks = chunks
 
     async def begin(self, request: Request) -> ASGIApp:
-        """Take a head in and start its training."""
+        """Receive a head and start its training."""
         account = self._ask(request)
         training = self._trainings.begin(_prefix(request), self._length(request), account)
         try:
@@ -69,7 +69,7 @@ class TrainingRoutes:
             with CancelScope(shield=True):
                 await self._run(self._trainings.end, training)
             raise
-        return TrainingReply(training, self._trainings, self._threads)
+        return TrainingResponse(training, self._trainings, self._threads)
 
     async def _start(self, training: Training, request: Request) -> None:
         async for chunk in self._chunks(request):
@@ -80,13 +80,13 @@ class TrainingRoutes:
             raise failure
 
     async def one(self, request: Request) -> Response:
-        """Fetch what was trained, or end a training."""
+        """Fetch the trained tensors, or end a training."""
         self._ask(request)
         self._trainings.check()
         name = request.path_params["id"]
         if request.method == "DELETE":
             is_running = await self._run(self._trainings.stop, name)
-            return json_reply({"id": name}, status=202 if is_running else 200)
+            return json_response({"id": name}, status=202 if is_running else 200)
         file = await self._run(self._trainings.result, name)
         length = os.fstat(file.fileno()).st_size
         return StreamingResponse(_pieces(file), media_type=_BINARY, headers={"Content-Length": str(length)})
@@ -95,13 +95,13 @@ class TrainingRoutes:
         return await to_thread.run_sync(call, *args, limiter=self._threads)
 
 
-class TrainingReply:
-    """An ASGI application that tells what a training does, and ends it when nobody listens any more.
+class TrainingResponse:
+    """An ASGI application that streams the events of a training, and ends the training with its client.
 
     Args:
-        training: that was started.
-        trainings: whose it is.
-        threads: in which its lines are waited for.
+        training: running training.
+        trainings: trainings of the node.
+        threads: limiter of the threads that wait for its lines.
     """
 
     def __init__(self, training: Training, trainings: Trainings, threads: CapacityLimiter) -> None:
@@ -111,7 +111,7 @@ class TrainingReply:
         self._has_ended = False
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        """Send it all, or stop where the client goes away."""
+        """Send everything, or stop when the client disconnects."""
         try:
             async with create_task_group() as group:
                 group.start_soon(self._watch, receive, group.cancel_scope)
@@ -124,7 +124,7 @@ class TrainingReply:
             await self._end()
 
     async def _watch(self, receive: Receive, scope: CancelScope) -> None:
-        """End the process, which frees the thread that waits for its next line, as soon as the client has gone."""
+        """When the client disconnects, end the process at once, which also frees the thread that waits for a line."""
         while (await receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
@@ -144,7 +144,7 @@ class TrainingReply:
         except FrostlineError as error:
             await _send(send, line_of({"event": "failed", **error_to_json(error)}))
         self._has_ended = True
-        # Whoever reads the end may fetch the result at once.
+        # A client that reads the end may fetch the result at once.
         await self._end()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -161,12 +161,12 @@ async def _send(send: Send, body: bytes) -> None:
 def _prefix(request: Request) -> str:
     digest = request.query_params.get("prefix", "")
     if not _DIGEST.fullmatch(digest):
-        raise BadRequest("prefix must name the frozen part by its SHA-256 in 64 small hexadecimal digits")
+        raise BadRequest("prefix must be the SHA-256 of the frozen part in 64 lower-case hexadecimal digits")
     return digest
 
 
 def _own_url(request: Request) -> str:
-    """This node as the client reached it, which a process beside it can reach too."""
+    """This node's URL as the client reached it; a process beside the node can reach it too."""
     server = request.scope.get("server")
     if not server or server[1] is None:
         raise Refused("this node does not know its own address")
@@ -181,7 +181,7 @@ def _token(request: Request) -> str | None:
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
     with file:
-        place = 0  # of its own: whoever else reads the file has another
+        place = 0  # not the file's own position, which other readers share
         while piece := os.pread(file.fileno(), _PIECE, place):
             place += len(piece)
             yield piece

@@ -1,1 +1,1 @@
-"""The processes that a node starts and those that start nodes."""
+"""The processes that a node starts, and how a node is started as a process."""

@@ -1,4 +1,4 @@
-"""A process beside the node that gets its work as data, within a bound on memory that it cannot raise."""
+"""A process beside the node with a memory limit that it cannot raise; it gets its work as data."""
 
 import json
 import os
@@ -24,17 +24,17 @@ _WHO = "FROSTLINE_TOKEN"
 
 
 class BoundedProcess:
-    """A running process of ours. ``kill`` may be called from any thread, all else from one.
+    """A running process of Frostline. ``kill`` may be called from any thread, everything else from one thread.
 
     Args:
-        module: of ours, which Python runs: it reads a line of orders from stdin and says lines of JSON on stdout.
-        orders: what it is told first, beside the files: plain values.
-        files: open files that it gets, by the names of their numbers in the orders.
-        memory_bytes: that it may have; an allocation beyond it fails.
-        what: it is, for sentences.
-        option: with which the node is given more memory for it.
-        file_bytes: no file that it writes may be longer; None for any length.
-        token: who it is to the node: that of whoever asked for it.
+        module: module that Python runs; it reads a line of orders from stdin and writes lines of JSON to stdout.
+        orders: plain values that it reads first.
+        files: open files that it inherits, by the names of their descriptors in the orders.
+        memory_bytes: memory limit; an allocation beyond it fails.
+        what: name of the process in messages.
+        option: option of the node that raises the limit, for messages.
+        file_bytes: maximum size of a file that it writes; None for no limit.
+        token: token with which it asks the node, that of the tenant that asked for it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class BoundedProcess:
         self._option = option
         self._processor_s = 0.0
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
-        # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal.
+        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
         self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
             [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
@@ -70,21 +70,21 @@ class BoundedProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     def processor_s(self) -> float:
-        """Seconds of a core that it took so far; once it is gone, what was seen last."""
-        with suppress(OSError):  # it just ended
-            if self._process.returncode is None:  # else its number may be another's
+        """The core seconds that it used so far; once it has ended, the last known value."""
+        with suppress(OSError):  # it may just have ended
+            if self._process.returncode is None:  # otherwise its process id may have been reused
                 self._processor_s = time.clock_gettime(_clock_of(self._process.pid))
         return self._processor_s
 
     def line(self) -> bytes:
-        """What it says next; nothing once it has ended.
+        """The next line of its output; empty once it has ended.
 
         Raises:
-            Refused: It ended without a last word of its own.
+            Refused: if it ended without a final line of its own.
         """
         line: bytes = _pipe(self._process.stdout).readline(_LONGEST_LINE)
         if line.endswith(b"\n"):
@@ -95,36 +95,36 @@ class BoundedProcess:
 
     @property
     def has_finished(self) -> bool:
-        """It ended by itself, and left what it was asked for."""
+        """Whether it ended by itself and left its result."""
         return self._process.poll() == _FINISHED
 
     def stop(self) -> None:
-        """Ask it to end after the step that it is in."""
+        """Ask it to end after its current step."""
         self._tell(b"stop\n")
 
     def kill(self) -> None:
-        """End it at once; a thread that waits in ``line`` is freed. Doing it again does nothing."""
+        """Kill it; a thread that waits in ``line`` returns. Calling it again does nothing."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Close what is left of a process that was killed."""
+        """Close the pipes of a killed process."""
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             with suppress(BrokenPipeError):
                 _pipe(pipe).close()
 
     def _bind(self, file_bytes: int | None) -> None:
-        """Before it is told anything: no memory beyond the bound, no file larger than its, no dump of its memory."""
+        """Limit its memory and its files, and forbid core dumps, before it gets its orders."""
         bounds = {resource.RLIMIT_DATA: self._memory_bytes, resource.RLIMIT_CORE: 0}
         if file_bytes is not None:
             bounds[resource.RLIMIT_FSIZE] = file_bytes
         for kind, most in bounds.items():
-            with suppress(ProcessLookupError):  # it is gone already, which the first line tells
+            with suppress(ProcessLookupError):  # it has ended already, which ``line`` reports
                 resource.prlimit(self._process.pid, kind, (most, most))
 
     def _tell(self, line: bytes) -> None:
         stdin = _pipe(self._process.stdin)
-        with suppress(BrokenPipeError, ValueError):  # it has ended: the next line tells why
+        with suppress(BrokenPipeError, ValueError):  # it has ended, which the next ``line`` reports
             stdin.write(line)
             stdin.flush()
 
@@ -140,12 +140,12 @@ class BoundedProcess:
 
 
 def _clock_of(pid: int) -> int:
-    """The clock of a process's processor time, as ``clock_getcpuclockid`` of the C library makes it on Linux."""
+    """The clock id of a process's processor time, as ``clock_getcpuclockid`` of the C library makes it on Linux."""
     return (~pid << 3) | 2
 
 
 def _environment(token: str | None) -> dict[str, str]:
-    """The node's own, with what a process of Frostline's own must know from its start; and who it is."""
+    """The node's own environment, the variables that every process of Frostline needs at its start, and the token."""
     own = {name: value for name, value in os.environ.items() if name != _WHO}
     return {**ENVIRONMENT, **own, **({} if token is None else {_WHO: token})}
 

@@ -1,4 +1,4 @@
-"""Starts a node in a process of its own, and leaves none behind."""
+"""Starts a node in a process that ends with this one."""
 
 import json
 import threading
@@ -14,13 +14,13 @@ __all__ = ("NodeProcess", "start_node")
 
 
 class NodeProcess:
-    """A node that runs as a child of this process and ends with it, however it ends. A context manager.
+    """A node in a child process, which ends with this process, however this ends. A context manager.
 
     Args:
         roots: URLs under which it serves data.
-        settings: what it may use.
-        host: where it listens.
-        port: where it listens; 0 for a free one, which it keeps when it is started again.
+        settings: settings of the node.
+        host: address on which it listens.
+        port: port on which it listens; 0 for a free one, which it keeps when it is started again.
     """
 
     def __init__(self, roots: tuple[str, ...], settings: NodeSettings, host: str, port: int) -> None:
@@ -32,38 +32,38 @@ class NodeProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens; stays the same when it is started again."""
+        """The URL at which it listens; it stays the same after a restart."""
         return self._url
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 where it is not running."""
+        """The process id; 0 if it is not running."""
         child = self._child
         return 0 if child is None or child.has_ended else child.process.pid
 
     @property
     def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
+        """The last lines that it wrote to stderr."""
         return "" if self._child is None else self._child.last_words
 
     def launch(self) -> None:
-        """Start it and wait for nothing; ``start`` waits until it takes requests."""
+        """Start the process without waiting; ``start`` waits until it takes requests."""
         with self._lock:
             self._launched = self._new()
 
     def start(self) -> None:
-        """Start it, where it was not launched, and wait until it takes requests.
+        """Start the process, if it was not launched, and wait until it takes requests.
 
         Raises:
-            AddressInUse: Its port is taken.
-            SettingError: It cannot listen there, or does not understand a root.
-            NodeUnreachable: It did not come up; the message holds the end of its stderr.
+            AddressInUse: if its port is taken.
+            SettingError: if it cannot listen there, or a root is not valid.
+            NodeUnreachable: if it did not start; the message holds the end of its stderr.
         """
         with self._lock:
             self._start()
 
     def restart_if_dead(self) -> bool:
-        """Start it again at the same address where it has died; True where it had. Safe from several threads."""
+        """Start the node again at the same address if it has died, and say whether it had. Safe for threads."""
         with self._lock:
             if self._child is None or not self._child.has_ended:
                 return False
@@ -72,15 +72,15 @@ class NodeProcess:
             return True
 
     def stop(self) -> None:
-        """Let it end its answers for a few seconds, and return when it is gone. Calling it again does nothing."""
+        """Give its answers a few seconds to end, and return when it has ended. Calling it again does nothing."""
         with self._lock:
             child, self._child = self._child, None
             launched, self._launched = self._launched, None
             if launched is not None:
-                launched.process.kill()  # it has served nobody yet, and may not listen to its stdin either
-            for one in (child, launched):
-                if one is not None:
-                    one.stop()
+                launched.process.kill()  # it has served nobody yet, and may not read its stdin yet
+            for process in (child, launched):
+                if process is not None:
+                    process.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -104,19 +104,19 @@ class NodeProcess:
 def start_node(roots: tuple[str, ...], settings: NodeSettings, host: str = "127.0.0.1", port: int = 0) -> NodeProcess:
     """Start a node in a process of its own and wait until it takes requests.
 
-    It ends when it is stopped, and also when this process dies, even by SIGKILL. Ctrl-C in the terminal does not
+    The node ends when it is stopped, and also when this process dies, even by SIGKILL. Ctrl-C in the terminal does not
     reach it: this process decides when it stops.
 
     Args:
         roots: URLs under which it serves data.
-        settings: what it may use.
-        host: where it listens.
-        port: where it listens; 0 for a free one.
+        settings: settings of the node.
+        host: address on which it listens.
+        port: port on which it listens; 0 for a free one.
 
     Raises:
-        AddressInUse: The port is taken.
-        SettingError: It cannot listen there, or does not understand a root.
-        NodeUnreachable: It did not come up; the message holds the end of its stderr.
+        AddressInUse: if the port is taken.
+        SettingError: if it cannot listen there, or a root is not valid.
+        NodeUnreachable: if it did not start; the message holds the end of its stderr.
     """
     node = NodeProcess(roots, settings, host, port)
     node.start()

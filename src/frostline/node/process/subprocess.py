@@ -1,4 +1,4 @@
-"""A process of ours as a child: it says in a line that it is ready, and ends when its stdin does."""
+"""Runs a Frostline module as a child process, which reports in one line that it is ready and ends with its stdin."""
 
 import contextlib
 import json
@@ -24,21 +24,21 @@ _LONGEST_LINE = 2000
 
 
 class Child:
-    """A running child: its pipes, and a thread that keeps the end of its stderr.
+    """A running child process, and a thread that keeps the end of its stderr.
 
     Args:
-        module: of ours, which Python runs.
-        argument: of it.
-        what: it is, for sentences.
+        module: module that Python runs.
+        argument: command-line argument of the module.
+        what: name of the process in messages.
 
     Attributes:
-        process: that runs.
+        process: running process.
     """
 
     def __init__(self, module: str, argument: str, what: str = "the node") -> None:
         self._what = what
-        # What the user says of OpenMP and of malloc comes before what we do.
-        # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal.
+        # The user's own environment variables for OpenMP and malloc take precedence over ours.
+        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
         self.process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
             [sys.executable, "-P", "-m", module, argument],
             stdin=subprocess.PIPE,
@@ -53,21 +53,21 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """It is not there any more."""
+        """Whether it has ended."""
         return self.process.poll() is not None
 
     @property
     def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
+        """The last lines that it wrote to stderr."""
         return b"".join(self._lines).decode(errors="replace").strip()
 
     def ready(self) -> dict[str, str]:
-        """What it says once it listens; a child that does not come so far has ended.
+        """Wait for the line that it writes once it listens; a child that fails to do so is stopped.
 
         Raises:
-            AddressInUse: What it would listen at is taken.
-            SettingError: It cannot listen there, or does not understand what it was told.
-            NodeUnreachable: It said nothing; the message holds the end of its stderr.
+            AddressInUse: if its address is taken.
+            SettingError: if it cannot listen there, or its argument is not valid.
+            NodeUnreachable: if it wrote nothing; the message holds the end of its stderr.
         """
         try:
             said = self._first_line()
@@ -84,13 +84,13 @@ class Child:
         if line.endswith(b"\n"):
             said: dict[str, str] = json.loads(line)
             return said
-        self.stop()  # so that its last words are all there
+        self.stop()  # so that all of its stderr has been read
         why = f":\n{self.last_words}" if self.last_words else f"; it ended with {self.process.returncode}"
-        raise NodeUnreachable(f"{self._what} did not come up{why}")
+        raise NodeUnreachable(f"{self._what} did not start{why}")
 
     def stop(self) -> None:
-        """Let it end what it does for a few seconds, and return when it is gone."""
-        # The end of its stdin is what tells it to stop.
+        """Give it a few seconds to end, then kill it, and return when it has ended."""
+        # The child stops when its stdin ends.
         with contextlib.suppress(BrokenPipeError):
             _pipe(self.process.stdin).close()
         try:
@@ -109,7 +109,7 @@ class Child:
 
 
 def _line_within(pipe: IO[bytes], timeout_s: float) -> bytes:
-    """What comes up to the first newline, or to the end, or in that time."""
+    """Read up to the first newline, the end, or the timeout."""
     line = b""
     until = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:

@@ -1,1 +1,1 @@
-"""One request at the node: validated, read, decoded, computed and packed."""
+"""One request at the node: it is validated, read, decoded, computed and packed."""

@@ -1,4 +1,4 @@
-"""One answer as an iterator that any thread may close."""
+"""The batches of one answer, as an iterator that any thread may close."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,19 +15,19 @@ Ending = Literal["abandoned", "expired", "failed", "finished"]
 
 
 class BatchStream:
-    """The batches of one request, in its order. A batch's memory counts as used until the next one is asked for.
+    """The batches of one request, in its order. A batch's memory is released when the next batch is asked for.
 
     Args:
-        batches: makes them.
-        leash: of the request.
-        on_end: called once, with the answer and how it ended, when nothing of it is under way any more.
+        batches: makes the batches.
+        scope: cancel scope of the request.
+        on_end: called once, with the stream and how it ended, when no work of it is left.
     """
 
     def __init__(
-        self, batches: Iterator[FeatureBatch], leash: CancelScope, on_end: "Callable[[BatchStream, Ending], None]"
+        self, batches: Iterator[FeatureBatch], scope: CancelScope, on_end: "Callable[[BatchStream, Ending], None]"
     ) -> None:
         self._batches = batches
-        self._leash = leash
+        self._scope = scope
         self._on_end = on_end
         self._turn = threading.Lock()
         self._has_ended = False
@@ -58,27 +58,27 @@ class BatchStream:
 
     @property
     def has_ended(self) -> bool:
-        """Nothing of it is under way any more, and closing it does nothing."""
+        """Whether all its work has ended; closing it then does nothing."""
         return self._has_ended
 
     @property
     def is_complete(self) -> bool:
-        """Every sample of the request was answered."""
+        """Whether every sample of the request was answered."""
         return self._is_complete
 
     @property
     def is_expired(self) -> bool:
-        """It was given up at its deadline."""
+        """Whether it was cancelled at its deadline."""
         return self._is_expired
 
     def expire(self) -> None:
-        """Abandon the rest as ``close`` does, since its deadline has passed. Nothing where it has ended already."""
+        """Cancel the rest as ``close`` does, because the deadline has passed. Do nothing if it has ended."""
         self._is_expired = not self._has_ended
         self.close()
 
     def close(self) -> None:
-        """Abandon the rest and return when all of it has ended; a thread that waits in ``next`` is freed."""
-        self._leash.cut()
+        """Cancel the rest, wake a thread that waits in ``next``, and return when all work has ended."""
+        self._scope.cancel()
         with self._turn:
             if not self._has_ended:
                 close = getattr(self._batches, "close", None)

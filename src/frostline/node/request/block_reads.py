@@ -1,4 +1,4 @@
-"""Keeps what a job of this process reads in blocks, for the requests that ask for its samples one by one."""
+"""Keeps the block reads of jobs in this process, for the requests that ask for the samples one by one."""
 
 import threading
 import weakref
@@ -13,13 +13,13 @@ from frostline.stores.objects.local import FolderStore
 from frostline.stores.objects.mmap import MappedFolder
 from frostline.stores.reads.block_reads import BlockReads
 
-__all__ = ("BlockShelf",)
+__all__ = ("BlockReadRegistry",)
 
 
-class BlockShelf:
-    """Reads in blocks under way, by the store that they read. Safe for threads.
+class BlockReadRegistry:
+    """Open block reads by the store that they read. Safe for threads.
 
-    It does not keep them alive: whoever made them does, and closes them.
+    It holds weak references only: the owner of a read keeps it alive and closes it.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class BlockShelf:
         max_bytes: int,
         is_here: Callable[[Place, str], bool],
     ) -> BlockReads | None:
-        """Reads of a store in blocks; None where neighbours are no faster together, as in a folder or a table.
+        """Open block reads of a store; None if neighbours are no faster together, as in a folder or a table.
 
         Args:
-            store: that is read.
+            store: store to read from.
             reading: how the bytes at the samples' addresses are found.
-            threads: that wait for it.
-            max_bytes: of all such reads together; the first ones say it.
-            is_here: whether a place of an object of that version need not be read at all.
+            threads: executor whose threads wait for the store.
+            max_bytes: memory limit of all block reads together; the first call sets it.
+            is_here: whether a place of an object of that version is kept on this machine already.
         """
         if reading != OBJECTS or isinstance(store, FolderStore | MappedFolder | CqlStore):
             return None
@@ -57,7 +57,7 @@ class BlockShelf:
             return reads
 
     def over(self, store: Versioned, places: Sequence[Place]) -> Versioned | None:
-        """What reads these places in blocks, with others; None where nobody does."""
+        """The open block reads that hold these places of a store; None if there are none."""
         with self._lock:
             found = [reads for reads, read in self._reads.items() if read is store]
         return next((reads for reads in found if reads.holds(places)), None)

@@ -1,4 +1,4 @@
-"""Reads and decodes single samples within the memory that decoding has."""
+"""Reads and decodes single samples within the memory for decoding."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from frostline.batching import readable_bytes
 from frostline.core import Samples, Skipped, View
 from frostline.errors import ObjectNotFound, SampleError
-from frostline.node.request.local_tier import SamplesHere
+from frostline.node.request.local_tier import LocalSamples
 from frostline.node.request.pipeline import Slab
 from frostline.node.scheduling.memory_pool import Pool
 from frostline.node.scheduling.statistics import Counters
@@ -25,26 +25,26 @@ from frostline.stores.reads.readahead import ReadAhead
 __all__ = ("SampleReader", "SharedDecoder")
 
 Row = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
-"""A sample's place: ``float32[C, H, W]`` for what the network takes, ``uint8[H, W, C]`` for the pixels before that."""
+"""The row of a sample: ``float32[C, H, W]`` as the network takes it, ``uint8[H, W, C]`` for the pixels before that."""
 
-# The encoded bytes as read, Pillow's copy of them, and the metadata that it keeps of them.
+# Copies of the encoded bytes: as read, Pillow's own, and the metadata that Pillow keeps.
 _COPIES = 3
-# Enough for most photographs of data sets; larger ones are read again with what they need.
+# Enough for most photographs of data sets; larger ones are read again with more memory.
 _FIRST_GUESS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedDecoder:
-    """What all requests share for decoding.
+    """The resources for decoding that all requests share.
 
     Attributes:
-        memory: for encoded samples and what decoding them needs.
-        turns: as many as images may be decoded at once; reading more at once hides the store's latency.
-        counters: told what was done.
+        memory: pool for encoded samples and the buffers of decoding.
+        slots: one slot per image that may be decoded at once; more may be read at once, to hide the store's latency.
+        counters: counters of the request.
     """
 
     memory: Pool
-    turns: threading.Semaphore
+    slots: threading.Semaphore
     counters: Counters
 
 
@@ -52,13 +52,13 @@ class SampleReader:
     """Reads the samples of one request. Safe for threads.
 
     Args:
-        store: where their objects are.
-        samples: of the request.
-        preprocess: from encoded bytes to pixels.
-        view: which random view.
-        decoding: shared with other requests.
-        is_abandoned: nobody wants them any more.
-        here: those that are on the node's own disk; None where none are kept.
+        store: store that holds their objects.
+        samples: samples of the request.
+        preprocess: steps from encoded bytes to pixels.
+        view: random view; None if the preprocessing is not random.
+        decoding: resources shared with other requests.
+        is_abandoned: whether the request was cancelled.
+        here: samples on the node's own disk; None if none are kept.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SampleReader:
         view: View | None,
         decoding: SharedDecoder,
         is_abandoned: Callable[[], bool],
-        here: SamplesHere | None = None,
+        here: LocalSamples | None = None,
     ) -> None:
         self._store = store
         self._samples = samples
@@ -79,34 +79,34 @@ class SampleReader:
         self._is_abandoned = is_abandoned
         self._here = here
         within = max(1, _pixels_within(decoding.memory.total_bytes))
-        # Of a ready form the size is known before anything is read.
+        # The size of a ready form's images is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
         self._guess = self._first_guess
         self._unknown: set[int] = set()
 
     def expect(self, rows: Iterable[int]) -> None:
-        """These will be read soon: begin with what only waits for the store."""
+        """Start reading these rows ahead, if the store can."""
         if isinstance(self._store, ReadAhead):
             here = self._here
             self._store.expect([self._place(row) for row in rows if here is None or not here.has(row)])
 
     def encoded(self, row: int) -> Buffer | Skipped:
-        """The sample as it is stored; the caller has reserved its declared length."""
+        """The sample as it is stored; the caller has reserved memory for its declared length."""
         try:
             return self._read(row)
         except (ObjectNotFound, SampleError) as error:
             return self._lost(row, error)
 
     def pixels_into(self, row: int, out: Row) -> Skipped | None:
-        """Read and decode a sample into ``out``, or say why it cannot be; ``out`` is zeros then.
+        """Read and decode a sample into ``out``; fill ``out`` with zeros and return the reason if that fails.
 
         Args:
-            row: of the request.
-            out: its place.
+            row: row of the request.
+            out: array that takes the sample.
 
         Raises:
-            Abandoned: Nobody wants it any more.
-            StoreError: The store failed, and not for this sample alone.
+            Abandoned: if the request was cancelled.
+            StoreError: if the store failed, not only for this sample.
         """
         try:
             self._decode(row, out)
@@ -116,43 +116,43 @@ class SampleReader:
         return None
 
     def all_pixels_into(self, rows: Sequence[int], out: Slab) -> list[Skipped | None]:
-        """As ``pixels_into`` for some samples, one after another, each into its row of ``out``.
+        """Read and decode several samples in turn, each into its row of ``out``; see ``pixels_into``.
 
-        A mapped record takes hundredths of a millisecond, about as long as asking for its memory and counting it: that
-        is done for all of them at once, where their memory is there at once.
+        A memory-mapped record takes hundredths of a millisecond, about as long as reserving its memory and counting
+        it. If all of them fit at once, this is therefore done once for all.
         """
         nbytes = _COPIES * sum(self._samples.lengths[list(rows)].tolist()) + scratch_bytes(self._first_guess)
         if not self.is_mapped or nbytes > self._decoding.memory.total_bytes:
-            return [self.pixels_into(*one) for one in zip(rows, out, strict=True)]
+            return [self.pixels_into(*buffer) for buffer in zip(rows, out, strict=True)]
         with self._decoding.memory.reserve(nbytes, self._is_abandoned):
             found = self._read_all(rows)
-            with self._decoding.turns:
+            with self._decoding.slots:
                 started = time.perf_counter()
-                made = [self._made(*one) for one in zip(rows, found, out, strict=True)]
+                made = [self._made(*buffer) for buffer in zip(rows, found, out, strict=True)]
                 self._decoding.counters.add(decode_s=time.perf_counter() - started)
         return made
 
     @property
     def is_mapped(self) -> bool:
-        """Reading waits for nothing but, at times, a page of a local file."""
+        """Whether samples lie in memory-mapped local files, so that reading waits at most for a page."""
         return isinstance(self._store, MappedFolder)
 
     def is_as_listed(self, row: int) -> bool:
-        """Whether the object is known to have been read in the version that the request names."""
+        """Whether the object is known to have the version that the request names."""
         return bool(self._samples.versions) and row not in self._unknown
 
     def skipped(self, row: int, reason: str) -> Skipped:
-        """A sample that is left out, and why."""
+        """A record of a skipped sample, with the reason."""
         return Skipped(id=int(self._samples.ids[row]), object=self._samples.objects[row], reason=reason)
 
     def _lost(self, row: int, error: ObjectNotFound | SampleError) -> Skipped:
-        # What was listed and is not there any more has changed too.
+        # An object that was listed and is gone has changed too.
         return replace(self.skipped(row, str(error)), changed=isinstance(error, ObjectNotFound))
 
     def _decode(self, row: int, out: Row) -> None:
-        """Guess the image's size, and where it is larger read it again with memory for it.
+        """Guess the image's size; if it is larger, read it again with enough memory.
 
-        Asking for more while holding some could have two threads wait for each other.
+        Reserving more while holding some could make two threads wait for each other.
         """
         pixels = self._guess
         while True:
@@ -163,7 +163,7 @@ class SampleReader:
                 needed = pixels_needed(self._preprocess, encoded)
                 if needed <= pixels or needed > MAX_PIXELS:
                     self._decode_now(row, encoded, out)
-                    self._guess = max(self._first_guess, min(needed, pixels))  # the next one is often alike
+                    self._guess = max(self._first_guess, min(needed, pixels))  # the next image often has a similar size
                     return
             self._decoding.counters.add(decoded_again=1)
             pixels = needed
@@ -198,7 +198,7 @@ class SampleReader:
                 found.append(data)
             except (ObjectNotFound, SampleError) as error:
                 found.append(self._lost(row, error))
-        nbytes = sum(len(one) for one in found if not isinstance(one, Skipped))
+        nbytes = sum(len(buffer) for buffer in found if not isinstance(buffer, Skipped))
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=nbytes)
         return found
 
@@ -206,7 +206,7 @@ class SampleReader:
         samples = self._samples
         listed = samples.versions[row] if samples.versions else ""
         if is_other_version(listed, version):
-            raise ObjectNotFound(f"{samples.objects[row]} has changed since it was listed: make the data set anew")
+            raise ObjectNotFound(f"{samples.objects[row]} has changed since it was listed: build the manifest again")
         if not version:
             self._unknown.add(row)
 
@@ -215,13 +215,13 @@ class SampleReader:
         return Place(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
 
     def _decode_now(self, row: int, encoded: Buffer, out: Row) -> None:
-        with self._decoding.turns:
+        with self._decoding.slots:
             started = time.perf_counter()
             self._write(row, encoded, out)
             self._decoding.counters.add(decode_s=time.perf_counter() - started)
 
     def _made(self, row: int, found: Buffer | Skipped, out: Row) -> Skipped | None:
-        """A sample of which is known how large it is."""
+        """Decode a sample whose size is known."""
         if isinstance(found, Skipped):
             out.fill(0)
             return found
@@ -238,5 +238,5 @@ class SampleReader:
 
 
 def _pixels_within(nbytes: int) -> int:
-    """Pixels for which a quarter of the memory is enough to decode them."""
+    """The number of pixels that a quarter of the memory is enough to decode."""
     return (nbytes // 4 - scratch_bytes(0)) // (scratch_bytes(1) - scratch_bytes(0))

@@ -1,4 +1,4 @@
-"""The device: runs what waits for it by the node's rule, one run after another, rows of several requests together."""
+"""The device: runs waiting work by the node's batching rule, one run at a time, and merges rows of several requests."""
 
 import threading
 import time
@@ -24,74 +24,76 @@ from frostline.node.scheduling.statistics import Counters
 
 __all__ = ("Device",)
 
-# What a run is taken for before there was one: long, so that what is not known does not crowd others out.
+# Assumed seconds of a run before the first one: long, so that unknown work does not crowd out others.
 _UNKNOWN_S = 1.0
-# The part of the latest run in what the next is expected to take.
+# Weight of the latest run in the moving average of a run's seconds.
 _LATEST = 0.5
-# How often a run is looked at: what it took is charged, and it may be given up or make way.
+# Seconds between two looks at a run: its time is charged, and it may be cancelled or interrupted.
 _SLICE_S = 0.05
 
 Queued = QueuedRows | ExclusiveCall
 
 
 class Device:
-    """Runs prefixes and whatever else needs the device, in one thread, so that an engine keeps one team of threads.
+    """Runs prefixes and other device work in one thread, so that an engine keeps one team of threads.
 
     Args:
-        name: in torch's words.
-        memory: for the activations of the run, and of the one that begins in its last pieces.
+        name: device in torch's notation.
+        memory: pool for the activations of the run, and of the next run that begins during its last pieces.
         rule: decides what runs next.
-        turns: where the tenants stand; told what each took.
-        counters: told what was done.
+        fair_shares: order between tenants; charged for every run.
+        counters: counters of the node.
     """
 
-    def __init__(self, *, name: str, memory: Pool, rule: BatchingRule, turns: FairQueue, counters: Counters) -> None:
+    def __init__(
+        self, *, name: str, memory: Pool, rule: BatchingRule, fair_shares: FairQueue, counters: Counters
+    ) -> None:
         self.name = name
         self.memory = memory
         self._rule = rule
-        self._turns = turns
+        self._fair_shares = fair_shares
         self._counters = counters
         self._thread = ThreadPoolExecutor(1, "frostline-device")
         self._lock = threading.Lock()
-        self._queue: dict[int, Queued] = {}  # first come first
+        self._queue: dict[int, Queued] = {}  # in order of arrival
         self._count = 0
-        self._free_at = 0.0  # when the run before ended
+        self._free_at = 0.0  # when the previous run ended
         self._run_s: WeakKeyDictionary[Engine, dict[tuple[int, int], float]] = WeakKeyDictionary()
-        # What runs now, and what goes before it for a while; the thread's own.
+        # The current run, and a run that interrupts it; used by the device's thread only.
         self._running: list[_Run] = []
 
     @property
     def waiting(self) -> int:
-        """Batches and calls that wait or run."""
+        """The number of batches and calls that wait or run."""
         return len(self._queue)
 
     def expected_s(self, work: RowWork) -> float:
-        """What a run will probably take."""
+        """The expected seconds of a run."""
         with self._lock:
             return self._expected_s(work)
 
     def _expected_s(self, work: RowWork) -> float:
         return self._run_s.get(work.engine, {}).get((work.cut, work.run_rows), _UNKNOWN_S)
 
-    def enqueue(self, one: Queued) -> None:
-        """Have it done; its future tells when."""
+    def enqueue(self, entry: Queued) -> None:
+        """Queue rows or a call; the future of the entry reports the result."""
         with self._lock:
             self._count += 1
-            # A call goes before the rows of its tenant that wait: somebody measures by it while a job has filled the
-            # queue for half a minute, and the sooner that is done, the sooner the job has its engine.
-            self._queue[-self._count if isinstance(one, ExclusiveCall) else self._count] = one
-            self._turns.arrive(one.account.name)
-        # One job may run all that waits; those after it find nothing to do.
+            # A call goes before the waiting rows of its tenant: it measures for a job that may have queued half a
+            # minute of rows, and the sooner it is done, the sooner the job gets its engine.
+            self._queue[-self._count if isinstance(entry, ExclusiveCall) else self._count] = entry
+            self._fair_shares.arrive(entry.account.name)
+        # One task may run everything that waits; the tasks after it then find nothing to do.
         self._thread.submit(self._serve)
 
     def between(self) -> None:
-        """Look at what runs now, between two of its operations; called in the device's thread.
+        """Check on the current run between two of its operations; called in the device's thread.
 
-        What it took is charged while it runs, so that its tenant stands where it should, and others whose turn it is
-        go first where there is memory for both.
+        Its time so far is charged, so that the fair shares are up to date. Tenants that are due before this run go
+        first if there is memory for both.
 
         Raises:
-            Abandoned: Nobody wants it any more, or its deadline has passed.
+            Abandoned: if all its requests were cancelled.
         """
         run, now = self._running[-1], time.perf_counter()
         if now - run.charged_at < _SLICE_S:
@@ -103,44 +105,45 @@ class Device:
             self._make_way(run)
 
     def _make_way(self, run: "_Run") -> None:
-        """Run what waits and whose turn comes before the rest of this run."""
+        """Run the waiting work of tenants that are due before the rest of this run."""
         while (other := self._before(run)) is not None:
             with resting():
-                with _Telling(self, other):
+                with _FailureReporter(self, other):
                     other.begin(self.memory)
                 if not other.has_failed:
                     self._end(other)
             run.charged_at = time.perf_counter()
 
     def _before(self, run: "_Run") -> "_Run | None":
-        """The next run of other tenants that stand before those of this one, if there is memory for it too."""
+        """The next run of tenants that are due before those of this run, if there is memory for both."""
         mine = {entry.account.name for entry in run.entries}
-        tag = min(map(self._turns.tag, mine))
+        tag = min(map(self._fair_shares.tag, mine))
         with self._lock:
-            free = {number: one for number, one in self._queue.items() if isinstance(one, QueuedRows)}
+            free = {number: entry for number, entry in self._queue.items() if isinstance(entry, QueuedRows)}
             waiting = [
-                one.waiting(number)
-                for number, one in free.items()
-                if not (one.account.name in mine or _is_unwanted(one)) and self._turns.tag(one.account.name) < tag
+                entry.waiting(number)
+                for number, entry in free.items()
+                if not (entry.account.name in mine or _is_unwanted(entry))
+                and self._fair_shares.tag(entry.account.name) < tag
             ]
             if not waiting:
                 return None
-            turn = self._rule.next(waiting, self._turns.tag)
+            turn = self._rule.next(waiting, self._fair_shares.tag)
             other = _Run(turn=turn, entries=[self._queue[part.number] for part in turn.parts])
         if not other.fits(self.memory):
             return None
         if not all(map(_begins, other.entries)):
             other.give_up()
             return None
-        self._turns.begin(other.entries[0].account.name)
+        self._fair_shares.begin(other.entries[0].account.name)
         return other
 
     def close(self) -> None:
-        """Wait until nothing is left to do, and stop the thread."""
+        """Wait until all work is done, and stop the thread."""
         self._thread.shutdown()
 
     def _serve(self) -> None:
-        """Run until nothing waits. A run that its engine takes behind another begins in the last pieces of that one."""
+        """Run until nothing waits. If the engine can queue runs, the next one begins during the last pieces of this."""
         before: _Run | None = None
         while True:
             if before is not None:
@@ -150,10 +153,10 @@ class Device:
                 self._end(before)
                 before = None
                 if run is None:
-                    continue  # some of what it ran may have to run on, or apart
+                    continue  # the ended run may have put entries back into the queue
             if run is None:
                 return
-            with _Telling(self, run):
+            with _FailureReporter(self, run):
                 run.begin(self.memory)
             if before is not None:
                 self._end(before)
@@ -165,42 +168,42 @@ class Device:
         dropped: list[Queued] = []
         with self._lock:
             run = self._chosen(before, dropped)
-        for one in dropped:  # a future tells others, who may ask for this lock
-            if one.has_begun:
-                one.future.set_exception(Abandoned())
+        for entry in dropped:  # outside the lock: callbacks of a future may ask for it
+            if entry.has_begun:
+                entry.future.set_exception(Abandoned())
         return run
 
     def _chosen(self, before: "_Run | None", dropped: list[Queued]) -> "_Run | None":
         running = () if before is None else before.entries
         while True:
-            free = {number: one for number, one in self._queue.items() if one not in running}
-            dropped += self._drop([number for number, one in free.items() if _is_unwanted(one)])
-            waiting = [one.waiting(number) for number, one in free.items() if number in self._queue]
+            free = {number: entry for number, entry in self._queue.items() if entry not in running}
+            dropped += self._drop([number for number, entry in free.items() if _is_unwanted(entry)])
+            waiting = [entry.waiting(number) for number, entry in free.items() if number in self._queue]
             if not waiting:
                 return None
             turn = self._rule.next(waiting, self._tag(before))
             run = _Run(turn=turn, entries=[self._queue[part.number] for part in turn.parts])
             if all(map(_begins, run.entries)):
-                self._turns.begin(run.entries[0].account.name)
+                self._fair_shares.begin(run.entries[0].account.name)
                 return run
 
     def _tag(self, before: "_Run | None") -> Callable[[str], float]:
-        """Where tenants stand, with what they will be charged for the run under way."""
+        """The tag of each tenant, with the expected cost of the current run added."""
         if before is None:
-            return self._turns.tag
+            return self._fair_shares.tag
         owed_s: dict[str, float] = {}
-        for one, mine_s in before.shared(self._expected_s(before.work)):
-            owed_s[one.account.name] = owed_s.get(one.account.name, 0.0) + mine_s
-        return lambda name: self._turns.tag(name) + owed_s.get(name, 0.0) / self._turns.weight(name)
+        for entry, mine_s in before.shared(self._expected_s(before.work)):
+            owed_s[entry.account.name] = owed_s.get(entry.account.name, 0.0) + mine_s
+        return lambda name: self._fair_shares.tag(name) + owed_s.get(name, 0.0) / self._fair_shares.weight(name)
 
     def _drop(self, numbers: Sequence[int]) -> list[Queued]:
         gone = [self._queue.pop(number) for number in numbers]
-        for one in gone:
-            self._turns.depart(one.account.name)
+        for entry in gone:
+            self._fair_shares.depart(entry.account.name)
         return gone
 
     def _end(self, run: "_Run") -> None:
-        with _Telling(self, run):
+        with _FailureReporter(self, run):
             self._finish(run)
 
     def _finish(self, run: "_Run") -> None:
@@ -211,23 +214,23 @@ class Device:
         finally:
             self._running.pop()
             now = time.perf_counter()
-            # A run that fails is paid for too, but not by those whose rows only stood beside the broken ones.
+            # A failed run is charged too, but not to tenants whose rows only ran beside the broken ones.
             if outputs is not None or len(run.entries) == 1:
                 self._pay(run, now)
                 self._counted(run)
             self._free_at = now
         self._learn(run)
         run.take(outputs)
-        # The outputs lie in the memory of the one whose turn it was, so that it is told last.
-        for part, one in reversed(run.pairs):
-            if one.left:
+        # The outputs lie in the slab of the first entry, so it is finished last.
+        for part, entry in reversed(run.pairs):
+            if entry.left:
                 continue
             with self._lock:
                 self._drop([part.number])
-            one.finish()
+            entry.finish()
 
     def failed(self, run: "_Run", error: BaseException) -> None:
-        """Tell those whose rows ran; where there were several, each runs apart first, since only one may be broken."""
+        """Report an error to a single entry; if there are several, let each run alone, as only one may be broken."""
         run.has_failed = True
         if len(run.entries) == 1:
             with self._lock:
@@ -235,17 +238,17 @@ class Device:
             run.entries[0].future.set_exception(error)
             return
         for entry in run.entries:
-            assert isinstance(entry, QueuedRows), "a call has the device alone"
+            assert isinstance(entry, QueuedRows), "a call runs alone"
             entry.is_apart = True
 
     def _pay(self, run: "_Run", now: float) -> None:
-        """Charge what a run took since it was charged last. While two run, the device's time is that of the first."""
+        """Charge the time since the last charge. While two runs overlap, the device's time belongs to the first."""
         took_s = now - max(run.charged_at, self._free_at)
         run.charged_at = now
         run.took_s += took_s
-        for one, mine_s in run.shared(took_s):
-            self._turns.charge(one.account.name, mine_s)
-            one.pay(mine_s)
+        for entry, mine_s in run.shared(took_s):
+            self._fair_shares.charge(entry.account.name, mine_s)
+            entry.pay(mine_s)
 
     def _counted(self, run: "_Run") -> None:
         self._counters.add(runs=1, rows_run=run.turn.rows, rows_merged=run.live_rows - run.turn.parts[0].rows)
@@ -261,7 +264,7 @@ class Device:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Run:
-    """A turn, and whose it is."""
+    """A turn and the entries that it runs."""
 
     turn: Turn
     entries: Sequence[Queued]
@@ -282,7 +285,7 @@ class _Run:
 
     @property
     def is_queued(self) -> bool:
-        """Its engine takes another behind it."""
+        """Whether its engine accepts another run behind it."""
         return self._begun is not None
 
     @property
@@ -292,23 +295,23 @@ class _Run:
         return lead.work
 
     def shared(self, seconds: float) -> "list[tuple[Queued, float]]":
-        """What of some seconds each pays, by its rows."""
+        """Each entry's part of some seconds, divided by rows."""
         rows = self.live_rows
-        return [(one, seconds * part.rows / rows) for part, one in self.pairs]
+        return [(entry, seconds * part.rows / rows) for part, entry in self.pairs]
 
     def fits_behind(self, before: "_Run", memory: Pool) -> bool:
-        """Whether the same engine takes it, and there is memory for both, which is taken then."""
+        """Reserve memory if the same engine runs both; False if it does not, or there is not enough memory."""
         if isinstance(self.entries[0], ExclusiveCall) or self.work.engine is not before.work.engine:
             return False
         return self.fits(memory)
 
     def fits(self, memory: Pool) -> bool:
-        """Whether there is memory for it now, which is taken then."""
+        """Reserve memory for it; False if there is not enough now."""
         self._room = memory.take(self.work.nbytes(self.turn.rows))
         return self._room is not None
 
     def give_up(self) -> None:
-        """Give back what ``fits`` has taken; it does not begin."""
+        """Release the memory that ``fits`` has reserved; the run does not begin."""
         assert self._room is not None, "it fitted"
         self._room.release()
 
@@ -318,11 +321,13 @@ class _Run:
         if isinstance(lead, ExclusiveCall):
             return
         self._room = self._room or memory.take(self.work.nbytes(self.turn.rows))
-        assert self._room is not None, "one batch runs where there is no room for two, and it was made to fit"
+        assert self._room is not None, "one run always fits, and no other runs"
         with ExitStack() as failing:
             failing.enter_context(self._room)
             (first, _), *others = self.pairs
-            slab = lead.lead(first.rows, [(one, part.rows) for part, one in others if isinstance(one, QueuedRows)])
+            slab = lead.lead(
+                first.rows, [(entry, part.rows) for part, entry in others if isinstance(entry, QueuedRows)]
+            )
             self._slab = slab[: self.turn.rows]
             engine = self.work.engine
             self._begun = engine.begin(self._slab, self.work.cut) if isinstance(engine, Queueing) else None
@@ -349,14 +354,14 @@ class _Run:
 
     def take(self, outputs: Outputs) -> None:
         at = 0
-        for part, one in self.pairs:
-            if isinstance(one, QueuedRows):
-                one.take(outputs, at, part.rows)
+        for part, entry in self.pairs:
+            if isinstance(entry, QueuedRows):
+                entry.take(outputs, at, part.rows)
             at += part.rows
 
 
-class _Telling:
-    """Hands whatever goes wrong in a run to those who wait for it."""
+class _FailureReporter:
+    """Passes any error of a run to the entries that wait for it."""
 
     def __init__(self, device: Device, run: _Run) -> None:
         self._device = device
@@ -373,11 +378,11 @@ class _Telling:
         return error is not None
 
 
-def _is_unwanted(one: Queued) -> bool:
-    # One that has begun cannot be cancelled, but what is left of it need not run.
-    return one.future.cancelled() or (one.has_begun and one.is_abandoned())
+def _is_unwanted(entry: Queued) -> bool:
+    # A future that is running cannot be cancelled, but the rest of its rows need not run.
+    return entry.future.cancelled() or (entry.has_begun and entry.is_abandoned())
 
 
-def _begins(one: Queued) -> bool:
-    one.has_begun = one.has_begun or one.future.set_running_or_notify_cancel()
-    return one.has_begun
+def _begins(entry: Queued) -> bool:
+    entry.has_begun = entry.has_begun or entry.future.set_running_or_notify_cancel()
+    return entry.has_begun

@@ -1,4 +1,4 @@
-"""What a request finds in the node's cache, and what it leaves there for later ones."""
+"""Looks up the features of a request in the node's caches, and stores new ones there."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,41 +29,41 @@ Crossing = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """What the cache held of a batch.
+    """The cached part of a batch.
 
     Attributes:
-        mask: ``bool[n]``, which rows were there.
-        tensors: arrays ``[n, ...]``; rows that were not there are still to be written.
+        mask: ``bool[n]``, True for rows that were found.
+        tensors: arrays ``[n, ...]``; rows that were not found are still to be written.
     """
 
     mask: npt.NDArray[np.bool_]
     tensors: Tensors
 
     def upto(self, missing: int) -> "Found":
-        """The first rows of it, up to so many that were not there."""
+        """The leading rows, with at most ``missing`` rows that were not found."""
         beyond = np.flatnonzero(~self.mask)[missing:]
         if not len(beyond):
             return self
         return Found(mask=self.mask[: beyond[0]], tensors=tuple(tensor[: beyond[0]] for tensor in self.tensors))
 
 
-# For where rows lie, and for rows that wait to be written.
+# The part of the memory for the index of the shared cache, and for rows that wait to be written.
 _SHARED_PART = 16
-# What computes features, or converts what does: another version may give other bits. Names begin with these.
+# Packages that compute features or convert networks, by prefix: another version may give other bits.
 _PACKAGES = ("nncf", "onnx", "openvino", "tensorrt", "torch")
 
 
 class CachedFeatures:
     """The features of one request's samples in the node's caches. Safe for threads.
 
-    Whoever makes it has made sure that the request may read the data: a hit is as good as a read.
+    The caller has checked that the request may read the data: a cache hit reveals as much as a read.
 
     Args:
-        store: where they are kept on disk; None where they are not.
-        shared: where they are kept for other nodes too; None where they are not.
-        scope: what they depend on.
-        samples: of the request.
-        counters: told of hits and misses.
+        store: cache on disk; None if there is none.
+        shared: cache that nodes share; None if there is none.
+        scope: everything that the features depend on.
+        samples: samples of the request.
+        counters: counters of the request.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class CachedFeatures:
         self._counters = counters
 
     def known(self) -> npt.NDArray[np.bool_]:
-        """Which rows of the request are kept; one that is may be gone, or found damaged, when it is read."""
+        """The rows of the request that are cached, as a mask; a row may still be gone or damaged when it is read."""
         known = np.zeros(len(self._keys), np.bool_)
         if self._store is not None:
             known = self._store.contains(self._scope, self._keys)
@@ -91,7 +91,7 @@ class CachedFeatures:
         return known
 
     def find(self, rows: range) -> Found:
-        """What is kept of these rows of the request."""
+        """Read the cached ones of these rows of the request."""
         tensors = self._layout.empty(len(rows))
         keys = self._keys[rows.start : rows.stop]
         mask = np.zeros(len(rows), np.bool_)
@@ -102,12 +102,12 @@ class CachedFeatures:
         return Found(mask=mask, tensors=tensors)
 
     def count(self, found: Found) -> None:
-        """Rows that are used as they were found, and those that are made anew."""
+        """Count the rows that are used from the cache, and those that are computed."""
         hits = int(found.mask.sum())
         self._counters.add(cache_hits=hits, cache_misses=len(found.mask) - hits)
 
     def keep(self, rows: Sequence[int], tensors: Tensors) -> None:
-        """Keep these rows of the request, as far as there is room."""
+        """Store these rows of the request, as far as there is space."""
         keys = [self._keys[row] for row in rows]
         if self._store is not None:
             self._store.put(self._scope, keys, tensors)
@@ -117,7 +117,7 @@ class CachedFeatures:
     def _find_shared(
         self, shared: SharedStore, keys: Keys, mask: npt.NDArray[np.bool_], tensors: Tensors
     ) -> npt.NDArray[np.bool_]:
-        """Which of the rows that the disk lacks other nodes had computed; the disk takes them too."""
+        """Read rows that the disk lacks from the shared cache, and copy them to disk. Returns a mask."""
         wanted = [None if is_there else key for key, is_there in zip(keys, mask, strict=True)]
         found = shared.get_into(self._scope, wanted, self._layout, tensors)
         if self._store is not None and found.any():
@@ -127,15 +127,15 @@ class CachedFeatures:
 
 
 class NodeCache:
-    """A node's caches of features, where it has any. Safe for threads.
+    """A node's feature caches, if it has any. Safe for threads.
 
     Args:
-        settings: of the node.
+        settings: settings of the node.
         roots: URLs under which it serves data.
 
     Raises:
-        SettingError: A folder or URL cannot be used, or the cache is to be too small.
-        OutOfSpace: There is no room to begin with.
+        SettingError: if a folder or URL cannot be used, or the cache is too small.
+        OutOfSpace: if the disk has no space to begin with.
     """
 
     def __init__(self, settings: NodeSettings, roots: Sequence[str]) -> None:
@@ -147,17 +147,17 @@ class NodeCache:
     def of(
         self, request: FeatureRequest, preprocess: Preprocess, crossing: Crossing | None, counters: Counters
     ) -> Callable[[int], CachedFeatures] | None:
-        """What is kept of a request whose data this node serves, for a number of rows of a run (0 without one).
+        """A function from the rows of a run (0 without a run) to the cached features of a request.
 
         Args:
-            request: what is wanted.
-            preprocess: of the request.
-            crossing: shapes of what crosses its cut, a sample, and the dtypes; None for the pixels.
-            counters: told of hits and misses.
+            request: request for data that this node serves.
+            preprocess: preprocessing of the request.
+            crossing: shapes per sample and dtypes of the tensors at its cut; None for pixels.
+            counters: counters of the request.
 
         Returns:
-            None where nothing may be kept: there is no cache, no version of a sample is known, or its random view
-            will not come again.
+            None if nothing may be cached: there is no cache, the samples have no versions, or the random view does not
+            recur.
         """
         view = request.view if preprocess.is_random else None
         comes_again = view.recurs if view is not None else not preprocess.is_random
@@ -178,15 +178,15 @@ class NodeCache:
         return lambda rows: CachedFeatures(store, shared, replace(scope, batch_rows=rows), request.samples, counters)
 
     def statistics(self) -> DiskStatistics | None:
-        """Where it stands; None where there is none."""
+        """The statistics of the cache on disk; None if there is none."""
         return None if self._store is None else self._store.statistics()
 
     def shared_statistics(self) -> SharedStatistics | None:
-        """Where the one that nodes share stands; None where there is none."""
+        """The statistics of the cache that nodes share; None if there is none."""
         return None if self._shared is None else self._shared.statistics()
 
     def close(self) -> None:
-        """Write what waits, and close the file. Calling it again does nothing."""
+        """Write the waiting rows and close the file. Calling it again does nothing."""
         if self._shared is not None:
             self._shared.close()
         if self._store is not None:
@@ -194,7 +194,7 @@ class NodeCache:
 
 
 def shared_bytes(settings: NodeSettings) -> int:
-    """What of a node's memory belongs to the cache that nodes share."""
+    """The part of a node's memory that the shared cache takes."""
     return 0 if settings.shared_cache is None else settings.memory_bytes // _SHARED_PART
 
 
@@ -205,11 +205,11 @@ def _shared(settings: NodeSettings, roots: Sequence[str]) -> SharedStore | None:
     for root in roots:
         if is_within(url, root) or is_within(root, url):
             raise SettingError(
-                f"the shared cache {normalise_url(url)} and the data root {normalise_url(root)} must lie apart: "
-                "whoever may read the data could read everybody's features"
+                f"the shared cache {normalise_url(url)} and the data root {normalise_url(root)} must not contain each "
+                "other: whoever may read the data could read the features of all tenants"
             )
     if parse_url(url).scheme == "file" and not Path(parse_url(url).path).is_dir():
-        raise SettingError(f"there is no folder {normalise_url(url)}: make it, or mount what holds the shared cache")
+        raise SettingError(f"there is no folder {normalise_url(url)}: create it, or mount the shared cache there")
     return SharedStore(
         lambda folder: open_store(object_url(url, folder) if folder else url),
         budget_bytes=settings.shared_cache_bytes,

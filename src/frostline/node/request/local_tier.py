@@ -1,4 +1,4 @@
-"""Decides which samples a node keeps on its own disk: those of stores away from this machine, version by version."""
+"""Keeps samples of remote stores on the node's own disk, by version."""
 
 import shutil
 import threading
@@ -12,23 +12,23 @@ from frostline.stores.base.protocols import Buffer, Place
 from frostline.stores.base.versions import is_other_version
 from frostline.stores.objects.disk_tier import LocalTier, TierStatistics, tier_name
 
-__all__ = ("SamplesHere", "TierOfNode")
+__all__ = ("LocalSamples", "NodeTier")
 
-# Where nobody says how much: of what is free, and what is there, and at most so much.
+# Default size: a quarter of the free space and what is kept already, at most 50 GiB.
 _SHARE_OF_DISK = 4
 _MAX_BYTES = 50 << 30
-# With less, a disk has better uses.
+# A smaller tier is not worth its disk.
 _MIN_BYTES = 256 << 20
 _HERE = ("file", "memory")
 
 
-class SamplesHere:
-    """The samples of one request, as far as a tier has them. Safe for threads.
+class LocalSamples:
+    """The samples of one request that a tier holds. Safe for threads.
 
     Args:
-        tier: that keeps them.
-        url: of the root of their data.
-        samples: of the request; those whose versions nobody knows are not kept, since they could be others.
+        tier: local tier that keeps them.
+        url: URL of the root of their data.
+        samples: samples of the request; those without a version are not kept, since they could change unnoticed.
     """
 
     def __init__(self, tier: LocalTier, url: str, samples: Samples) -> None:
@@ -43,32 +43,32 @@ class SamplesHere:
         ]
 
     def has(self, row: int) -> bool:
-        """Whether a sample is there."""
+        """Whether a sample is kept."""
         name = self._names[row]
         return name is not None and self._tier.has(name)
 
     def get(self, row: int) -> Buffer | None:
-        """A sample's bytes, in the version that the request names; None where it is not there."""
+        """The bytes of a sample in the version that the request names; None if it is not kept."""
         name = self._names[row]
         return None if name is None else self._tier.get(name, int(self._lengths[row]))
 
     def put(self, row: int, data: Buffer, version: str) -> None:
-        """Keep a sample as it was read, if it has the version that the request names."""
+        """Keep a sample's bytes, if they have the version that the request names."""
         name = self._names[row]
         if name is not None and version and not is_other_version(self._versions[row], version):
             self._tier.put(name, data)
 
 
-class TierOfNode:
+class NodeTier:
     """The local tier of a node. Safe for threads.
 
-    Where nobody asks for it, it is opened when the first samples of a store away from the node are asked for.
+    If no setting asks for it, it is opened when samples of a remote store are first requested.
 
     Args:
-        settings: of the node.
+        settings: settings of the node.
 
     Raises:
-        SettingError: it is asked for, and its folder cannot be used.
+        SettingError: if a setting asks for it and its folder cannot be used.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -79,23 +79,23 @@ class TierOfNode:
         if self._is_asked:
             self._for(("",))
 
-    def of(self, url: str, reading: str, samples: Samples) -> SamplesHere | None:
-        """What is here of a request's samples; None where nothing of them is kept."""
+    def of(self, url: str, reading: str, samples: Samples) -> LocalSamples | None:
+        """The kept samples of a request; None if its samples are not kept."""
         tier = self._for(samples.objects if reading == URLS else (url,))
-        return None if tier is None else SamplesHere(tier, url, samples)
+        return None if tier is None else LocalSamples(tier, url, samples)
 
     def has(self, url: str, place: Place, version: str) -> bool:
-        """Whether a sample of objects of one's own is kept; its data's root is ``url``."""
+        """Whether a sample that is an object of its own is kept; ``url`` is the root of its data."""
         tier = self._for((url,))
         return tier is not None and bool(version) and tier.has(tier_name(url, place, version))
 
     def statistics(self) -> TierStatistics | None:
-        """What it did; None where nothing was kept so far."""
+        """The statistics of the tier; None if nothing was kept so far."""
         return None if self._tier is None else self._tier.statistics()
 
     @property
     def _is_asked(self) -> bool:
-        """Somebody said where, or how much."""
+        """Whether a setting names its folder or size."""
         return bool(self._settings.local_tier or self._settings.local_tier_bytes)
 
     def _for(self, urls: Iterable[str]) -> LocalTier | None:
@@ -120,4 +120,4 @@ class TierOfNode:
         except (SettingError, OSError):
             if self._is_asked:
                 raise
-            return None  # there is no place for it, and nobody asked for one
+            return None  # there is no place for it, and no setting asks for one

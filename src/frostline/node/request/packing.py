@@ -1,4 +1,4 @@
-"""Packs the answers of one request, in the thread that waits for them, and says what memory that takes."""
+"""Packs the answers of one request, in the thread that waits for them."""
 
 import time
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ class Packing:
     """How the answers of a request are packed.
 
     Attributes:
-        codec: its name; ``exact`` leaves them as they are.
-        tolerance: the largest relative error allowed; None takes any.
-        counters: told what was done.
+        codec: name of the codec; ``exact`` leaves them as they are.
+        tolerance: largest relative error allowed; None allows any.
+        counters: counters of the request.
     """
 
     codec: str
@@ -28,11 +28,11 @@ class Packing:
     counters: Counters
 
     def memory(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> PackingMemory:
-        """What it takes for tensors of those shapes and dtypes."""
+        """The memory that packing takes for tensors of these shapes and dtypes."""
         return packing_memory(shapes, [np.dtype(dtype) for dtype in dtypes], self.codec)
 
     def __call__(self, batch: FeatureBatch) -> FeatureBatch:
-        """The batch as it crosses the wire."""
+        """Pack a batch for the wire."""
         if self.codec == EXACT:
             return batch
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The path of one request: a batch is read and decoded while the one before it runs and is sent."""
+"""The pipeline of one request: a batch is read and decoded while the one before it runs and is sent."""
 
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -15,23 +15,23 @@ from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Lane, Reservation
 from frostline.stores.base.protocols import Buffer
 
-__all__ = ("Kind", "Made", "PendingBatch", "Slab", "batches")
+__all__ = ("Made", "PendingBatch", "RequestOutput", "Slab", "batches")
 
 Slab = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 """Samples as the device takes them: ``float32[n, C, H, W]``, or pixels ``uint8[n, H, W, C]``."""
 Made = Skipped | Buffer | None
-"""What became of a sample: it was skipped, it stays encoded, or it was decoded into its row of the slab."""
+"""The result of reading one sample: it was skipped, it stays encoded, or None if it was decoded into the slab."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingBatch:
-    """A batch that was begun.
+    """A batch that has begun.
 
     Attributes:
-        rows: of the request; fewer than were to begin where those are as much as can be done at once.
-        wanted: those of them that must be read.
-        slab: where they are decoded to, a row each in that order; None where they stay encoded, or none is wanted.
-        found: what the node's cache held of the batch; None where there is none.
+        rows: rows of the request; fewer than asked for if more cannot be processed at once.
+        wanted: rows among them that must be read.
+        slab: array for the decoded samples, one row each in that order; None if none are decoded.
+        found: cached rows of the batch; None if there is no cache.
     """
 
     rows: range
@@ -40,60 +40,62 @@ class PendingBatch:
     found: Found | None = None
 
 
-class Kind(Protocol):
-    """What a request does with its samples."""
+class RequestOutput(Protocol):
+    """How a request turns its samples into batches."""
 
     def stretches(self) -> Sequence[range]:
-        """The rows of the request that make up each batch."""
+        """Divide the rows of the request into batches."""
 
     def nbytes(self, rows: range) -> int:
-        """What a batch takes, from its first sample read until it is sent."""
+        """The memory of a batch, from its first read until it is sent."""
 
     def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:
-        """What is left of that when the answer is made."""
+        """The part of that memory that is still used once the batch is made."""
 
     def begin(self, rows: range) -> PendingBatch:
-        """Make place for a batch, of all these rows or of the first ones, and say which samples must be read."""
+        """Prepare a batch of all these rows, or of the first ones, and say which samples must be read."""
 
     @property
     def at_a_time(self) -> int:
-        """Samples that one thread reads in turn: one where it waits for a store, which others do meanwhile."""
+        """Samples that one thread reads in turn: one if it waits for a store, so that others read meanwhile."""
 
     def samples(self, rows: Sequence[int], out: Slab | None) -> Sequence[Made]:
-        """Read some samples, one after another, each into its row of ``out``. Called from several threads."""
+        """Read some samples in turn, each into its row of ``out``. Called from several threads."""
 
     def finish(self, work: PendingBatch, made: Sequence[Made]) -> FeatureBatch:
-        """The answer of a batch; ``made`` tells what became of each sample that was wanted."""
+        """Make the batch; ``made`` holds the result of each wanted sample."""
 
 
-def batches(kind: Kind, memory: Lane, readers: Executor, leash: CancelScope) -> Generator[FeatureBatch, None, None]:
-    """Yield the answer's batches. What a batch takes stays reserved until the next one is asked for.
+def batches(
+    output: RequestOutput, memory: Lane, readers: Executor, scope: CancelScope
+) -> Generator[FeatureBatch, None, None]:
+    """Yield the batches of the answer. The memory of a batch stays reserved until the next one is asked for.
 
-    The next batch is read ahead only with memory that is there at once: a request never waits for memory while
-    it holds some, so that no two can wait for each other.
+    The next batch is read ahead only if its memory is free at once. A request never waits for memory while it holds
+    some, so that no two requests can wait for each other.
 
     Args:
-        kind: what to do.
-        memory: for batches.
-        readers: threads that read samples.
-        leash: cut where nobody wants the answer any more, and at the end.
+        output: makes batches from samples.
+        memory: access to the memory for batches.
+        readers: executor whose threads read samples.
+        scope: cancel scope of the request; it is also cancelled at the end.
     """
-    rest = deque(kind.stretches())
+    rest = deque(output.stretches())
     under_way: deque[_Loading] = deque()
     try:
         while rest or under_way:
             if not under_way:
-                room = memory.reserve(kind.nbytes(rest[0]), leash.is_cut)
+                room = memory.reserve(output.nbytes(rest[0]), scope.is_cancelled)
                 under_way.append(_Loading(rows=rest.popleft(), memory=room))
-                rest.extendleft(under_way[0].start(kind, readers, leash))
-            ahead = memory.take(kind.nbytes(rest[0])) if rest else None
+                rest.extendleft(under_way[0].start(output, readers, scope))
+            ahead = memory.take(output.nbytes(rest[0])) if rest else None
             if ahead is not None:
                 under_way.append(_Loading(rows=rest.popleft(), memory=ahead))
-                rest.extendleft(under_way[-1].start(kind, readers, leash))
-            yield under_way[0].finish(kind)
+                rest.extendleft(under_way[-1].start(output, readers, scope))
+            yield under_way[0].finish(output)
             under_way.popleft().memory.release()
     finally:
-        leash.cut()
+        scope.cancel()
         for loading in under_way:
             loading.abandon()
 
@@ -107,33 +109,33 @@ class _Loading:
     work: PendingBatch | None = None
     samples: "Sequence[Future[Sequence[Made]]]" = ()
 
-    def start(self, kind: Kind, readers: Executor, leash: CancelScope) -> Sequence[range]:
-        """Begin it, and say which rows are left for another one."""
-        work = self.work = kind.begin(self.rows)
+    def start(self, output: RequestOutput, readers: Executor, scope: CancelScope) -> Sequence[range]:
+        """Begin to read it, and return the rows that are left for another batch."""
+        work = self.work = output.begin(self.rows)
         left, self.rows = range(work.rows.stop, self.rows.stop), work.rows
         samples: list[Future[Sequence[Made]]] = []
         self.samples = samples
-        for start in range(0, len(work.wanted), kind.at_a_time):
-            places = range(start, min(start + kind.at_a_time, len(work.wanted)))
-            samples.append(leash.submit(readers, _read, kind, work, places))
+        for start in range(0, len(work.wanted), output.at_a_time):
+            places = range(start, min(start + output.at_a_time, len(work.wanted)))
+            samples.append(scope.submit(readers, _read, output, work, places))
         return [left] if left else []
 
-    def finish(self, kind: Kind) -> FeatureBatch:
-        made = [one for some in self.samples for one in some.result()]
+    def finish(self, output: RequestOutput) -> FeatureBatch:
+        made = [sample for some in self.samples for sample in some.result()]
         work, self.work, self.samples = self.work, None, ()
         assert work is not None
-        batch = kind.finish(work, made)
+        batch = output.finish(work, made)
         del work
-        self.memory.shrink(kind.kept_bytes(self.rows, batch))
+        self.memory.shrink(output.kept_bytes(self.rows, batch))
         return batch
 
     def abandon(self) -> None:
-        """Wait until nothing writes into the slab any more, and give the memory back."""
+        """Wait until nothing writes into the slab any more, and release the memory."""
         wait(self.samples)
         self.work, self.samples = None, ()
         self.memory.release()
 
 
-def _read(kind: Kind, work: PendingBatch, places: range) -> Sequence[Made]:
+def _read(output: RequestOutput, work: PendingBatch, places: range) -> Sequence[Made]:
     some = slice(places.start, places.stop)
-    return kind.samples(work.wanted[some], None if work.slab is None else work.slab[some])
+    return output.samples(work.wanted[some], None if work.slab is None else work.slab[some])

@@ -1,4 +1,4 @@
-"""Runs a prefix on the batches of one request when it is their turn, within the memory for activations."""
+"""Runs a prefix on the batches of one request when the device is free, within the memory for activations."""
 
 import math
 import time
@@ -31,29 +31,29 @@ class PrefixRun:
     """A prefix up to one cut, for one request.
 
     Args:
-        resident: the prefix.
+        resident: prefix with its engine.
         cut: number of the cut.
-        device: what runs it.
-        leash: of the request.
-        account: whose request it is.
+        device: runs the prefix.
+        scope: cancel scope of the request.
+        account: account of the tenant that asks.
     """
 
-    def __init__(self, resident: Resident, cut: int, device: Device, leash: CancelScope, account: Account) -> None:
+    def __init__(self, resident: Resident, cut: int, device: Device, scope: CancelScope, account: Account) -> None:
         self._resident = resident
         self._cut = resident.cut(cut)
         self._footprint = resident.engine.footprint(cut)
         self._device = device
-        self._leash = leash
+        self._scope = scope
         self._account = account
 
     @property
     def crossing(self) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-        """Shapes of what crosses the cut, a sample, and the dtypes."""
+        """The shapes per sample and the dtypes of the tensors at the cut."""
         return self._cut.shapes, self._cut.dtypes
 
     @property
     def takes(self) -> tuple[tuple[int, ...], type[np.generic]]:
-        """Shape and dtype of a row that the engine takes: what the network takes, or the pixels before that."""
+        """The shape and dtype of a row of the engine's input: the network's input, or the pixels before that."""
         channels, *sides = self._resident.prefix.input_shape
         if levels_of(self._resident.engine.name):
             return (*sides, channels), np.uint8
@@ -61,7 +61,7 @@ class PrefixRun:
 
     @property
     def answer_bytes(self) -> int:
-        """What crosses the cut, a sample."""
+        """The bytes per sample at the cut."""
         crossing = zip(self._cut.shapes, self._cut.dtypes, strict=True)
         return sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in crossing)
 
@@ -75,10 +75,10 @@ class PrefixRun:
         )
 
     def check(self, rows: int = ROWS) -> None:
-        """Do nothing if so many rows fit.
+        """Check that so many rows fit.
 
         Raises:
-            OverBudget: They do not.
+            OverBudget: if they do not.
         """
         if self.limit.max_rows < rows:
             raise OverBudget(
@@ -88,44 +88,44 @@ class PrefixRun:
             )
 
     def expected_s(self, run_rows: int) -> float:
-        """What a run will probably take of the device."""
+        """The expected device seconds of a run."""
         return self._device.expected_s(self._work(run_rows))
 
     def __call__(self, slab: Slab, rows: int) -> list[npt.NDArray[np.generic]]:
-        """What crosses the cut for the first rows of a slab, when it is their turn.
+        """Run the prefix on the first rows of a slab when it is their turn, and return the tensors at the cut.
 
-        The slab belongs to the device meanwhile, which may put rows of other requests behind these, to have one run
-        for all. Every tensor has at least these rows, which come first.
+        Meanwhile the slab belongs to the device, which may add rows of other requests behind these, to run them
+        together. Every tensor has at least these rows, and they come first.
         """
         batch = QueuedRows(
             account=self._account,
-            is_abandoned=self._leash.is_cut,
+            is_abandoned=self._scope.is_cancelled,
             work=self._work(len(slab)),
             slab=slab,
             rows=rows,
             served=self._resident.served,
         )
-        return self._leash.follow(batch.future, partial(self._device.enqueue, batch)).result()
+        return self._scope.follow(batch.future, partial(self._device.enqueue, batch)).result()
 
     def seconds(self, slab: Slab, *, repeats: int) -> npt.NDArray[np.float64]:
-        """Seconds a sample up to each cut, as ``TorchEngine.cut_seconds`` gives them."""
+        """Measure the seconds per sample up to each cut; see ``TorchEngine.cut_seconds``."""
         return self.alone(partial(self._measure, slab, repeats))
 
     def values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
-        """What crosses some cuts for up to eight samples, as ``TorchEngine.cut_values`` gives it."""
+        """Compute the tensors at some cuts for up to eight samples; see ``TorchEngine.cut_values``."""
         return self.alone(partial(self._values, slab, cuts))
 
     def reference_footprint(self, cut: int) -> Footprint:
-        """Memory of one run of the reference up to a cut."""
+        """The memory of one run of the reference up to a cut."""
         return self._resident.reference.footprint(cut)
 
     def _work(self, run_rows: int) -> RowWork:
         return RowWork(engine=self._resident.engine, cut=self._cut.number, run_rows=run_rows)
 
     def alone(self, call: Callable[[], T]) -> T:
-        """What a call gives that has the device alone."""
-        entry = ExclusiveCall(account=self._account, is_abandoned=self._leash.is_cut, call=call)
-        made: T = self._leash.follow(entry.future, partial(self._device.enqueue, entry)).result()
+        """Run a call that has the device to itself, and return its result."""
+        entry = ExclusiveCall(account=self._account, is_abandoned=self._scope.is_cancelled, call=call)
+        made: T = self._scope.follow(entry.future, partial(self._device.enqueue, entry)).result()
         return made
 
     def _measure(self, slab: Slab, repeats: int) -> npt.NDArray[np.float64]:
@@ -140,7 +140,7 @@ class PrefixRun:
 
     def _activations(self, rows: int) -> Reservation:
         memory = self._device.memory.take(self._bytes(rows))
-        assert memory is not None, "one batch runs at a time, and it was made to fit"
+        assert memory is not None, "calls run alone, and its rows were chosen to fit"
         return memory
 
     def _bytes(self, rows: int) -> int:

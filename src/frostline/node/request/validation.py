@@ -1,4 +1,4 @@
-"""Checks a request against what the node serves, and opens what it needs."""
+"""Checks a request against what the node serves, and opens its stores."""
 
 import math
 import threading
@@ -30,7 +30,7 @@ from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Stores", "checked_preprocess", "read_ahead")
 
-# Stores stay open for the next request; each may hold connections.
+# Stores stay open for later requests; each may hold connections.
 _MAX_OPEN = 16
 
 
@@ -39,12 +39,12 @@ class Stores:
 
     Args:
         roots: URLs under which data is served.
-        cells_bytes: of decoded columns that are kept at once.
-        follows_links: Symbolic links in folders may lead out of the roots.
-        deadline_s: See ``StoreLimits``.
+        cells_bytes: memory for decoded Parquet columns.
+        follows_links: whether symbolic links in folders may lead out of the roots.
+        deadline_s: see ``StoreLimits``.
 
     Raises:
-        SettingError: One of them is no URL that Frostline reads.
+        SettingError: if a root is not a URL that Frostline reads.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Stores:
         return self._roots
 
     def allowed(self, roots: tuple[str, ...] | None) -> tuple[str, ...]:
-        """The canonical URLs of what somebody may read who is allowed those; None is all."""
+        """The canonical URLs of the roots that a tenant may read; None means all roots of the node."""
         return self._roots if roots is None else tuple(normalise_url(root) for root in roots)
 
     def store(
@@ -80,17 +80,17 @@ class Stores:
         objects: Sequence[str] = (),
         mapped: bool = False,
     ) -> Versioned:
-        """What gives the samples of a data set.
+        """Open the store of a data set's samples, or return it if it is open.
 
         Args:
             data: URL of its root.
-            allowed: roots under which its asker may read; None is all.
-            reading: how the bytes at their addresses are found.
-            objects: that will be read; where they are URLs, each must lie within such a root too.
-            mapped: read its objects from memory maps, where it is a local folder and they are sealed.
+            allowed: roots under which the tenant may read; None for all.
+            reading: how the bytes at the samples' addresses are found.
+            objects: objects to be read; if they are URLs, each must lie under an allowed root too.
+            mapped: whether to read sealed objects of a local folder from memory maps.
 
         Raises:
-            BadRequest: It, or one of its objects, does not lie under a root of this node that its asker may read.
+            BadRequest: if the data or an object lies outside the node's roots that the tenant may read.
         """
         url, may_read = self._served(data, allowed)
         within = may_read if reading == URLS else ()
@@ -109,48 +109,49 @@ class Stores:
                 self._open.popitem(last=False)
             store = self._open[key]
         if isinstance(store, UrlReader):
-            for one in objects:
-                store.check(one)
+            for name in objects:
+                store.check(name)
         return store
 
     def listed(self, data: str, allowed: tuple[str, ...] | None = None) -> tuple[str, tuple[str, ...] | None]:
-        """The canonical URL of a data set's root, and the folders within which links may lead; None is anywhere.
+        """The canonical URL of a data set's root, and the folders in which links may lead; None means anywhere.
 
         Args:
             data: URL of its root.
-            allowed: roots under which its asker may read; None is all.
+            allowed: roots under which the tenant may read; None for all.
 
         Raises:
-            BadRequest: It does not lie under a root of this node that its asker may read.
+            BadRequest: if it lies outside the node's roots that the tenant may read.
         """
         url, may_read = self._served(data, allowed)
         return url, None if self._follows_links else _folders(may_read)
 
     def _served(self, data: str, allowed: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
-        """The canonical URL of a data set's root, and all roots that its asker may read."""
+        """The canonical URL of a data set's root, and all roots that the tenant may read."""
         try:
             url = normalise_url(data)
         except SettingError as error:
             raise BadRequest(f"data: {error}") from error
         roots = self.allowed(allowed)
         if "://" not in data or not self._is_open(url, roots):
-            raise BadRequest(f"this node does not serve {data[:200]}; it serves {', '.join(roots) or 'you nothing'}")
+            served = ", ".join(roots) or "no roots that you may read"
+            raise BadRequest(f"this node does not serve {data[:200]}; it serves {served}")
         return url, tuple(dict.fromkeys(root for root in (*roots, *self._roots) if self._is_open(root, roots)))
 
     def _is_open(self, url: str, roots: tuple[str, ...]) -> bool:
-        """Whether a URL lies within what is served, and within what an asker may read: the two need not be alike."""
+        """Whether a URL lies both under a root of the node and under one that the tenant may read."""
         return any(is_within(url, root) for root in self._roots) and any(is_within(url, root) for root in roots)
 
 
 def _folders(roots: Sequence[str]) -> tuple[str, ...]:
-    return tuple(one.path for one in map(parse_url, roots) if one.scheme == "file")
+    return tuple(url.path for url in map(parse_url, roots) if url.scheme == "file")
 
 
 def checked_preprocess(request: FeatureRequest) -> Preprocess:
-    """The preprocessing of a request whose samples make sense.
+    """Check a request's samples and return its preprocessing.
 
     Raises:
-        BadRequest: They do not; the message names the field.
+        BadRequest: if they are not valid; the message names the field.
     """
     _check_samples(request.samples, request.reading)
     preprocess = Preprocess.from_json(request.preprocess)
@@ -168,52 +169,52 @@ def read_ahead(
     request: FeatureRequest,
     places: Sequence[Place],
     ahead: Pool,
-    line: ReadAheadQueue,
+    queue: ReadAheadQueue,
     second: SecondReads | None,
-    leash: CancelScope,
+    scope: CancelScope,
     held: ExitStack,
 ) -> Versioned:
-    """The store, or one that reads samples of the request before they are asked for.
+    """The store, or a wrapper of it that reads samples of the request before they are asked for.
 
-    Those that are neighbours in an object are read by one request, where there are any.
+    Samples that are neighbours in an object are read by one request to the store.
 
     Args:
-        store: that holds its samples.
-        request: whose samples will be read.
-        places: of these samples.
-        ahead: memory for what was read with its neighbours and is not asked for yet.
-        line: in which its other reads wait.
-        second: how its reads are made a second time; None where none is.
-        leash: of the request; who waits for a read ahead is freed when it is cut.
+        store: store that holds the samples.
+        request: request for the samples.
+        places: places of the samples.
+        ahead: memory for samples that were read with a neighbour and are not asked for yet.
+        queue: queue of the other reads.
+        second: how slow reads are repeated; None if they are not.
+        scope: cancel scope of the request, which also wakes threads that wait for a read.
         held: closed when the request ends.
     """
-    # A folder's next bytes are in the system's cache already, and cells are read by whole row groups.
+    # The system has cached a folder's next bytes already, and Parquet cells are read by whole row groups.
     if request.reading == CELLS or isinstance(store, FolderStore | MappedFolder):
         return store
 
     def room(nbytes: int) -> Reservation | None:
         return ahead.take(nbytes) if nbytes <= ahead.total_bytes else None
 
-    # Objects of their own, and a table's, have no neighbours.
+    # Single objects and rows of a table have no neighbours.
     if request.reading == OBJECTS and not isinstance(store, CqlStore):
         together = Together(store, places, room)
         held.callback(together.close)
         if together.joins:
             return together
-    one_by_one = ReadAhead(store, line, second)
+    one_by_one = ReadAhead(store, queue, second)
     held.callback(one_by_one.close)
-    leash.on_cut(one_by_one.close)
+    scope.on_cancel(one_by_one.close)
     return one_by_one
 
 
 def _check_levels(engine: str, preprocess: Preprocess) -> None:
     named, levels = levels_of(engine), preprocess.levels
     if named and (levels is None or levels.digest != named):
-        raise BadRequest(f"engine: {engine} takes pixels that mean something else than preprocess says")
+        raise BadRequest(f"engine: {engine} expects pixels with other mean and std than those of preprocess")
 
 
 def _check_samples(samples: Samples, reading: str) -> None:
     if len(np.unique(samples.ids)) != len(samples):
-        raise BadRequest("samples.ids: an id stands there twice")
+        raise BadRequest("samples.ids: an id occurs twice")
     for name in samples.objects:
         check_object(name, reading)

@@ -1,4 +1,4 @@
-"""What waits for the device: rows of a request, of which a run may take some, or one call that has it alone."""
+"""The work that waits for the device: rows of requests, which may share runs, and calls that need the device alone."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,9 +16,9 @@ from frostline.node.scheduling.tenants import Account
 __all__ = ("HEADROOM", "ExclusiveCall", "Outputs", "QueuedRows", "RowWork")
 
 HEADROOM = 1.25
-"""What a run may take for each byte of the dry run's count, for the workspaces of kernels.
+"""Allowed memory of a run per byte that the dry run counted; the rest is for the workspaces of kernels.
 
-ResNet-18 takes 1.0 to 1.2 at its peak; ``tests/node/test_node_memory.py`` holds a whole node to its budget.
+ResNet-18 takes 1.0 to 1.2 at its peak; ``tests/node/test_node_memory.py`` checks a whole node against its budget.
 """
 
 Outputs = list[npt.NDArray[np.generic]]
@@ -26,12 +26,12 @@ Outputs = list[npt.NDArray[np.generic]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWork:
-    """What is done with rows. Rows of equal work may run together.
+    """The work to be done on rows. Rows of equal work may run together.
 
     Attributes:
-        engine: runs them.
-        cut: up to which.
-        run_rows: of every run, whatever is asked: kernels may round otherwise for others.
+        engine: engine that runs them.
+        cut: number of the cut up to which it runs.
+        run_rows: rows of every run, always the same because kernels may round differently for others.
     """
 
     engine: Engine
@@ -39,7 +39,7 @@ class RowWork:
     run_rows: int
 
     def nbytes(self, rows: int) -> int:
-        """What a run of so many rows takes beside the weights."""
+        """The memory of a run of so many rows, without the weights."""
         return int(self.engine.footprint(self.cut).at(rows) * HEADROOM)
 
 
@@ -48,17 +48,17 @@ class QueuedRows:
     """Rows of one request. All but ``future`` and ``is_abandoned`` belong to the device.
 
     Attributes:
-        account: whose they are.
-        is_abandoned: nobody wants them any more. Safe for threads.
-        work: what is done with them.
-        slab: ``[work.run_rows, ...]``, its first ``rows`` the request's. Rows of others may be put where it has none
-            that still have to run.
-        rows: of the request.
-        future: what crosses the cut: tensors with at least these rows, which come first.
-        served: told of the device seconds that it took, divided by its tenant's weight.
-        is_apart: it runs with no rows of others, as after a run with others that failed.
-        has_begun: some of it runs or has run, so that its future cannot be cancelled any more.
-        ran: rows that have run.
+        account: account of the tenant that asks.
+        is_abandoned: whether the request was cancelled. Safe for threads.
+        work: work to be done on them.
+        slab: ``[work.run_rows, ...]``, whose first ``rows`` belong to the request. Rows of others may be put behind
+            those that still have to run.
+        rows: number of rows of the request.
+        future: resolves to the tensors at the cut, with at least these rows, which come first.
+        served: called with device seconds that were used, divided by the tenant's weight.
+        is_apart: whether to run without rows of others, because a shared run has failed.
+        has_begun: whether some rows run or have run, so that the future cannot be cancelled any more.
+        ran: number of rows that have run.
     """
 
     account: Account
@@ -77,18 +77,18 @@ class QueuedRows:
     _made: Outputs = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        # Once: every run looks at everything that waits, and an engine may have to add its weights up.
+        # Computed once: every run looks at all waiting entries, and an engine may have to sum up its weights.
         fixed_bytes = self.work.nbytes(0)
         self._row_bytes = self.work.nbytes(1) - fixed_bytes
         self._model_bytes = self.work.engine.weight_bytes + fixed_bytes
 
     @property
     def left(self) -> int:
-        """Rows that still have to run."""
+        """The number of rows that still have to run."""
         return self.rows - self.ran
 
     def waiting(self, number: int) -> QueuedRequest:
-        """What a rule sees of it."""
+        """The entry as the batching rule sees it."""
         work = self.work
         return QueuedRequest(
             number=number,
@@ -102,7 +102,7 @@ class QueuedRows:
         )
 
     def lead(self, rows: int, others: "Sequence[tuple[QueuedRows, int]]") -> Slab:
-        """The slab with its own next rows in front, and behind them so many rows of each of the others."""
+        """The slab with its own next rows in front, followed by so many rows of each other entry."""
         for place in range(self.left if self._next else 0):
             self.slab[place] = self.slab[self._next + place]
         self._next = 0
@@ -110,12 +110,12 @@ class QueuedRows:
         for other, count in others:
             self.slab[at : at + count] = other.slab[other._next : other._next + count]  # noqa: SLF001 (of this class)
             at += count
-        if self.is_apart or self.ran:  # rows of others may be left from a run before
+        if self.is_apart or self.ran:  # rows of others may be left from an earlier run
             self.slab[max(at, self.left) :] = 0
         return self.slab
 
     def take(self, outputs: Outputs, at: int, rows: int) -> None:
-        """So many of its rows ran, and came out from there on. Whose slab it was keeps the outputs; others copy."""
+        """Take ``rows`` rows of a run's outputs from ``at`` on. The owner of the slab keeps them; others copy."""
         if at == 0 and rows == self.rows:
             self._made = [_apart(output, self.slab) for output in outputs]
         else:
@@ -126,26 +126,26 @@ class QueuedRows:
         self._next += rows
 
     def pay(self, device_s: float) -> None:
-        """Some of its rows took so much of the device."""
+        """Charge device seconds to the tenant and to the prefix."""
         self.account.used(device_s)
         self.served(device_s / self.account.settings.weight)
 
     def finish(self) -> None:
-        """Tell who waits that all has run."""
+        """Resolve the future: all rows have run."""
         self.future.set_result(self._made)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ExclusiveCall:
-    """One call that has the device alone.
+    """A call that has the device to itself.
 
     Attributes:
-        account: whose it is.
-        is_abandoned: nobody wants it any more. Safe for threads.
-        call: what is done.
-        future: what it gives.
-        has_begun: it runs, so that its future cannot be cancelled any more.
-        left: 1 until it has been called.
+        account: account of the tenant that asks.
+        is_abandoned: whether the request was cancelled. Safe for threads.
+        call: call to run.
+        future: resolves to the result of the call.
+        has_begun: whether it runs, so that the future cannot be cancelled any more.
+        left: 1 until the call has run.
     """
 
     account: Account
@@ -157,23 +157,23 @@ class ExclusiveCall:
     _made: Any = field(default=None, init=False)
 
     def waiting(self, number: int) -> QueuedRequest:
-        """What a rule sees of it."""
+        """The call as the batching rule sees it."""
         return QueuedRequest(number=number, tenant=self.account.name, kind=self.future, rows=1, run_rows=1)
 
     def run(self) -> None:
-        """Do it."""
+        """Run the call."""
         self._made = self.call()
         self.left = 0
 
     def pay(self, device_s: float) -> None:
-        """It took so much of the device."""
+        """Charge device seconds to the tenant."""
         self.account.used(device_s)
 
     def finish(self) -> None:
-        """Tell who waits that it was done."""
+        """Resolve the future with the result."""
         self.future.set_result(self._made)
 
 
 def _apart(tensor: npt.NDArray[np.generic], slab: Slab) -> npt.NDArray[np.generic]:
-    # An answer that views the pixels would keep them all while it waits to be sent.
+    # A view of the slab would keep all its pixels while the answer waits to be sent.
     return tensor.copy() if np.may_share_memory(tensor, slab) else tensor

@@ -1,4 +1,4 @@
-"""Lets requests in or refuses them, before any work is done for them."""
+"""Admits or refuses requests before any work is done for them."""
 
 import threading
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from frostline.node.scheduling.tenants import Account
 
 __all__ = ("Admission", "Gate")
 
-# Bytes of Python objects that a byte of JSON can become: `{"":0},` is the worst there is, at 27.
+# Bytes of Python objects per byte of JSON while it is parsed; the worst case, `{"":0},`, takes 27.
 _PARSED = 30
-# What stays of a request, for each byte of its JSON: a name of two letters takes 51 bytes, and four numbers 32.
+# Bytes that stay per byte of JSON: a name of two letters takes 51 bytes, and four numbers take 32.
 _KEPT = 10
-# The part of an answer that is on its way out, the request's own objects, and its connection.
+# Memory for the part of an answer that is being sent, the request's own objects and its connection.
 _REQUEST_BYTES = 1 << 20
 _RETRY_AFTER_S = 1.0
 
 
 class Admission:
-    """A request that was let in. A context manager.
+    """An admitted request. A context manager.
 
     Attributes:
-        account: whose it is.
+        account: account of the tenant that asks.
     """
 
     def __init__(self, gate: "Gate", memory: Reservation, body_bytes: int, account: Account) -> None:
@@ -35,11 +35,11 @@ class Admission:
         self._body_bytes = body_bytes
 
     def read(self) -> None:
-        """The body was read and parsed: give back what only that needed."""
+        """Release the memory that only reading and parsing the body needed."""
         self._memory.shrink(_REQUEST_BYTES + _KEPT * self._body_bytes)
 
     def close(self) -> None:
-        """The request has ended. Calling it again does nothing."""
+        """End the request. Calling it again does nothing."""
         self._memory.release()
         self._gate.leave(self)
 
@@ -53,19 +53,19 @@ class Admission:
 
 
 class Gate:
-    """Counts the requests in work. Safe for threads.
+    """Counts the requests under way. Safe for threads.
 
-    A place is kept for each tenant that has none in work, so that nobody is sent away because others ask much.
+    One slot is reserved for every tenant that has no request under way, so that no tenant can take all of them.
 
     Args:
-        most: requests in work at once.
-        memory: for messages.
-        work: the memory for work.
-        accounts: of all tenants.
+        most: maximum number of requests under way.
+        memory: pool for messages.
+        work: pool for work.
+        accounts: accounts of all tenants.
     """
 
     def __init__(self, most: int, memory: Pool, work: Pool, accounts: Sequence[Account]) -> None:
-        self._most = most
+        self._max_requests = most
         self._memory = memory
         self._work = work
         self._accounts = accounts
@@ -75,19 +75,19 @@ class Gate:
 
     @property
     def inside(self) -> int:
-        """Requests in work."""
+        """The number of requests under way."""
         return len(self._inside)
 
     def enter(self, body_bytes: int, account: Account) -> Admission:
-        """Let a request in.
+        """Admit a request.
 
         Args:
-            body_bytes: of its JSON; 0 where it comes as a value.
-            account: whose it is.
+            body_bytes: length of its JSON; 0 if it comes as a value.
+            account: account of the tenant that asks.
 
         Raises:
-            Overloaded: There are enough already, or its tenant has no more of something.
-            OverBudget: Its body is too long, whatever else is going on.
+            Overloaded: if too many requests are under way, or the tenant has used up a quota.
+            OverBudget: if its body is longer than this node can ever read.
         """
         self.check_body(body_bytes)
         admission = self._admission(body_bytes, account)
@@ -101,10 +101,10 @@ class Gate:
         return admission
 
     def check_body(self, body_bytes: int) -> None:
-        """Do nothing if a body of that length could be read.
+        """Check that a body of that length could be read.
 
         Raises:
-            OverBudget: It could not.
+            OverBudget: if it is too long.
         """
         most = (self._memory.total_bytes - _REQUEST_BYTES) // _PARSED
         if body_bytes > most:
@@ -114,21 +114,21 @@ class Gate:
             )
 
     def leave(self, admission: Admission) -> None:
-        """A request has ended."""
+        """Count a request as ended."""
         with self._lock:
             if admission in self._inside:
                 self._inside.discard(admission)
                 admission.account.leave()
 
     def shut(self) -> None:
-        """Let nobody in any more."""
+        """Admit no more requests."""
         with self._lock:
             self._is_shut = True
 
     def _admission(self, body_bytes: int, account: Account) -> Admission | None:
         with self._lock:
             account.check(has_room=not self._work.is_full(account.name))
-            if self._is_shut or len(self._inside) + self._kept_for_others(account) >= self._most:
+            if self._is_shut or len(self._inside) + self._kept_for_others(account) >= self._max_requests:
                 return None
             memory = self._memory.take(_REQUEST_BYTES + _PARSED * body_bytes)
             if memory is None:
@@ -139,4 +139,4 @@ class Gate:
             return admission
 
     def _kept_for_others(self, account: Account) -> int:
-        return sum(not one.inside for one in self._accounts if one is not account)
+        return sum(not other.inside for other in self._accounts if other is not account)

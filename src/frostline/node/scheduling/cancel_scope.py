@@ -1,4 +1,4 @@
-"""Ties what one request has under way together, so that all of it ends at once when nobody wants it any more."""
+"""Cancels everything that one request has started: futures, waits for memory and waits in queues."""
 
 import threading
 from collections.abc import Callable
@@ -13,75 +13,75 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Wakes(Protocol):
+class _Wakeable(Protocol):
     def wake(self) -> None: ...
 
 
 class CancelScope:
-    """Everything that a request has submitted. Safe for threads.
+    """The work that one request has started. Safe for threads.
 
     Args:
-        places: where it may wait, for memory or for a turn.
+        waits: pools and queues in which the request may wait; each is woken by ``cancel``.
     """
 
-    def __init__(self, places: tuple[_Wakes, ...]) -> None:
-        self._places = places
+    def __init__(self, waits: tuple[_Wakeable, ...]) -> None:
+        self._waits = waits
         self._lock = threading.Lock()
-        self._is_cut = False
+        self._is_cancelled = False
         self._under_way: set[Future[object]] = set()
         self._ends: list[Callable[[], None]] = []
 
-    def is_cut(self) -> bool:
-        """Nobody wants the result."""
-        return self._is_cut
+    def is_cancelled(self) -> bool:
+        """Whether the request was cancelled."""
+        return self._is_cancelled
 
-    def on_cut(self, end: Callable[[], None]) -> None:
-        """Have something ended too when it is cut, in the thread that does so; more than once, perhaps."""
+    def on_cancel(self, end: Callable[[], None]) -> None:
+        """Call ``end`` when the scope is cancelled, in the cancelling thread; it may be called more than once."""
         with self._lock:
             self._ends.append(end)
-        if self._is_cut:
+        if self._is_cancelled:
             end()
 
     def submit(self, executor: Executor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Have something done, unless it is no longer wanted.
+        """Submit a call to an executor.
 
         Raises:
-            Abandoned: It is not.
+            Abandoned: if the request was cancelled before.
         """
         with self._lock:
             self._check()
             future = executor.submit(call, *args, **kwargs)
-            self._under_way.add(future)  # type: ignore[arg-type]  # a future is only read here
+            self._under_way.add(future)  # type: ignore[arg-type]  # its result is never set here
         future.add_done_callback(self._done)
         return future
 
     def follow(self, future: "Future[T]", begin: Callable[[], None]) -> "Future[T]":
-        """Begin what a future will tell of, unless it is no longer wanted.
+        """Call ``begin``, which starts the work that ``future`` reports, and cancel the future with the scope.
 
         Raises:
-            Abandoned: It is not.
+            Abandoned: if the request was cancelled before.
         """
         with self._lock:
             self._check()
             begin()
-            self._under_way.add(future)  # type: ignore[arg-type]  # a future is only read here
+            self._under_way.add(future)  # type: ignore[arg-type]  # its result is never set here
         future.add_done_callback(self._done)
         return future
 
-    def cut(self) -> None:
-        """Cancel what has not started, and free what waits for memory or for a turn. Calling it again does nothing."""
+    def cancel(self) -> None:
+        """Cancel the futures that have not started, and wake every waiting thread. Calling it again does nothing."""
         with self._lock:
-            self._is_cut = True
+            self._is_cancelled = True
             under_way, ends = list(self._under_way), list(self._ends)
         for future in under_way:
             future.cancel()
         for end in ends:
             end()
-        for place in self._places:
-            place.wake()
+        for wait in self._waits:
+            wait.wake()
 
     def _check(self) -> None:
-        if self._is_cut:
+        if self._is_cancelled:
             raise Abandoned
 
     def _done(self, future: "Future[T]") -> None:

@@ -1,4 +1,4 @@
-"""The tenants' fair shares for several threads: memory and device ask the same ones whose turn it is."""
+"""The tenants' fair shares of the node, shared by the memory pools and the device."""
 
 import threading
 
@@ -8,7 +8,7 @@ __all__ = ("FairQueue",)
 
 
 class FairQueue(FairShares):
-    """``FairShares`` behind a lock. It is taken last and never held while another is asked for."""
+    """``FairShares`` behind a lock. The lock is always taken last, and no other is taken while it is held."""
 
     def __init__(self, weights: dict[str, float]) -> None:
         super().__init__(weights)

@@ -1,4 +1,4 @@
-"""The node's memory: its budget divided into shares, and threads that wait for their turn in one."""
+"""Divides the node's memory budget into pools in which threads wait for reservations."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,29 +12,29 @@ from frostline.batching import ANYBODY, Claim, FairShares, MemoryBudget
 __all__ = ("Abandoned", "Lane", "Pool", "PoolStatistics", "Reservation", "Shares", "cells_bytes")
 
 
-# Enough for a megabyte for each of the threads that read.
+# One megabyte for each reading thread.
 _MAX_AHEAD = 32 << 20
 
 
 class Abandoned(Exception):
-    """Nobody wants the answer any more; never leaves the node."""
+    """The request was cancelled. It never leaves the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """The budget of a node, divided for good, so that no work waits for memory while others wait for its own.
+    """A node's memory budget, divided into fixed shares, so that no work waits for memory that other work needs.
 
-    A request goes through them in the order below and never waits in an earlier one than it holds: that is
-    why nothing can stand still for ever.
+    A request reserves from the shares in the order below, and never waits for an earlier share than those that it
+    holds. This rules out deadlocks.
 
     Attributes:
-        messages: requests as they were sent, read and kept.
-        weights: resident prefixes; on an accelerator they lie in its memory too, and must fit both.
-        work: batches from their first sample read until they are sent, and uploads while they are read.
-        decode: encoded samples and what decoding them needs.
-        ahead: what was read together with a sample that was asked for; nobody waits for it.
-        device: activations of the batch that runs, and of a second where they fit, in the accelerator's memory where
-            there is one.
+        messages: bytes for requests while they are read and kept.
+        weights: bytes for resident prefixes; on an accelerator they lie in its memory too, and must fit both.
+        work: bytes for batches, from the first read of a sample until they are sent, and for uploads in progress.
+        decode: bytes for encoded samples and for the buffers of decoding them.
+        ahead: bytes for samples that were read together with a requested one; nobody waits for them.
+        device: bytes for activations of the running batch, and of a second one if they fit; in the accelerator's
+            memory if there is one.
     """
 
     messages: int
@@ -46,17 +46,18 @@ class Shares:
 
     @classmethod
     def of(cls, memory_bytes: int, device_bytes: int | None = None) -> "Shares":
-        """Sixteenths: one, three, two, three, two; one for decoded Parquet columns, four are left to the allocator.
+        """Divide a budget into sixteenths.
 
-        What is read ahead has some of what decoding would have: half a sixteenth, and no more than 32 MiB.
+        Messages get one, weights three, work two, decode three and device two; one is for decoded Parquet columns, and
+        four are left for the allocator. Reading ahead takes half a sixteenth of the decode share, at most 32 MiB.
 
-        Blocks that were freed between others that are in use still take memory. A node under a load of everything
-        at once took up to 1.46 times what was reserved (``tests/node/test_node_memory.py`` with 400 MiB, ten runs).
+        Freed blocks between blocks in use still occupy memory. A node under full load took up to 1.46 times what was
+        reserved (``tests/node/test_node_memory.py`` with 400 MiB, ten runs).
 
         Args:
-            memory_bytes: of the processor.
-            device_bytes: that are free in an accelerator's own memory; None where there is none. Half of them may
-                hold weights, and of what those leave a quarter is left to libraries and to the gaps between blocks.
+            memory_bytes: main memory.
+            device_bytes: free memory of an accelerator; None if there is none. Half of it may hold weights. A quarter
+                of the rest is left for libraries and for gaps between blocks.
         """
         part = memory_bytes // 16
         ahead = min(part // 2, _MAX_AHEAD)
@@ -66,25 +67,25 @@ class Shares:
             device = (device_bytes - weights) * 3 // 4
         return cls(messages=part, weights=weights, work=2 * part, decode=3 * part - ahead, ahead=ahead, device=device)
 
-    def pools(self, turns: FairShares | None = None) -> "dict[str, Pool]":
-        """An empty pool for each share, by its name; for work by the tenants' turns where those are given."""
-        return {name: Pool(nbytes, turns if name == "work" else None) for name, nbytes in asdict(self).items()}
+    def pools(self, fair_shares: FairShares | None = None) -> "dict[str, Pool]":
+        """An empty pool per share, by name; the pool for work uses the fair shares if they are given."""
+        return {name: Pool(nbytes, fair_shares if name == "work" else None) for name, nbytes in asdict(self).items()}
 
 
 def cells_bytes(memory_bytes: int) -> int:
-    """Of a node's budget, what decoded columns of Parquet files may take: who waits for it holds none of it."""
+    """The part of a node's budget for decoded columns of Parquet files."""
     return memory_bytes // 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatistics:
-    """Where a share of the memory stands.
+    """The state of a pool.
 
     Attributes:
-        total_bytes: of the share; if ``waiting`` is rarely 0, give the node more memory.
-        reserved_bytes: in use or promised now.
-        peak_bytes: most of it at once so far; never above the total.
-        waiting: pieces of work that wait for memory.
+        total_bytes: size of the share; if ``waiting`` is rarely 0, give the node more memory.
+        reserved_bytes: bytes in use or promised now.
+        peak_bytes: largest ``reserved_bytes`` so far; it never exceeds the total.
+        waiting: number of reservations that wait for memory.
     """
 
     total_bytes: int
@@ -94,19 +95,19 @@ class PoolStatistics:
 
 
 class Reservation:
-    """Memory that may be used until it is given back. A context manager; safe for threads."""
+    """Memory that may be used until it is released. A context manager; safe for threads."""
 
     def __init__(self, pool: "Pool", number: int) -> None:
         self._pool = pool
         self._number = number
 
     def shrink(self, nbytes: int) -> None:
-        """Keep only so much of it; what it was for has run."""
+        """Keep only ``nbytes`` of it."""
         with self._pool.changing() as budget:
             budget.shrink(self._number, nbytes)
 
     def release(self) -> None:
-        """Give it back. Calling it again does nothing."""
+        """Release it. Calling it again does nothing."""
         with self._pool.changing() as budget:
             budget.release(self._number)
 
@@ -120,22 +121,22 @@ class Reservation:
 
 
 class Pool:
-    """One share of the memory. Safe for threads, which wait in it as ``batching.MemoryBudget`` orders them.
+    """One share of the memory. Safe for threads, which wait in the order that ``batching.MemoryBudget`` decides.
 
     Args:
-        total_bytes: of the share.
-        turns: the order between tenants; without it first come is first served.
+        total_bytes: size of the share.
+        fair_shares: order between tenants; None serves them in order of arrival.
     """
 
-    def __init__(self, total_bytes: int, turns: FairShares | None = None) -> None:
-        self._budget = MemoryBudget(total_bytes, turns)
+    def __init__(self, total_bytes: int, fair_shares: FairShares | None = None) -> None:
+        self._budget = MemoryBudget(total_bytes, fair_shares)
         self._lock = threading.Lock()
-        # One for each who waits: to wake all for what one gets costs a switch of threads each.
+        # One condition per waiting thread: waking all of them for one grant costs a thread switch each.
         self._waiting: dict[int, threading.Condition] = {}
 
     @property
     def total_bytes(self) -> int:
-        """All that there is."""
+        """The size of the pool."""
         return self._budget.total_bytes
 
     def reserve(
@@ -145,17 +146,17 @@ class Pool:
         claim: Claim = ANYBODY,
         longest_s: float | None = None,
     ) -> Reservation:
-        """Wait for memory.
+        """Wait for memory and reserve it.
 
         Args:
-            nbytes: how much.
-            is_abandoned: looked at again after every change and ``wake``.
-            claim: whose it will be.
-            longest_s: that is waited; None waits until it is there.
+            nbytes: number of bytes.
+            is_abandoned: checked after every change and ``wake``; True cancels the wait.
+            claim: tenant and cost of the work that asks.
+            longest_s: maximum wait in seconds; None waits without a limit.
 
         Raises:
-            OverBudget: The share can never hold it.
-            Abandoned: It is no longer wanted, or did not come in that time.
+            OverBudget: if the pool can never hold so much.
+            Abandoned: if the wait was cancelled or took too long.
         """
         with self._lock:
             number = self._budget.ask(nbytes, claim)
@@ -170,10 +171,10 @@ class Pool:
         return Reservation(self, number)
 
     def take(self, nbytes: int, claim: Claim = ANYBODY) -> Reservation | None:
-        """Memory that is there now, or None.
+        """Reserve memory if it is free now; None otherwise.
 
         Raises:
-            OverBudget: The share can never hold it.
+            OverBudget: if the pool can never hold so much.
         """
         with self._lock:
             self._budget.check(nbytes)
@@ -181,30 +182,30 @@ class Pool:
         return None if number is None else Reservation(self, number)
 
     def held_bytes(self, tenant: str) -> int:
-        """What a tenant holds of it now."""
+        """The number of bytes that a tenant holds now."""
         with self._lock:
             return self._budget.held_bytes(tenant)
 
     def is_full(self, tenant: str) -> bool:
-        """Whether a tenant's work waits for memory that it holds itself."""
+        """Whether work of a tenant waits for memory that the tenant itself holds."""
         with self._lock:
             return self._budget.is_full(tenant)
 
     def wake(self) -> None:
-        """Have all who wait look whether they are still wanted."""
+        """Make all waiting threads check whether they are still wanted."""
         with self._lock:
-            for one in self._waiting.values():
-                one.notify()
+            for condition in self._waiting.values():
+                condition.notify()
 
     @contextmanager
     def changing(self) -> Iterator[MemoryBudget]:
-        """The budget to change; those who have what they waited for go on afterwards."""
+        """The budget, locked for a change; threads whose reservation was granted by it continue afterwards."""
         with self._lock:
             yield self._budget
             self._tell()
 
     def statistics(self) -> PoolStatistics:
-        """Where it stands."""
+        """The current state."""
         with self._lock:
             return PoolStatistics(
                 total_bytes=self._budget.total_bytes,
@@ -214,39 +215,39 @@ class Pool:
             )
 
     def _tell(self) -> None:
-        """Have those go on that were granted what they wait for."""
-        for number, one in self._waiting.items():
+        """Wake the threads whose reservation was granted."""
+        for number, condition in self._waiting.items():
             if self._budget.is_granted(number):
-                one.notify()
+                condition.notify()
 
 
 class Lane:
-    """One request's way into a share of the memory: what it asks for is asked for in its tenant's name.
+    """One request's access to a pool: it reserves in the name of its tenant.
 
     Args:
-        pool: the share.
-        claim: what is said with the next piece of work.
-        max_bytes: the request's tenant may hold no more; None where there is no such bound.
+        pool: pool to reserve from.
+        claim: returns the claim of the next piece of work.
+        max_bytes: maximum that the tenant may hold; None for no such limit.
     """
 
     def __init__(self, pool: Pool, claim: Callable[[], Claim], max_bytes: int | None = None) -> None:
         self._pool = pool
         self._claim = claim
-        self._most = pool.total_bytes if max_bytes is None else min(max_bytes, pool.total_bytes)
+        self._max_bytes = pool.total_bytes if max_bytes is None else min(max_bytes, pool.total_bytes)
 
     @property
     def total_bytes(self) -> int:
-        """All that the tenant may hold at once."""
-        return self._most
+        """The number of bytes that the tenant may hold at once."""
+        return self._max_bytes
 
     def reserve(self, nbytes: int, is_abandoned: Callable[[], bool], longest_s: float | None = None) -> Reservation:
         """Wait for memory; see ``Pool.reserve``."""
         return self._pool.reserve(nbytes, is_abandoned, self._claim(), longest_s)
 
     def take(self, nbytes: int) -> Reservation | None:
-        """Memory that is there now, or None; see ``Pool.take``."""
+        """Reserve memory if it is free now, else None; see ``Pool.take``."""
         return self._pool.take(nbytes, self._claim())
 
     def wake(self) -> None:
-        """Have all who wait look whether they are still wanted."""
+        """Make all waiting threads check whether they are still wanted."""
         self._pool.wake()

@@ -1,4 +1,4 @@
-"""Threads that read samples, which tenants use by turns: one's slow store does not hold up the reads of another."""
+"""A thread pool for reads that is shared fairly, so that one tenant's slow store does not delay other tenants."""
 
 import threading
 from collections import Counter, OrderedDict, deque
@@ -21,34 +21,34 @@ Task = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Readers:
-    """Some threads. Each tenant has a queue of its own, and those that have work take turns.
+    """A thread pool with one queue per tenant, served in turn.
 
     Args:
-        threads: how many.
-        most: of them that work for one tenant at once. The others are there at once for whoever comes.
+        threads: number of threads.
+        most: maximum number of threads that work for one tenant; the others stay free for other tenants.
     """
 
     def __init__(self, threads: int, most: int) -> None:
         self._pool = ThreadPoolExecutor(threads, "frostline-read", in_background)
         self._most = most
         self._lock = threading.Lock()
-        self._queues: OrderedDict[str, _Queue] = OrderedDict()  # whose turn it is comes first
+        self._queues: OrderedDict[str, _Queue] = OrderedDict()  # the tenant that is served next comes first
         self._at_work: Counter[str] = Counter()
 
     def lane(self, tenant: str, *, is_urgent: bool = False) -> Executor:
-        """What has things done in a tenant's name; there is no need to shut it down.
+        """An executor that runs calls in a tenant's name; it need not be shut down.
 
         Args:
-            tenant: its name.
-            is_urgent: they are done before what else the tenant has asked for.
+            tenant: name of the tenant.
+            is_urgent: whether its calls run before the tenant's other calls.
         """
         return _Lane(self, tenant, is_urgent=is_urgent)
 
     def enqueue(self, tenant: str, task: Task, *, is_urgent: bool = False) -> None:
-        """Have it done when it is the tenant's turn; before its other tasks where it is urgent.
+        """Run a task when it is the tenant's turn; urgent tasks run before the tenant's other tasks.
 
         Raises:
-            Unavailable: The node is stopping.
+            Unavailable: if the node is stopping.
         """
         with self._lock:
             queue = self._queues.setdefault(tenant, _Queue())
@@ -59,11 +59,11 @@ class Readers:
             raise Unavailable("the node is stopping") from error
 
     def close(self) -> None:
-        """Wait until nothing is left to do, and stop the threads."""
+        """Wait until all tasks are done, and stop the threads."""
         self._pool.shutdown()
 
     def _work(self) -> None:
-        # What a tenant may not have done now is done by the threads that work for it, once they are free.
+        # A task of a tenant that has all its threads at work is left for those threads.
         while (found := self._next()) is not None:
             tenant, (future, call) = found
             with ExitStack() as stack:
@@ -74,7 +74,7 @@ class Readers:
 
     def _next(self) -> tuple[str, Task] | None:
         with self._lock:
-            tenant = next((one for one in self._queues if self._at_work[one] < self._most), None)
+            tenant = next((name for name in self._queues if self._at_work[name] < self._most), None)
             if tenant is None:
                 return None
             queue = self._queues[tenant]
@@ -92,7 +92,7 @@ class Readers:
 
 @dataclass(frozen=True, slots=True)
 class _Queue:
-    """What a tenant has asked for, each in its order."""
+    """The tasks of one tenant, each kind in its order."""
 
     urgent: deque[Task] = field(default_factory=deque)
     others: deque[Task] = field(default_factory=deque)
@@ -112,11 +112,11 @@ class _Lane(Executor):
 
 def _tell(
     future: "Future[Any]",
-    kind: type[BaseException] | None,  # noqa: ARG001 (as context managers are told)
+    kind: type[BaseException] | None,  # noqa: ARG001 (the signature of an exit callback)
     error: BaseException | None,
     trace: TracebackType | None,  # noqa: ARG001
 ) -> bool:
-    """Hand what went wrong to whoever waits."""
+    """Pass an exception to the future."""
     if error is not None:
         future.set_exception(error)
     return error is not None

@@ -1,4 +1,4 @@
-"""What a node did and holds, as values; metrics and pages read these and nothing else."""
+"""What a node did and holds, as values; metrics and pages are made from these alone."""
 
 import threading
 from collections import Counter
@@ -17,35 +17,34 @@ class Totals:
     """What a node did since it started.
 
     Attributes:
-        requests: admitted.
-        refused_busy: sent away with 429; if it grows, ask with fewer requests in flight or raise ``max_requests``.
-        finished: answered whole.
-        abandoned: given up by the client.
-        failed: ended by an error.
-        samples: answered.
-        skipped: could not be read or decoded.
-        batches: answered.
-        bytes_read: from the store; of a read that was made twice, once.
-        tier_hits: samples that were read from the node's own disk in place of the store.
-        bytes_answered: payload of the answers as they were packed, without framing.
-        decoded_again: samples read twice because their image was larger than expected.
-        read_again: reads of stragglers that were made a second time.
-        uploads: prefixes taken in.
-        evicted: prefixes dropped for others; if it grows, give the node more memory.
-        cache_hits: samples whose features were found in the cache: neither read nor decoded nor computed.
-        cache_misses: samples that were asked for and not found there, where there is a cache.
-        read_s: seconds in the store, summed over threads.
+        requests: admitted requests.
+        refused_busy: requests refused with 429; if it grows, send fewer requests at once or raise ``max_requests``.
+        finished: requests that were answered completely.
+        abandoned: requests that their client cancelled.
+        failed: requests that ended with an error.
+        samples: answered samples.
+        skipped: samples that could not be read or decoded.
+        batches: answered batches.
+        bytes_read: bytes read from the store; a repeated read counts once.
+        tier_hits: samples that were read from the node's own disk instead of the store.
+        bytes_answered: packed payload of the answers, without framing.
+        decoded_again: samples that were read twice because their image was larger than expected.
+        read_again: slow reads that were repeated (hedged).
+        uploads: uploaded prefixes.
+        evicted: prefixes evicted for others; if it grows, give the node more memory.
+        cache_hits: samples whose features came from the cache, without reading, decoding or computing.
+        cache_misses: samples that were not in the cache, if there is one.
+        read_s: seconds of reading from the store, summed over threads.
         decode_s: seconds of decoding, summed over threads.
         compute_s: seconds in which the device ran.
-        trial_s: seconds in which engines were tried, in processes beside the node.
-        train_s: what training heads beside the node took of it, as seconds of the device: those of a core, divided by
-            the threads that the node computes with.
+        trial_s: seconds of trials of engines, in processes beside the node.
+        train_s: device seconds of training heads beside the node: core seconds divided by the node's compute threads.
         encode_s: seconds of packing answers, summed over threads.
-        refused_quota: sent away with 429 since their tenant has no more of something.
-        expired: given up at their deadline; if it grows, the node has more work than it can do in time.
-        runs: of the device.
-        rows_run: rows of those runs, the empty ones too.
-        rows_merged: rows that filled up runs of other requests; without them there would be more runs.
+        refused_quota: requests refused with 429 because their tenant has used up a quota.
+        expired: requests cancelled at their deadline; if it grows, the node has more work than it can do in time.
+        runs: runs of the device.
+        rows_run: rows of those runs, padding included.
+        rows_merged: rows that filled up runs of other requests; without merging there would be more runs.
     """
 
     requests: int = 0
@@ -80,14 +79,14 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantStatistics:
-    """Where a tenant stands.
+    """The state of a tenant.
 
     Attributes:
-        weight: its share of the device is in proportion to it.
-        requests_in_work: admitted and not yet answered whole.
-        work_bytes: of the memory for work that it holds.
-        weight_bytes: of the prefixes that it uploaded and of the engines that were made for it, while they are held.
-        totals: what was done for it; of runs with rows of several, ``compute_s`` is its part by rows.
+        weight: weight of the tenant; its share of the device is proportional to it.
+        requests_in_work: admitted requests that are not yet answered completely.
+        work_bytes: bytes that it holds of the memory for work.
+        weight_bytes: bytes of its resident prefixes and of the engines made for it.
+        totals: work done for it; a run with rows of several tenants is divided by rows in ``compute_s``.
     """
 
     weight: float
@@ -99,19 +98,19 @@ class TenantStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatistics:
-    """Where a node stands.
+    """The state of a node.
 
     Attributes:
-        uptime_s: since it started.
-        requests_in_work: admitted and not yet answered whole.
-        prefixes: resident.
-        waiting_for_device: batches and measurements that wait for the device, with those that it runs.
-        memory: each share of the memory, by its name.
-        totals: what it did so far.
-        tenants: by name, those that the asker may see.
-        cache: how its cache of features stands; None where it has none.
-        shared_cache: the same of the one in an object store, as far as this node knows.
-        local_tier: how the samples on its own disk stand; None where none were kept so far.
+        uptime_s: seconds since it started.
+        requests_in_work: admitted requests that are not yet answered completely.
+        prefixes: number of resident prefixes.
+        waiting_for_device: batches and measurements that wait for the device or run on it.
+        memory: state of each memory share, by name.
+        totals: work done so far.
+        tenants: state of the tenants that the asker may see, by name.
+        cache: state of its feature cache; None if it has none.
+        shared_cache: state of the feature cache in an object store, as far as this node knows.
+        local_tier: state of the samples on its own disk; None if none were kept so far.
     """
 
     uptime_s: float
@@ -134,7 +133,7 @@ class Counters:
     """Adds up what happens. Safe for threads.
 
     Args:
-        whole: of which this is a part: what is added here is added there too.
+        whole: counters to which every amount is added too.
     """
 
     def __init__(self, whole: "Counters | None" = None) -> None:

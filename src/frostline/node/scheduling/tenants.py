@@ -1,4 +1,4 @@
-"""Who asks, what is counted for them, and whether they may ask for more now."""
+"""Identifies tenants, counts what they use, and decides whether they may ask for more now."""
 
 import hashlib
 import math
@@ -17,29 +17,29 @@ from frostline.node.scheduling.statistics import Counters
 __all__ = ("EVERYBODY", "Account", "Tenants", "read_tenants")
 
 EVERYBODY = "everybody"
-"""The one tenant of a node that knows none."""
+"""The name of the only tenant of a node that was started without tenants."""
 
 _RETRY_AFTER_S = 1.0
-# Where there are several tenants, none holds more than this part of the memory for work, so that one whose answers
-# nobody reads leaves room for the others.
+# If there are several tenants, none may hold more than this part of the memory for work, so that a tenant that does not
+# read its answers leaves room for the others.
 _MAX_WORK = 0.5
-# Nor more than this part of the memory for weights: what is in use leaves after a turn only, and one whose network
-# fills it would shut all others out until then.
+# The same for the memory for weights: weights in use leave only after a turn, and a tenant whose network fills the
+# memory would shut out all others until then.
 _MAX_WEIGHTS = 0.5
-# Nor are engines tried for one for more than this part of the time. What it did not use is saved for half an hour:
-# worth the ten minutes that trials of one prefix take at most, and half of those of another.
+# The same for the time of trials. Unused time is saved up to half an hour, which pays for the ten minutes that trials
+# of one prefix take at most, and for half of another.
 _MAX_TRIALS = 0.5
 _TRIALS_SAVED_S = 1800.0
 
 
 class Account:
-    """What one tenant uses. Safe for threads.
+    """Counts what one tenant uses. Safe for threads.
 
     Args:
-        settings: of the tenant; None for everybody.
-        counters: of the tenant.
-        is_alone: there are no others.
-        clock: monotonic seconds.
+        settings: settings of the tenant; None for a node without tenants.
+        counters: counters of the tenant.
+        is_alone: whether there are no other tenants.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -57,41 +57,41 @@ class Account:
 
     @property
     def name(self) -> str:
-        """Of the tenant."""
+        """The name of the tenant."""
         return self._settings.name
 
     @property
     def settings(self) -> TenantSettings:
-        """What it may use."""
+        """The settings of the tenant."""
         return self._settings
 
     @property
     def inside(self) -> int:
-        """Its requests in work."""
+        """The number of its requests under way."""
         return self._inside
 
     def claim(self, device_s: float, room_bytes: int) -> Claim:
-        """What its work says when it asks for some of so much memory."""
+        """The claim of its work on a pool of ``room_bytes``."""
         most = self._settings.work_bytes
         if most is None:
             most = room_bytes if self._is_alone else int(_MAX_WORK * room_bytes)
         return Claim(tenant=self.name, device_s=device_s, max_bytes=most)
 
     def max_weight_bytes(self, room_bytes: int) -> float:
-        """What its prefixes and engines may take of so much memory for weights."""
+        """The maximum that its prefixes and engines may take of ``room_bytes`` for weights."""
         if self._settings.weight_bytes is not None:
             return self._settings.weight_bytes
         return math.inf if self._is_alone else _MAX_WEIGHTS * room_bytes
 
     def used(self, device_s: float) -> None:
-        """Its work took so much of the device."""
+        """Charge it for device seconds."""
         self.counters.add(compute_s=device_s)
         if self._allowance is not None:
             with self._lock:
                 self._allowance.spend(device_s, self._clock())
 
     def tried(self, trial_s: float) -> None:
-        """Engines were tried for it for so long."""
+        """Charge it for seconds of engine trials."""
         self.counters.add(trial_s=trial_s)
         with self._lock:
             self._trials.spend(trial_s, self._clock())
@@ -99,31 +99,31 @@ class Account:
                 self._allowance.owe(trial_s)
 
     def check_trials(self) -> None:
-        """Do nothing if engines may be tried for it.
+        """Check that engines may be tried for this tenant.
 
         Raises:
-            Overloaded: There are others, and it had more of the node for that than it may.
+            Overloaded: if there are other tenants, and it has used up its share of trial time.
         """
         with self._lock:
             wait_s = 0.0 if self._is_alone else self._trials.wait_s(self._clock())
         if wait_s > 0:
-            self._refuse("had engines tried for as long as it may for now, and accuracy 'exact' tries none", wait_s)
+            self._refuse("has used up its time for trials of engines for now (accuracy 'exact' needs none)", wait_s)
 
     def trained(self, train_s: float) -> None:
-        """A head was trained for it, which took as much of the node as so many seconds of the device."""
+        """Charge it for training a head, in device seconds."""
         self.counters.add(train_s=train_s)
         if self._allowance is not None:
             with self._lock:
                 self._allowance.spend(train_s, self._clock())
 
     def check(self, *, has_room: bool = True) -> None:
-        """Do nothing if another request may be let in.
+        """Check that another request of this tenant may be admitted.
 
         Args:
-            has_room: none of its work waits for memory that it holds itself.
+            has_room: whether none of its work waits for memory that it holds itself.
 
         Raises:
-            Overloaded: One of its quotas is used up; the sentence names it.
+            Overloaded: if a quota is used up; the message names it.
         """
         wanted = self._settings
         with self._lock:
@@ -136,12 +136,12 @@ class Account:
             self._refuse(f"has used its {readable_bytes(wanted.work_bytes)} of memory for work", _RETRY_AFTER_S)
 
     def enter(self) -> None:
-        """One of its requests is let in."""
+        """Count a request as admitted."""
         with self._lock:
             self._inside += 1
 
     def leave(self) -> None:
-        """It has ended."""
+        """Count a request as ended."""
         with self._lock:
             self._inside -= 1
 
@@ -151,12 +151,12 @@ class Account:
 
 
 class Tenants:
-    """Everybody who may use a node. Safe for threads.
+    """All tenants of a node. Safe for threads.
 
     Args:
-        settings: of each; where there are none, everybody may, as one.
-        counters: of the node, to which those of tenants add up.
-        clock: monotonic seconds.
+        settings: settings of each tenant; if there are none, everybody may use the node as one tenant.
+        counters: counters of the node, to which those of the tenants add up.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -171,30 +171,30 @@ class Tenants:
 
     @property
     def everybody(self) -> Account:
-        """Who asks from within the process, or of a node that knows no tenants."""
+        """The account of requests from within the process, and of a node without tenants."""
         return self._everybody
 
     @property
     def accounts(self) -> list[Account]:
-        """Those that are counted apart."""
+        """The accounts that are counted separately."""
         return list(self._by_token.values()) or [self._everybody]
 
     @property
     def weights(self) -> dict[str, float]:
-        """By name."""
+        """The tenants' weights, by name."""
         return {account.name: account.settings.weight for account in self.accounts}
 
     def identify(self, token: str | None) -> Account:
-        """Whose token it is.
+        """The account that a token belongs to.
 
         Raises:
-            Unidentified: Nobody's. The sentence does not repeat it.
+            Unidentified: if no tenant has this token. The message does not repeat it.
         """
         if not self._by_token:
             return self._everybody
         if token is None:
-            raise Unidentified("this node answers its tenants only: set FROSTLINE_TOKEN to the token you were given")
-        # A digest is looked up and not the token, so that the time it takes tells nothing of the tokens.
+            raise Unidentified("this node serves its tenants only: set FROSTLINE_TOKEN to the token you were given")
+        # The digest is looked up instead of the token, so that the time of the lookup reveals nothing about the tokens.
         account = self._by_token.get(hashlib.sha256(token.encode()).hexdigest())
         if account is None:
             raise Unidentified("this node does not know that token: see FROSTLINE_TOKEN")
@@ -202,10 +202,10 @@ class Tenants:
 
 
 def read_tenants(path: Path) -> tuple[TenantSettings, ...]:
-    """Tenants from a TOML file with a table ``[[tenant]]`` for each, whose keys are the fields of ``TenantSettings``.
+    """Read tenants from a TOML file with a table ``[[tenant]]`` each, whose keys are fields of ``TenantSettings``.
 
     Raises:
-        SettingError: It cannot be read, or does not make sense; the sentence names the file and the field.
+        SettingError: if the file cannot be read or is not valid; the message names the file and the field.
     """
     try:
         value = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -213,7 +213,7 @@ def read_tenants(path: Path) -> tuple[TenantSettings, ...]:
         raise SettingError(f"cannot read the tenants in {path}: {error}") from error
     tables = value.get("tenant")
     if set(value) != {"tenant"} or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise SettingError(f"{path} must hold a table [[tenant]] for each tenant, and nothing else")
+        raise SettingError(f"{path} must hold one table [[tenant]] per tenant, and nothing else")
     return tuple(_tenant(path, table) for table in tables)
 
 
@@ -232,11 +232,11 @@ def _tenant(path: Path, table: dict[str, object]) -> TenantSettings:
     assert set(kinds) == {field.name for field in fields(TenantSettings)}, "every field can be set"
     for name, value in table.items():
         if name not in kinds:
-            raise SettingError(f"{path}: a tenant has no {name!r}; it has {', '.join(kinds)}")
+            raise SettingError(f"{path}: unknown field {name!r} of a tenant; its fields are {', '.join(kinds)}")
         if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
             raise SettingError(f"{path}: {name} of a tenant must be {kinds[name][-1].__name__}, not {value!r}")
     if not {"name", "token_sha256"} <= set(table):
-        raise SettingError(f"{path}: a tenant has a name and a token_sha256")
+        raise SettingError(f"{path}: a tenant needs a name and a token_sha256")
     roots = table.get("roots")
     if isinstance(roots, list):
         if not all(isinstance(root, str) for root in roots):

@@ -1,1 +1,1 @@
-"""The node itself: what it serves, profiles and does beside."""
+"""The node itself: what it serves, and the profiles, listings and trainings that it runs."""

@@ -1,4 +1,4 @@
-"""Listings for clients: one a tenant at a time, each a process of its own that ends when nobody wants it any more."""
+"""Runs listings for clients: one per tenant at a time, each in a process that ends with its client."""
 
 import math
 import os
@@ -19,20 +19,20 @@ from frostline.wire.listings import ListingRequest
 
 __all__ = ("Listing", "Listings")
 
-# Started by name: what it lists with stays out of the node's own process, and so does the memory that it takes.
+# Started by name: the listing code and its memory stay out of the node's own process.
 _MODULE = "frostline.datasets.manifest.listing_process"
 _RETRY_AFTER_S = 2.0
 _PIECE = 256 << 10
-# What the node serves goes first.
+# Niceness added to a listing, so that serving goes first.
 _NICENESS = 5
 
 
 class Listing:
-    """A listing that runs. ``close`` may be called from any thread, and again; all else from one.
+    """A running listing. ``close`` may be called from any thread and repeatedly, everything else from one thread.
 
     Args:
-        process: that lists.
-        file: what it writes the manifest to.
+        process: process that lists.
+        file: file to which it writes the manifest.
     """
 
     def __init__(self, process: BoundedProcess, file: IO[bytes]) -> None:
@@ -43,11 +43,11 @@ class Listing:
         self._is_closed = False
 
     def line(self) -> bytes:
-        """What it says next; nothing at its end.
+        """The next line of its output; empty at the end.
 
         Raises:
-            Refused: It ended without a last word.
-            Unavailable: It was closed.
+            Refused: if it ended without a final line.
+            Unavailable: if it was closed.
         """
         with self._turn:
             self._check()
@@ -58,37 +58,37 @@ class Listing:
                 raise
 
     def piece(self, place: int) -> bytes:
-        """Some bytes from that place of the manifest, or of the splits behind it; nothing at their end.
+        """Some bytes of the manifest, or of the splits behind it, from ``place`` on; empty at the end.
 
         Raises:
-            Unavailable: It was closed.
+            Unavailable: if it was closed.
         """
         with self._turn:
             self._check()
             return os.pread(self._file.fileno(), _PIECE, place)
 
     def close(self) -> None:
-        """End it at once, where it runs."""
+        """Kill the process if it runs, and close the files."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             self._process.kill()
-        with self._turn:  # who waits for a line has it, or its end, now
+        with self._turn:  # a thread that waited for a line has returned now
             self._process.close()
             self._file.close()
 
     def _check(self) -> None:
         if self._is_closed:
-            raise Unavailable("the listing was given up: its client has gone, or the node is stopping")
+            raise Unavailable("the listing was cancelled: its client has gone, or the node is stopping")
 
 
 class Listings:
     """The listings of a node. Safe for threads.
 
     Args:
-        settings: what each may take.
-        stores: that the node serves.
+        settings: settings of the node, with the limits of a listing.
+        stores: stores that the node serves.
     """
 
     def __init__(self, settings: NodeSettings, stores: Stores) -> None:
@@ -99,13 +99,13 @@ class Listings:
         self._is_closed = False
 
     def begin(self, request: ListingRequest, account: Account) -> Listing:
-        """Begin to list a data set.
+        """Start to list a data set.
 
         Raises:
-            BadRequest: The node does not serve it to that account, or cannot list it.
-            NotAllowed: Its form names other hosts.
-            Overloaded: The account has a listing under way.
-            Unavailable: The node is stopping.
+            BadRequest: if the node does not serve the data to that account, or cannot list it.
+            NotAllowed: if its form may lead to other hosts.
+            Overloaded: if the account has a listing under way.
+            Unavailable: if the node is stopping.
         """
         url, folders = self._stores.listed(request.data, account.settings.roots)
         _check(url, request)
@@ -114,20 +114,20 @@ class Listings:
                 raise Unavailable("the node is stopping")
             if account.name in self._running:
                 raise Overloaded(
-                    f"the node lists data for {account.name} already, one set after the other",
+                    f"the node already lists data for {account.name}: list one data set after the other",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             self._running[account.name] = listing = self._started(url, folders, request)
         return listing
 
     def end(self, listing: Listing) -> None:
-        """Close a listing, and let its tenant begin another one. Doing it again does nothing."""
+        """Close a listing, so that its tenant may begin another one. Calling it again does nothing."""
         listing.close()
         with self._lock:
-            self._running = {name: one for name, one in self._running.items() if one is not listing}
+            self._running = {name: other for name, other in self._running.items() if other is not listing}
 
     def close(self) -> None:
-        """End them all. Calling it again does nothing."""
+        """End all listings. Calling it again does nothing."""
         with self._lock:
             self._is_closed = True
             running = list(self._running.values())
@@ -136,7 +136,7 @@ class Listings:
 
     def _started(self, url: str, folders: tuple[str, ...] | None, request: ListingRequest) -> Listing:
         settings = self._settings
-        file = tempfile.TemporaryFile()  # noqa: SIM115 (the listing closes it); without a name: nothing is left behind
+        file = tempfile.TemporaryFile()  # noqa: SIM115 (the listing closes it); it has no name, so nothing stays behind
         orders = {
             "data": url,
             "form": request.form,
@@ -160,20 +160,20 @@ class Listings:
         except OSError as error:
             file.close()
             raise Unavailable(f"the node cannot start a listing: {error.strerror or error}") from error
-        with suppress(OSError):  # it may have ended
+        with suppress(OSError):  # the process may have ended
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
         return Listing(process, file)
 
 
 def _check(url: str, request: ListingRequest) -> None:
     if url.startswith("memory:"):
-        raise BadRequest(f"{url} lies in the node's own process, which lists nothing for others")
+        raise BadRequest(f"{url} lies in the memory of the node's process, which the node does not list")
     try:
         form = None if request.form is None else form_named(request.form)
     except SettingError as error:
         raise BadRequest(str(error)) from error
     if form is not None and isinstance(form, Widespread):
         raise NotAllowed(
-            f"a node does not list data of the form {URLS}, which may lead to other hosts: list it with credentials of "
-            "your own (--list-here; in Python Dataset without near=)"
+            f"a node does not list data of the form {URLS}, which may lead to other hosts: list it with your own "
+            "credentials (--list-here; in Python Dataset without near=)"
         )

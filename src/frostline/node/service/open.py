@@ -1,4 +1,4 @@
-"""Opens what a request needs: the store of its samples, what reads and decodes them, and its prefix with an engine."""
+"""Opens the resources of a request: the store of its samples, their reader, and its prefix with an engine."""
 
 import threading
 from contextlib import ExitStack
@@ -8,15 +8,15 @@ from weakref import WeakKeyDictionary
 from frostline.config import NodeSettings
 from frostline.core import REFERENCE
 from frostline.errors import BadRequest
-from frostline.node.request.block_reads import BlockShelf
+from frostline.node.request.block_reads import BlockReadRegistry
 from frostline.node.request.decode import SampleReader, SharedDecoder
-from frostline.node.request.local_tier import TierOfNode
+from frostline.node.request.local_tier import NodeTier
 from frostline.node.request.validation import Stores, read_ahead
 from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
-from frostline.node.service.resources import Sharing
+from frostline.node.service.resources import Resources
 from frostline.node.weights.prefix_registry import Prefixes, Resident
 from frostline.preprocess import Preprocess
 from frostline.stores.base.protocols import Place, Versioned
@@ -26,46 +26,46 @@ from frostline.stores.reads.readahead import ReadAheadQueue, SecondReads
 from frostline.stores.wrappers.hedging import LateReads
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Opening",)
+__all__ = ("RequestOpener",)
 
 
-class Opening:
-    """Opens what requests need. Safe for threads.
+class RequestOpener:
+    """Opens stores, readers and prefixes for requests. Safe for threads.
 
     Args:
-        settings: of the node.
-        stores: under the node's roots.
-        prefixes: that it holds.
-        sharing: the node's memory and threads.
+        settings: settings of the node.
+        stores: stores under the node's roots.
+        prefixes: prefixes that the node holds.
+        resources: memory and threads of the node.
 
     Attributes:
-        stores: under the node's roots.
-        prefixes: that it holds.
+        stores: stores under the node's roots.
+        prefixes: prefixes that the node holds.
     """
 
-    def __init__(self, settings: NodeSettings, stores: Stores, prefixes: Prefixes, sharing: Sharing) -> None:
+    def __init__(self, settings: NodeSettings, stores: Stores, prefixes: Prefixes, resources: Resources) -> None:
         self.stores = stores
         self.prefixes = prefixes
-        self._waiters = sharing.waiters
-        self._ahead: Pool = sharing.pools["ahead"]
-        self._memory: Pool = sharing.pools["decode"]
+        self._waiters = resources.waiters
+        self._ahead: Pool = resources.pools["ahead"]
+        self._memory: Pool = resources.pools["decode"]
         self._decoders = threading.Semaphore(settings.decode_threads)
-        self._blocks = BlockShelf()
-        self._tier = TierOfNode(settings)
+        self._blocks = BlockReadRegistry()
+        self._tier = NodeTier(settings)
         self._settings = settings
         self._lock = threading.Lock()
-        self._lines: dict[str, ReadAheadQueue] = {}
+        self._queues: dict[str, ReadAheadQueue] = {}
         self._late: WeakKeyDictionary[Versioned, LateReads] = WeakKeyDictionary()
 
     def tier_statistics(self) -> TierStatistics | None:
-        """How the samples on the node's own disk stand."""
+        """The statistics of the samples on the node's own disk."""
         return self._tier.statistics()
 
     def blocks(self, data: str, reading: str, account: Account, max_bytes: int) -> BlockReads | None:
-        """What reads a data set's samples in blocks before they are asked for; see ``BlockShelf.open``.
+        """Open block reads of a data set's samples; see ``BlockReadRegistry.open``.
 
         Raises:
-            BadRequest: It does not lie under a root of this node that the account may read.
+            BadRequest: if it does not lie under a root of this node that the account may read.
         """
         store = self.stores.store(data, account.settings.roots, reading=reading)
         lane = self._waiters.lane(account.name)
@@ -77,29 +77,29 @@ class Opening:
         preprocess: Preprocess,
         account: Account,
         counters: Counters,
-        leash: CancelScope,
+        scope: CancelScope,
         held: ExitStack,
         *,
         is_measured: bool = False,
     ) -> SampleReader:
-        """What reads and decodes the request's samples, some before they are asked for, until ``held`` is closed.
+        """Make a reader of the request's samples, which reads some of them ahead until ``held`` is closed.
 
         Raises:
-            BadRequest: They do not lie under a root of this node that the account may read.
+            BadRequest: if they do not lie under a root of this node that the account may read.
         """
         store = self._store(request, preprocess, account)
-        decoding = SharedDecoder(memory=self._memory, turns=self._decoders, counters=counters)
+        decoding = SharedDecoder(memory=self._memory, slots=self._decoders, counters=counters)
         samples = request.samples
-        # What is here says nothing of what reading the rest takes.
+        # A measurement must read every sample from the store, even those on the node's disk.
         here = None if is_measured else self._tier.of(request.data, request.reading, samples)
         places = list(map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
         if here is not None:
             places = [place for row, place in enumerate(places) if not here.has(row)]
         ahead = self._blocks.over(store, places)
         if ahead is None:
-            line, second = self._line(account.name), self._second_reads(store, account, counters)
-            ahead = read_ahead(store, request, places, self._ahead, line, second, leash, held)
-        return SampleReader(ahead, request.samples, preprocess, request.view, decoding, leash.is_cut, here)
+            queue, second = self._queue(account.name), self._second_reads(store, account, counters)
+            ahead = read_ahead(store, request, places, self._ahead, queue, second, scope, held)
+        return SampleReader(ahead, request.samples, preprocess, request.view, decoding, scope.is_cancelled, here)
 
     def resident(
         self,
@@ -109,11 +109,11 @@ class Opening:
         held: ExitStack,
         engine: str = REFERENCE,
     ) -> Resident | None:
-        """The request's prefix with an engine, which stay until ``held`` is closed; None where it names none.
+        """The request's prefix with an engine, which stay resident until ``held`` is closed; None if it names none.
 
         Raises:
-            BadRequest: The prefix takes other samples than the preprocessing gives.
-            Refused: See ``Prefixes.used``.
+            BadRequest: if the shape of the preprocessed samples is not the input shape of the prefix.
+            Refused: see ``Prefixes.used``.
         """
         if request.prefix is None:
             return None
@@ -126,10 +126,10 @@ class Opening:
             )
         return resident
 
-    def _line(self, tenant: str) -> ReadAheadQueue:
+    def _queue(self, tenant: str) -> ReadAheadQueue:
         most = {"most": self._settings.read_threads, "max_bytes": self._ahead.total_bytes}
         with self._lock:
-            return self._lines.setdefault(tenant, ReadAheadQueue(self._ahead.take, self._waiters.lane(tenant), **most))
+            return self._queues.setdefault(tenant, ReadAheadQueue(self._ahead.take, self._waiters.lane(tenant), **most))
 
     def _second_reads(self, store: Versioned, account: Account, counters: Counters) -> SecondReads | None:
         if self._settings.hedge_quantile == 1:

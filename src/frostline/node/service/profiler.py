@@ -1,4 +1,4 @@
-"""Answers requests for profiles: what reading, decoding, cuts, codecs and engines cost on a job's first samples."""
+"""Answers requests for profiles: the costs of reading, decoding, cuts, codecs and engines on a job's first samples."""
 
 import math
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ from frostline.node.request.validation import checked_preprocess
 from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
-from frostline.node.service.open import Opening
+from frostline.node.service.open import RequestOpener
 from frostline.node.service.profiling import (
-    Bench,
     Loaded,
     MeasuredReference,
     NetworkProfile,
     Networks,
+    PrefixMeasurement,
     cut_costs,
     load,
     under_engine,
 )
-from frostline.node.service.resources import Sharing
-from frostline.node.trials.requesters import Patron
+from frostline.node.service.resources import Resources
+from frostline.node.trials.trial_policy import Requester
 from frostline.node.weights.prefix_registry import Resident
-from frostline.node.weights.torch_bridge import TorchDoor
+from frostline.node.weights.torch_bridge import TorchBridge
 from frostline.preprocess import Preprocess
 from frostline.processors import usable_cores
 from frostline.profiles import CodecCost, CutCost, Profile
@@ -42,57 +42,63 @@ from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 __all__ = ("Profiler",)
 
-# Samples on which engines are tried take at most this part of the room for batches, where nothing else took more.
+# Samples for trials take at most this part of the memory for batches, unless the profile needed more already.
 _PART = 4
 _FLOAT = np.dtype(np.float32).itemsize
-# The first run of a network is slower than those after it.
+# Runs per measurement; the first run of a network is slower than later ones.
 _REPEATS = 3
 _NOTHING = Loaded(rows=0, row_bytes=0, read_s=0.0, decode_s=0.0)
 
 
 class Profiler:
-    """Measures for jobs. Safe for threads; what the network itself costs is kept for each prefix.
+    """Measures profiles for jobs. Safe for threads; the cost of the network itself is cached per prefix.
 
     Args:
-        settings: of the node.
-        opening: opens what requests need.
-        sharing: the node's memory and threads.
-        door: to the trials of engines.
+        settings: settings of the node.
+        opener: opens the resources of requests.
+        resources: memory and threads of the node.
+        bridge: gives access to torch and to the trials of engines.
     """
 
-    def __init__(self, settings: NodeSettings, opening: Opening, sharing: Sharing, door: TorchDoor) -> None:
+    def __init__(
+        self, settings: NodeSettings, opener: RequestOpener, resources: Resources, bridge: TorchBridge
+    ) -> None:
         self._settings = settings
-        self._opening = opening
-        self._sharing = sharing
-        self._door = door
+        self._opener = opener
+        self._resources = resources
+        self._bridge = bridge
         self._networks = Networks()
 
-    def profile(self, wanted: ProfileRequest, account: Account, leash: CancelScope, held: ExitStack) -> Profile:
-        """See ``Node.profile``; what it takes is given back when ``held`` is closed."""
+    def profile(self, wanted: ProfileRequest, account: Account, scope: CancelScope, held: ExitStack) -> Profile:
+        """See ``Node.profile``; its memory is released when ``held`` is closed."""
         request, counters = wanted.features, Counters()
         preprocess = checked_preprocess(request)
-        reader = self._opening.reader(request, preprocess, account, counters, leash, held, is_measured=True)
-        resident = self._opening.resident(request, preprocess, account, held)
-        run = PrefixRun(resident, len(resident.prefix.cuts), self._sharing.device, leash, account) if resident else None
+        reader = self._opener.reader(request, preprocess, account, counters, scope, held, is_measured=True)
+        resident = self._opener.resident(request, preprocess, account, held)
+        run = (
+            PrefixRun(resident, len(resident.prefix.cuts), self._resources.device, scope, account) if resident else None
+        )
         if wanted.only_engine:
-            return self._engine(wanted, preprocess, resident, reader, account, leash, held)
+            return self._engine(wanted, preprocess, resident, reader, account, scope, held)
         rows = self._profiled_rows(request, run)
         shape = (padded(rows), *preprocess.shape)
-        # Hardware and engine are this node's for good, so that they need not be in the key.
+        # The node's hardware and reference engine never change, so they are not part of the key.
         key = (request.prefix, padded(rows), preprocess.digest)
-        lane, nbytes = self._sharing.lane(account), 2 * _FLOAT * math.prod(shape)
-        bench = self._bench(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
-        nbytes += 0 if bench is None else bench.nbytes
+        lane, nbytes = self._resources.lane(account), 2 * _FLOAT * math.prod(shape)
+        measurement = (
+            self._measurement(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
+        )
+        nbytes += 0 if measurement is None else measurement.nbytes
         max_bytes = max(nbytes, lane.total_bytes // _PART)
-        tried = _shape_of_tried(wanted, preprocess, max_bytes) if bench is not None else ()
+        tried = _shape_of_tried(wanted, preprocess, max_bytes) if measurement is not None else ()
         kind = np.dtype(np.float32 if preprocess.levels is None else np.uint8)
         tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
-        # What engines are tried on is read when the rest has gone.
-        room = held.enter_context(lane.reserve(max(nbytes, tried_bytes), leash.is_cut))
+        # The samples for trials are read when those of the measurement have been freed.
+        room = held.enter_context(lane.reserve(max(nbytes, tried_bytes), scope.is_cancelled))
         slab = np.zeros(shape, np.float32)
-        readers = self._sharing.readers.lane(account.name)
-        loaded = load(reader, slab, rows, readers, leash, counters)
-        network = None if bench is None else bench.network(slab)
+        readers = self._resources.readers.lane(account.name)
+        loaded = load(reader, slab, rows, readers, scope, counters)
+        network = None if measurement is None else measurement.network(slab)
         del slab
         if network is not None:
             self._networks.put(key, network)
@@ -101,13 +107,13 @@ class Profiler:
         if network is None or resident is None or run is None:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         reference = MeasuredReference(run, network, resident.prefix.cuts)
-        if not self._door.trials.are_wanted(wanted, reference.seconds(len(resident.prefix.cuts))):
+        if not self._bridge.trials.are_wanted(wanted, reference.seconds(len(resident.prefix.cuts))):
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
-        room.shrink(tried_bytes)  # trials may take minutes, elsewhere
+        room.shrink(tried_bytes)  # trials may take minutes, in other processes
         pixels: Slab = np.zeros(tried, kind)
-        kept = load(reader, pixels, len(pixels), readers, leash, counters)
-        patron = self._patron(request, account, leash)
-        choice = self._door.trials.wanted(wanted, resident.prefix, pixels, reference, patron, preprocess.levels)
+        kept = load(reader, pixels, len(pixels), readers, scope, counters)
+        requester = self._requester(request, account, scope)
+        choice = self._bridge.trials.wanted(wanted, resident.prefix, pixels, reference, requester, preprocess.levels)
         if choice.engine != REFERENCE:
             decode_s = (kept if levels_of(choice.engine) else loaded).decode_s
             costs = under_engine(costs, network, resident.prefix.cuts, decode_s, choice)
@@ -120,14 +126,14 @@ class Profiler:
         resident: Resident | None,
         reader: SampleReader,
         account: Account,
-        leash: CancelScope,
+        scope: CancelScope,
         held: ExitStack,
     ) -> Profile:
-        """The engine alone, found on samples that are read for it."""
-        lane, choice = self._sharing.lane(account), Choice(engine=REFERENCE, trials=())
+        """Choose the engine only, on samples that are read for its trials."""
+        lane, choice = self._resources.lane(account), Choice(engine=REFERENCE, trials=())
         if resident is None:
             return self._profile_of(_NOTHING, (), (), choice)
-        run = PrefixRun(resident, len(resident.prefix.cuts), self._sharing.device, leash, account)
+        run = PrefixRun(resident, len(resident.prefix.cuts), self._resources.device, scope, account)
         run.check()
         shape = _shape_of_tried(wanted, preprocess, lane.total_bytes // _PART)
         some = np.zeros((ROWS, *preprocess.shape), np.float32)
@@ -136,35 +142,37 @@ class Profiler:
         if network is None:
             return self._profile_of(_NOTHING, (), (), choice)
         reference = MeasuredReference(run, network, resident.prefix.cuts)
-        if self._door.trials.are_wanted(wanted, reference.seconds(len(resident.prefix.cuts))):
+        if self._bridge.trials.are_wanted(wanted, reference.seconds(len(resident.prefix.cuts))):
             pixels: Slab = np.zeros(shape, np.dtype(np.float32 if preprocess.levels is None else np.uint8))
-            held.enter_context(lane.reserve(pixels.nbytes, leash.is_cut))
-            load(reader, pixels, len(pixels), self._sharing.readers.lane(account.name), leash, Counters())
-            patron = self._patron(wanted.features, account, leash)
-            choice = self._door.trials.wanted(wanted, resident.prefix, pixels, reference, patron, preprocess.levels)
+            held.enter_context(lane.reserve(pixels.nbytes, scope.is_cancelled))
+            load(reader, pixels, len(pixels), self._resources.readers.lane(account.name), scope, Counters())
+            requester = self._requester(wanted.features, account, scope)
+            choice = self._bridge.trials.wanted(
+                wanted, resident.prefix, pixels, reference, requester, preprocess.levels
+            )
         return self._profile_of(_NOTHING, (), (), choice)
 
-    def _patron(self, request: FeatureRequest, account: Account, leash: CancelScope) -> Patron:
+    def _requester(self, request: FeatureRequest, account: Account, scope: CancelScope) -> Requester:
         assert request.prefix is not None, "the prefix was found by its name"
-        room_bytes = self._opening.prefixes.room_bytes(request.prefix, account)
-        return Patron(
+        room_bytes = self._opener.prefixes.room_bytes(request.prefix, account)
+        return Requester(
             name=account.name,
             check=account.check_trials,
-            is_abandoned=leash.is_cut,
-            spent=partial(self._sharing.tried, account),
+            is_abandoned=scope.is_cancelled,
+            spent=partial(self._resources.tried, account),
             room_bytes=room_bytes,
         )
 
-    def _bench(
+    def _measurement(
         self,
         wanted: ProfileRequest,
         run: PrefixRun,
         resident: Resident,
         loaded_bytes: int,
         known: NetworkProfile | None,
-    ) -> Bench:
-        room_bytes = self._sharing.pools["work"].total_bytes
-        return Bench(
+    ) -> PrefixMeasurement:
+        room_bytes = self._resources.pools["work"].total_bytes
+        return PrefixMeasurement(
             run,
             resident.prefix.cuts,
             codecs=wanted.codecs,
@@ -200,7 +208,7 @@ class Profiler:
 
 
 def _shape_of_tried(wanted: ProfileRequest, preprocess: Preprocess, max_bytes: int) -> tuple[int, ...]:
-    """Of all samples on which engines are tried: pixels where they can be had, else what the network takes."""
+    """The shape of all samples for trials: pixels if available, else the input of the network."""
     channels, *sides = preprocess.shape
     row_bytes = math.prod(preprocess.shape) * (_FLOAT if preprocess.levels is None else 1)
     rows = min(len(wanted.features.samples), max_bytes // row_bytes)

@@ -1,4 +1,4 @@
-"""Measures what reading, decoding, every cut of a prefix and codecs cost on this node, on real samples."""
+"""Measures reading, decoding, every cut of a prefix and codecs on this node, on real samples."""
 
 import threading
 import time
@@ -25,15 +25,24 @@ from frostline.node.weights.prefix_registry import Resident
 from frostline.profiles import CodecCost, CutCost
 from frostline.wire.codecs import packing_memory
 
-__all__ = ("Bench", "Loaded", "MeasuredReference", "NetworkProfile", "Networks", "cut_costs", "load", "under_engine")
+__all__ = (
+    "Loaded",
+    "MeasuredReference",
+    "NetworkProfile",
+    "Networks",
+    "PrefixMeasurement",
+    "cut_costs",
+    "load",
+    "under_engine",
+)
 
 _REPEATS = 3
-# More of those, which take milliseconds: a neighbour that has the core for a while is seen in few of them.
+# Packing takes milliseconds, so it is repeated more often: another process then disturbs few of the runs.
 _PACKINGS = 5
-# Samples on which codecs are measured: those of EfficientNet-lite0 take 0.7 s where nothing may be lost and 1.4 s in
-# all, with two cores that others use too (its run before takes 2.7 s).
+# Samples on which codecs are measured: those of EfficientNet-lite0 take 0.7 s lossless and 1.4 s in all, with two
+# shared cores (the network's run takes 2.7 s).
 _PACKED_ROWS = 4
-# Prefixes whose costs are kept.
+# Maximum number of prefixes whose costs are cached.
 _MAX_KEPT = 64
 
 Pair = tuple[int, str]
@@ -42,13 +51,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loaded:
-    """Decoded samples and how long they took.
+    """The cost of loading decoded samples.
 
     Attributes:
-        rows: of the slab that they were put into.
-        row_bytes: of one of them.
-        read_s: reading, a sample, all threads at work.
-        decode_s: decoding, a sample, all threads at work.
+        rows: rows of the slab that holds them.
+        row_bytes: size of one row in bytes.
+        read_s: seconds of reading per sample, with all threads at work.
+        decode_s: seconds of decoding per sample, with all threads at work.
     """
 
     rows: int
@@ -59,11 +68,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkProfile:
-    """What the network itself costs, whatever the data.
+    """The cost of a network itself, whatever the data.
 
     Attributes:
-        seconds: a sample up to each cut, ``float64[repeats, cuts]``.
-        codecs: by the number of the cut and the codec's name.
+        seconds: seconds per sample up to each cut, ``float64[repeats, cuts]``.
+        codecs: costs by number of the cut and name of the codec.
     """
 
     seconds: npt.NDArray[np.float64]
@@ -71,12 +80,12 @@ class NetworkProfile:
 
 
 class MeasuredReference:
-    """See ``workshop.Reference``: the prefix in the node's own process, when it is this request's turn.
+    """A ``trial_processes.Reference``: the prefix in the node's own process, run when it is this request's turn.
 
     Args:
-        run: the prefix.
-        network: what it costs.
-        cuts: of the prefix.
+        run: prefix of the request.
+        network: measured cost of the prefix.
+        cuts: cuts of the prefix.
     """
 
     def __init__(self, run: PrefixRun, network: NetworkProfile, cuts: Sequence[Cut]) -> None:
@@ -85,19 +94,19 @@ class MeasuredReference:
         self._cuts = cuts
 
     def seconds(self, cut: int) -> float:
-        """See ``workshop.Reference``."""
+        """See ``trial_processes.Reference``."""
         return float(self._seconds[cut - 1])
 
     def footprint(self, cut: int) -> Footprint:
-        """See ``workshop.Reference``."""
+        """See ``trial_processes.Reference``."""
         return self._run.reference_footprint(cut)
 
     def alone(self, call: Callable[[], T]) -> T:
-        """See ``workshop.Reference``."""
+        """See ``trial_processes.Reference``."""
         return self._run.alone(call)
 
     def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """See ``workshop.Reference``; in runs of one size, since a sample's last bits may depend on it."""
+        """See ``trial_processes.Reference``; all runs have one size, since a sample's last bits may depend on it."""
         parts = []
         for start in range(0, len(samples), ROWS):
             some = np.resize(samples[start : start + ROWS], (ROWS, *samples.shape[1:]))
@@ -106,21 +115,21 @@ class MeasuredReference:
 
 
 class Networks:
-    """What was measured of prefixes, kept for the next job that asks; longest unused out first. Safe for threads."""
+    """A cache of measured network profiles that drops the least recently used. Safe for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[object, ...], NetworkProfile] = OrderedDict()
 
     def get(self, key: tuple[object, ...]) -> NetworkProfile | None:
-        """What is known of a prefix, on some hardware, by an engine, at a batch and after some preprocessing."""
+        """The profile of a prefix at a batch size and a preprocessing; None if it is not cached."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
     def put(self, key: tuple[object, ...], network: NetworkProfile) -> None:
-        """Keep it."""
+        """Cache a profile."""
         with self._lock:
             self._kept[key] = network
             self._kept.move_to_end(key)
@@ -128,17 +137,17 @@ class Networks:
                 self._kept.popitem(last=False)
 
 
-class Bench:
+class PrefixMeasurement:
     """Measures one prefix on loaded samples.
 
     Args:
-        run: the prefix up to its last cut.
-        cuts: of the prefix.
-        codecs: that are asked for.
-        encoded_bytes: of a sample as it is stored, the mean.
-        cores: that this node may use.
-        known: what was measured before; None where nothing was.
-        room_bytes: for activations that are kept while codecs work on them.
+        run: prefix up to its last cut.
+        cuts: cuts of the prefix.
+        codecs: names of the codecs to measure.
+        encoded_bytes: mean size in bytes of a sample as it is stored.
+        cores: number of cores that this node may use.
+        known: earlier measurement to complete; None if there is none.
+        room_bytes: memory for activations that are kept while codecs work on them.
     """
 
     def __init__(
@@ -166,11 +175,11 @@ class Bench:
 
     @property
     def nbytes(self) -> int:
-        """The most memory that measuring takes beside the samples."""
+        """The maximum memory that the measurement takes beside the samples."""
         return max((_group_bytes(group) for group in self._groups), default=0)
 
     def network(self, slab: Slab) -> NetworkProfile:
-        """What is known, and what was missing of it."""
+        """Measure the missing costs, and return them with the known ones."""
         known = self._known
         seconds = self._run.seconds(slab, repeats=_REPEATS) if known is None else known.seconds
         codecs = {} if known is None else dict(known.codecs)
@@ -183,23 +192,23 @@ class Bench:
 
 
 def load(
-    reader: SampleReader, slab: Slab, rows: int, readers: Executor, leash: CancelScope, counters: Counters
+    reader: SampleReader, slab: Slab, rows: int, readers: Executor, scope: CancelScope, counters: Counters
 ) -> Loaded:
-    """Read and decode the first samples of a request, as a batch of a request is, and see how long that takes.
+    """Read and decode the first samples of a request, as for a batch, and measure how long that takes.
 
     Args:
-        reader: of the request.
-        slab: of zeros; samples are repeated to fill it.
-        rows: how many samples.
-        readers: threads that read and decode.
-        leash: of the request.
-        counters: the reader's own.
+        reader: reader of the request.
+        slab: array of zeros for the samples, which are repeated to fill it.
+        rows: number of samples.
+        readers: executor whose threads read and decode.
+        scope: cancel scope of the request.
+        counters: counters of the reader.
     """
-    reader.pixels_into(0, slab[0])  # not measured: the first image makes Pillow load its readers
+    reader.pixels_into(0, slab[0])  # not measured: Pillow loads its plugins with the first image
     before = counters.totals()
     started = time.perf_counter()
     reader.expect(range(rows))
-    samples = [leash.submit(readers, reader.pixels_into, row, slab[row]) for row in range(rows)]
+    samples = [scope.submit(readers, reader.pixels_into, row, slab[row]) for row in range(rows)]
     try:
         for sample in samples:
             sample.result()
@@ -214,7 +223,7 @@ def load(
 
 
 def cut_costs(loaded: Loaded, network: NetworkProfile | None, resident: Resident | None) -> Sequence[CutCost]:
-    """The cost at cuts 0 and 1, and at every later one where there is a prefix."""
+    """The cost at cuts 0 and 1, and at every later cut if there is a prefix."""
     if network is None or resident is None:
         free = CutCost(number=0, seconds=0.0, spread_s=0.0, fixed_bytes=0, bytes_per_sample=0)
         return [free, _pixels(loaded)]
@@ -229,23 +238,23 @@ def cut_costs(loaded: Loaded, network: NetworkProfile | None, resident: Resident
 def under_engine(
     costs: Sequence[CutCost], network: NetworkProfile, cuts: Sequence[Cut], decode_s: float, choice: Choice
 ) -> Sequence[CutCost]:
-    """The same costs where another engine than the reference runs the prefix.
+    """The same costs if another engine than the reference runs the prefix.
 
-    Its seconds are known at the cuts at which it was tried, and lie between them as the reference's do; its memory up
-    to a cut is that up to the next one at which it was tried. What is left behind a cut is the trainer's, and stays; so
-    do cuts behind the last one at which it was tried, where the job does not stop.
+    The engine's seconds are known at the cuts where it was tried, and are interpolated between them in proportion to
+    the reference's. Its memory up to a cut is that up to the next cut where it was tried. The cost of the rest behind a
+    cut belongs to the trainer and does not change; nor do cuts behind the last tried one, where the job does not stop.
 
     Args:
-        costs: of the reference, from cut 0.
-        network: the reference's seconds.
-        cuts: of the prefix.
-        decode_s: of a sample.
-        choice: the engine, with its trials.
+        costs: costs of the reference, from cut 0.
+        network: profile with the reference's seconds.
+        cuts: cuts of the prefix.
+        decode_s: seconds of decoding a sample.
+        choice: engine, with its trials.
     """
-    trials = {one.cut: one for one in choice.trials if one.engine == choice.engine}
+    trials = {trial.cut: trial for trial in choice.trials if trial.engine == choice.engine}
     reference_s = np.median(network.seconds, axis=0).tolist()
     last = max(trials)
-    seconds = interpolated(reference_s[:last], {cut - 1: one.seconds for cut, one in trials.items()})
+    seconds = interpolated(reference_s[:last], {cut - 1: trial.seconds for cut, trial in trials.items()})
     changed = list(costs)
     for cut, to_here_s in list(zip(cuts[:last], seconds, strict=True))[1:]:
         trial = trials[min(number for number in trials if number >= cut.number)]
@@ -290,7 +299,7 @@ def _cost(cut: Cut, seconds: float, spread_s: float, resident: Resident) -> CutC
 
 
 def _groups(cuts: Sequence[Cut], room_bytes: int) -> list[list[Cut]]:
-    """Cuts whose activations are kept at the same time; each group takes a run of its own."""
+    """Group cuts whose activations fit into memory together; each group takes one run."""
     groups: list[list[Cut]] = []
     for cut in cuts:
         if groups and _group_bytes([*groups[-1], cut]) <= room_bytes:
@@ -305,7 +314,7 @@ def _group_bytes(cuts: Sequence[Cut]) -> int:
 
 
 def _working_bytes(cut: Cut) -> int:
-    """What packing a cut's samples takes with the codec that takes most, and unpacking them."""
+    """The memory for packing and unpacking a cut's samples with the codec that needs most."""
     kinds = [np.dtype(dtype) for dtype in cut.dtypes]
     memory = packing_memory(cut.shapes, kinds, "fp16+sparse+zstd")
     return memory.fixed_bytes + _PACKED_ROWS * (memory.bytes_per_sample + cut.bytes_per_sample)

@@ -1,4 +1,4 @@
-"""What a node's tenants share, its places, memory and device, and the order in which they get them."""
+"""The resources that a node's tenants share: memory, threads and the device, and the order in which they get them."""
 
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -18,28 +18,28 @@ from frostline.node.scheduling.statistics import Counters, TenantStatistics
 from frostline.node.scheduling.tenants import Account, Tenants
 from frostline.node.weights.weight_memory import WeightMemory
 
-__all__ = ("Sharing",)
+__all__ = ("Resources",)
 
 T = TypeVar("T")
 
-# Samples in work at once: enough to decode some while others wait for what is being read.
+# Samples being read or decoded at once: enough to decode some while others wait for the store.
 _READERS = 16
 
 
-class Sharing:
-    """Everything that has to be divided. Safe for threads.
+class Resources:
+    """All shared resources of a node. Safe for threads.
 
     Args:
-        settings: what there is to divide, between whom, and by which rule.
+        settings: settings of the node: its budget, its tenants and its batching rule.
 
     Attributes:
-        counters: of the node.
-        tenants: who asks.
-        pools: the memory.
-        device: what runs prefixes.
-        readers: what reads and decodes samples.
-        waiters: what waits for stores beyond that, and does nothing else.
-        gate: lets requests in.
+        counters: counters of the node.
+        tenants: tenants of the node.
+        pools: memory pools by name.
+        device: device that runs prefixes.
+        readers: threads that read and decode samples.
+        waiters: threads that only wait for stores, for reading ahead.
+        gate: admits requests.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -47,17 +47,17 @@ class Sharing:
         self._compute_threads = settings.compute_threads
         self.counters = Counters()
         self.tenants = Tenants(settings.tenants, self.counters)
-        self._turns = FairQueue(self.tenants.weights)
-        # The rules to compare with know no tenants: there, memory too goes to who came first.
-        self._memory_turns = turns = self._turns if settings.batching == "fair" else None
+        self._fair_shares = FairQueue(self.tenants.weights)
+        # The other rules serve as baselines and know no tenants: memory too is given in order of arrival.
+        self._memory_shares = fair_shares = self._fair_shares if settings.batching == "fair" else None
         device_bytes = free_device_bytes(settings.device)
-        self.pools = Shares.of(settings.memory_bytes - shared_bytes(settings), device_bytes).pools(turns)
+        self.pools = Shares.of(settings.memory_bytes - shared_bytes(settings), device_bytes).pools(fair_shares)
         self._work = self.pools["work"]
         self.device = Device(
             name=settings.device,
             memory=self.pools["device"],
             rule=_rule(settings, self.pools),
-            turns=self._turns,
+            fair_shares=self._fair_shares,
             counters=self.counters,
         )
         self.readers = _readers(max(_READERS, settings.decode_threads), settings)
@@ -65,69 +65,69 @@ class Sharing:
         self.gate = Gate(settings.max_requests, self.pools["messages"], self._work, self.tenants.accounts)
 
     def lane(self, account: Account, device_s: Callable[[], float] = float) -> Lane:
-        """The way of a request into the memory for work.
+        """A request's access to the memory for work.
 
         Args:
-            account: whose it is.
-            device_s: what its next batch will probably take of the device; nothing where it needs none.
+            account: account of the tenant that asks.
+            device_s: returns the expected device seconds of its next batch; 0 if it needs no device.
         """
         total_bytes = self._work.total_bytes
         return Lane(self._work, lambda: account.claim(device_s(), total_bytes), account.settings.work_bytes)
 
-    def places(self) -> "WeightMemory[T]":
-        """The memory for weights, by whose turn it is; one is enough for a node."""
-        return WeightMemory(self.pools["weights"], self._memory_turns, self.counters)
+    def weight_memory(self) -> "WeightMemory[T]":
+        """Make the memory for weights, ordered by the tenants' fair shares; a node needs one."""
+        return WeightMemory(self.pools["weights"], self._memory_shares, self.counters)
 
     def charged(
         self, made: Generator[FeatureBatch, None, None], account: Account, counters: Counters
     ) -> Generator[FeatureBatch, None, None]:
-        """Batches that never run on the device, for which their tenant is charged what they took of the threads.
+        """Yield batches that never run on the device, and charge their tenant for the threads that they used.
 
-        Otherwise they would always be next. A node that reads and decodes with all its threads is as busy as one whose
+        Without the charge they would always be next. A node whose threads all read and decode is as busy as one whose
         device runs.
 
         Args:
-            made: the batches.
-            account: whose they are.
-            counters: of the request alone.
+            made: batches of the request.
+            account: account of the tenant that asks.
+            counters: counters of this request alone.
         """
         paid_s = 0.0
         with closing(made):
             for batch in made:
                 done = counters.totals()
                 took_s = done.read_s / _READERS + done.decode_s / self._threads
-                self._turns.begin(account.name)
-                self._turns.charge(account.name, took_s - paid_s)
+                self._fair_shares.begin(account.name)
+                self._fair_shares.charge(account.name, took_s - paid_s)
                 paid_s = took_s
                 yield batch
-                del batch  # its memory is given back with the next step
+                del batch  # so that its memory is freed with the next step
 
     def tried(self, account: Account, trial_s: float) -> None:
-        """Charge a tenant for trials of engines, which have all threads of the node: their seconds are the device's."""
+        """Charge a tenant for trials of engines, which use all threads of the node, as device seconds."""
         account.tried(trial_s)
-        self._turns.owe(account.name, trial_s)
+        self._fair_shares.owe(account.name, trial_s)
 
     def trained(self, account: Account, processor_s: float) -> None:
         """Charge a tenant for a head that is trained beside the node.
 
         Args:
-            account: whose it is.
-            processor_s: seconds of a core; as many threads as the node computes with would have had them at once.
+            account: account of the tenant.
+            processor_s: core seconds; they are divided by the node's compute threads.
         """
         train_s = processor_s / self._compute_threads
         account.trained(train_s)
-        self._turns.charge(account.name, train_s)
+        self._fair_shares.charge(account.name, train_s)
 
     def statistics(self, asker: Account | None, weight_bytes: Callable[[str], int]) -> dict[str, TenantStatistics]:
-        """Where tenants stand.
+        """The state of the tenants, by name.
 
         Args:
-            asker: what it may not see is left out; None sees all.
-            weight_bytes: what a tenant's prefixes and engines take.
+            asker: account that asks; tenants that it may not see are left out. None sees all.
+            weight_bytes: returns the bytes of a tenant's prefixes and engines.
         """
         accounts = self.tenants.accounts
         seen = [account for account in accounts if asker is None or asker.settings.sees_all or account is asker]
-        return {one.name: self._standing(one, weight_bytes(one.name)) for one in seen}
+        return {account.name: self._standing(account, weight_bytes(account.name)) for account in seen}
 
     def _standing(self, account: Account, weight_bytes: int) -> TenantStatistics:
         return TenantStatistics(
@@ -140,7 +140,7 @@ class Sharing:
 
 
 def _readers(threads: int, settings: NodeSettings) -> Readers:
-    # With several tenants, half of the threads are left to those whose stores are not slow.
+    # With several tenants, no tenant gets more than half of the threads, in case its store is slow.
     return Readers(threads, threads if len(settings.tenants) <= 1 else max(1, threads // 2))
 
 

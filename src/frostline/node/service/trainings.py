@@ -1,4 +1,4 @@
-"""The trainings beside a node: few at a time, each a process of its own that ends when nobody follows it any more."""
+"""Runs trainings beside a node: a few at a time, each in a process that ends when its client stops following it."""
 
 import os
 import secrets
@@ -18,18 +18,18 @@ from frostline.node.scheduling.tenants import Account
 
 __all__ = ("Training", "Trainings")
 
-# Started by name, since the node stands below whatever trains: it hands over data and reads lines.
+# Started by name, because the node is a lower layer than training: it passes data and reads lines.
 _MODULE = "frostline.training.in_store.process"
 _RETRY_AFTER_S = 10.0
-# Results wait for whoever asked for them, on the disk; the oldest makes room.
+# Results are kept on disk until their client fetches them; the oldest is dropped first.
 _MAX_KEPT = 4
 
 
 class Training:
-    """One training: its files, its process and its place. Made by ``Trainings``; closing it again does nothing.
+    """One training: its files, its process and its slot. Made by ``Trainings``; closing it again does nothing.
 
     Attributes:
-        id: names it, and cannot be guessed.
+        id: name that cannot be guessed.
     """
 
     def __init__(self, settings: NodeSettings, length: int, held: ExitStack, charge: Callable[[float], None]) -> None:
@@ -39,7 +39,7 @@ class Training:
         self._charged_s = 0.0
         self._length = length
         self._held = held
-        # Without names: nothing is left behind, however the node ends.
+        # Temporary files without names: nothing stays behind, however the node ends.
         self._assignment = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (a context closes it)
         self._trained = tempfile.TemporaryFile()  # noqa: SIM115 (it outlives the process that fills it)
         self._process: BoundedProcess | None = None
@@ -48,29 +48,29 @@ class Training:
         self._is_closed = False
 
     def write(self, chunk: bytes) -> None:
-        """Take the next piece of its assignment.
+        """Write the next piece of the assignment.
 
         Raises:
-            BadRequest: There is more than was announced.
-            Unavailable: The disk is full.
+            BadRequest: if there is more than announced.
+            Unavailable: if the disk is full.
         """
         if self._assignment.tell() + len(chunk) > self._length:
             raise BadRequest(f"the training has more than the {self._length} bytes that were announced")
         try:
             self._assignment.write(chunk)
         except OSError as error:
-            raise Unavailable(f"the node cannot keep what is to be trained: {error.strerror}") from error
+            raise Unavailable(f"the node cannot store the training's assignment: {error.strerror}") from error
 
     def start(self, url: str, token: str | None) -> bytes:
-        """Start its process, and return the first line that it says.
+        """Start the process, and return its first line.
 
         Args:
-            url: of this node.
-            token: of whoever asked for it.
+            url: URL of this node.
+            token: token of the tenant that asks.
 
         Raises:
-            BadRequest: Its assignment ended early.
-            Refused: The process did not get as far as a line.
+            BadRequest: if the assignment is shorter than announced.
+            Refused: if the process ended before its first line.
         """
         if self._assignment.tell() != self._length:
             raise BadRequest(f"the training ended after {self._assignment.tell()} of {self._length} bytes")
@@ -92,10 +92,10 @@ class Training:
         return self.line()
 
     def line(self) -> bytes:
-        """What it says next; nothing at its end.
+        """The next line of its output; empty at the end.
 
         Raises:
-            Refused: It ended without a last word.
+            Refused: if it ended without a final line.
         """
         with self._turn:
             if self._is_closed:
@@ -106,40 +106,40 @@ class Training:
             return line
 
     def stop(self) -> None:
-        """Ask it to end after the step that it is in."""
+        """Ask the process to end after its current step."""
         with self._lock:
             if self._process is not None and not self._is_closed:
                 self._process.stop()
 
     def result(self) -> IO[bytes] | None:
-        """The trained tensors, as a file for the caller to close; None where there are none."""
+        """The trained tensors, as a file that the caller closes; None if there are none."""
         with self._lock:
             if self._process is None or not self._process.has_finished or self._trained.closed:
                 return None
             return os.fdopen(os.dup(self._trained.fileno()), "rb")
 
     def forget(self) -> None:
-        """Drop the result."""
+        """Delete the result."""
         with self._lock:
             self._trained.close()
 
     def close(self) -> None:
-        """End its process, whatever it is at, and give its place to the next one."""
+        """Kill its process if it runs, and free its slot."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             process = self._process
         if process is not None:
-            process.processor_s()  # of one that is killed nothing can be seen
+            process.processor_s()  # read before the kill, because a dead process has no clock
             process.kill()
-            with self._turn:  # nobody reads from it any more
+            with self._turn:  # no thread reads from it any more
                 self._pay(process)
                 process.close()
         self._held.close()
 
     def _pay(self, process: BoundedProcess) -> None:
-        """Charge what it took since the last time."""
+        """Charge the core seconds since the last call."""
         took_s = process.processor_s()
         took_s, self._charged_s = took_s - self._charged_s, took_s
         self._charge(took_s)
@@ -149,9 +149,9 @@ class Trainings:
     """The trainings of a node. Safe for threads.
 
     Args:
-        settings: whether there may be any, how many, and with how much memory.
-        hold: keeps a prefix for as long as a context lasts.
-        charge: told whose training took how many seconds of a core.
+        settings: settings of the node, with the number of trainings and their memory.
+        hold: returns a context that keeps a prefix resident.
+        charge: called with an account and the core seconds of its training.
     """
 
     def __init__(
@@ -170,35 +170,35 @@ class Trainings:
         self._is_shut = False
 
     def check(self) -> None:
-        """Do nothing if this node trains.
+        """Check that this node trains.
 
         Raises:
-            NotAllowed: It does not.
+            NotAllowed: if it does not.
         """
         if not self._settings.allow_training:
             raise NotAllowed("this node trains no heads: start it with --allow-training (allow_training)")
 
     def begin(self, prefix: str, length: int, account: Account) -> Training:
-        """Take a place for a training, before anything of it is read.
+        """Take a slot for a training, before its body is read.
 
         Args:
-            prefix: digest of the frozen part that it needs.
-            length: of its assignment in bytes, as announced.
-            account: who pays for it.
+            prefix: digest of the frozen part.
+            length: announced size of the assignment in bytes.
+            account: account that is charged.
 
         Raises:
-            NotAllowed: This node does not train.
-            OverBudget: It can never fit.
-            Overloaded: Another one runs, or one of the tenant's quotas is used up.
-            UnknownPrefix: The prefix is not held.
+            NotAllowed: if this node does not train.
+            OverBudget: if the assignment can never fit.
+            Overloaded: if all slots are taken, or a quota of the tenant is used up.
+            UnknownPrefix: if the prefix is not held.
         """
         self.check()
         account.check()
         memory_bytes = self._settings.training_memory_bytes
         if length > memory_bytes // 2:
             raise OverBudget(
-                f"the head and its samples have {readable_bytes(length)}, and this node gives a training "
-                f"{readable_bytes(memory_bytes)}, half of it for them: start it with more --training-memory"
+                f"the head and its samples have {readable_bytes(length)}, but may have half of the "
+                f"{readable_bytes(memory_bytes)} of a training: start the node with more --training-memory"
             )
         with ExitStack() as held:
             self._take_place(held)
@@ -209,20 +209,20 @@ class Trainings:
         return training
 
     def end(self, training: Training) -> None:
-        """End a training, and keep its result where it has one."""
+        """End a training, and keep its result if it has one."""
         training.close()
         with self._lock:
             self._running.pop(training.id, None)
             self._kept[training.id] = training
             late = [self._kept.popitem(last=False)[1]] if len(self._kept) > _MAX_KEPT else []
-        for one in late:
-            one.forget()
+        for training in late:
+            training.forget()
 
     def stop(self, name: str) -> bool:
-        """Ask a running training to end, which is True, or forget the result of one that has ended.
+        """Ask a running training to end, and return True; or delete the result of one that has ended.
 
         Raises:
-            UnknownTraining: There is none of that name.
+            UnknownTraining: if there is none of that name.
         """
         with self._lock:
             running, kept = self._running.get(name), self._kept.pop(name, None)
@@ -238,7 +238,7 @@ class Trainings:
         """The trained tensors of a training that has ended, as an open file.
 
         Raises:
-            UnknownTraining: There is none of that name, or it ended without any.
+            UnknownTraining: if there is none of that name, or it ended without a result.
         """
         with self._lock:
             kept = self._kept.get(name)
@@ -248,21 +248,21 @@ class Trainings:
         return found
 
     def close(self) -> None:
-        """End all of them. Calling it again does nothing."""
+        """End all trainings. Calling it again does nothing."""
         with self._lock:
             self._is_shut = True
             running, kept = list(self._running.values()), list(self._kept.values())
             self._kept.clear()
-        for one in running:
-            one.close()
-        for one in (*running, *kept):
-            one.forget()
+        for training in running:
+            training.close()
+        for training in (*running, *kept):
+            training.forget()
 
     def _take_place(self, held: ExitStack) -> None:
         with self._lock:
             if self._is_shut or self._places == 0:
                 raise Overloaded(
-                    f"the node trains as many heads as it may ({self._settings.trainings}): ask again later",
+                    f"the node already trains as many heads as it may ({self._settings.trainings}): ask again later",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             self._places -= 1
@@ -273,4 +273,4 @@ class Trainings:
             self._places += 1
 
 
-_UNKNOWN = "there is no such training, or it left nothing: results are kept for a while only"
+_UNKNOWN = "there is no such training, or it has no result: results are kept for a while only"

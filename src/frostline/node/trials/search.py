@@ -1,4 +1,4 @@
-"""Looks for one job's engine: among those that are known, and those whose trial pays, the best prospects first."""
+"""Searches for one job's engine: among known trials, and among new ones that pay, the best prospects first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -6,26 +6,26 @@ from dataclasses import replace
 from frostline.engines.base.identity import offer_name
 from frostline.engines.choice.choice import Choice, choose
 from frostline.engines.choice.prospects import Prospect, compared, not_worth
-from frostline.node.trials.accuracy_check import Judging
+from frostline.node.trials.accuracy_check import AccuracyCheck
 from frostline.profiles import Trial
 
 __all__ = ("Search",)
 
 
 class Search:
-    """One job's way to its engine, up to one cut.
+    """One job's search for its engine, up to one cut.
 
     Args:
-        own: the reference, as it was measured for this job.
-        kept: the reference, as it was measured with what is known of the others; None where nothing is.
-        keep: keeps the reference's trial beside those that were made with it.
+        own: trial of the reference, measured for this job.
+        kept: trial of the reference, measured with the known trials; None if there are none.
+        keep: stores the reference's trial beside those made with it.
         known: trials of other engines, from earlier jobs.
-        refused: of engines that cannot be used here, with the reason.
-        empty: by an offer's name, what is to be known of its engine.
-        left: engines that may be tried, the best first.
-        accuracy: that the job allows.
-        samples: that the job has still to compute; None where trials need not pay.
-        here: engines that are ready in a moment are tried in the node's own process.
+        refused: trials of engines that cannot be used here, with the reason.
+        empty: unfilled trials by name of the engine's offer.
+        left: engines that may be tried, the best prospect first.
+        accuracy: accuracy that the job needs.
+        samples: number of samples that the job still has to compute; None if trials need not pay.
+        here: whether engines that are ready in a moment are tried in the node's own process.
     """
 
     def __init__(
@@ -54,54 +54,54 @@ class Search:
         self._accuracy = accuracy
         self._samples = samples
 
-    def run(self, judging: Judging, tried: Callable[[str], Trial]) -> Choice:
-        """Find it.
+    def run(self, accuracy_check: AccuracyCheck, tried: Callable[[str], Trial]) -> Choice:
+        """Choose the engine.
 
         Args:
-            judging: knows errors on the job's samples.
-            tried: has the engine of an offer tried, by the offer's name.
+            accuracy_check: provides the errors on the job's samples.
+            tried: tries the engine of an offer, by the offer's name.
         """
         while True:
-            choice = self._choice(judging)
+            choice = self._choice(accuracy_check)
             chosen = next(trial for trial in self._trials if trial.engine == choice.engine)
-            spent_s = judging.workshop.spent_s
-            if unknown := judging.unknown([chosen]):
-                self._compare(unknown, judging, spent_s)
+            spent_s = accuracy_check.runner.spent_s
+            if unknown := accuracy_check.unknown([chosen]):
+                self._compare(unknown, accuracy_check, spent_s)
                 continue
-            reasons = {one.engine: self._why_not(one, chosen.seconds, spent_s) for one in self._left}
+            reasons = {prospect.engine: self._why_not(prospect, chosen.seconds, spent_s) for prospect in self._left}
             worth = next((name for name, why_not in reasons.items() if why_not is None), None)
             if worth is None:
                 self._refused += [replace(self._empty[name], why_not=why_not) for name, why_not in reasons.items()]
-                return judging.said(self._choice(judging), self._trials)
-            self._try(worth, judging, tried)
+                return accuracy_check.said(self._choice(accuracy_check), self._trials)
+            self._try(worth, accuracy_check, tried)
 
     @property
     def _trials(self) -> list[Trial]:
         return [self._reference, *self._known]
 
-    def _choice(self, judging: Judging) -> Choice:
-        return choose([*map(judging.here, self._trials), *self._refused], self._accuracy)
+    def _choice(self, accuracy_check: AccuracyCheck) -> Choice:
+        return choose([*map(accuracy_check.here, self._trials), *self._refused], self._accuracy)
 
-    def _try(self, name: str, judging: Judging, tried: Callable[[str], Trial]) -> None:
-        before_s = judging.workshop.spent_s
-        self._left = [one for one in self._left if one.engine != name]
+    def _try(self, name: str, accuracy_check: AccuracyCheck, tried: Callable[[str], Trial]) -> None:
+        before_s = accuracy_check.runner.spent_s
+        self._left = [prospect for prospect in self._left if prospect.engine != name]
         self._known.append(tried(name))
-        if judging.workshop.spent_s > before_s and not self._is_own_kept:
-            self._reference = self._own  # speeds that are compared were measured at the same time
+        if accuracy_check.runner.spent_s > before_s and not self._is_own_kept:
+            self._reference = self._own  # compared speeds must be measured at the same time
             self._keep(self._own)
             self._is_own_kept = True
 
-    def _compare(self, unknown: Sequence[Trial], judging: Judging, spent_s: float) -> None:
-        """Have errors measured on this job's samples, where that pays."""
+    def _compare(self, unknown: Sequence[Trial], accuracy_check: AccuracyCheck, spent_s: float) -> None:
+        """Have errors measured on this job's samples, if that pays."""
         speed_up = self._reference.seconds / unknown[0].seconds
         gain = compared(offer_name(unknown[0].engine), speed_up, here=self._here)
         why_not = self._why_not(gain, self._reference.seconds, spent_s)
         if why_not is None:
-            judging.measure(unknown)
+            accuracy_check.measure(unknown)
             return
-        self._known = [one for one in self._known if one not in unknown]
-        self._refused += [replace(one, seconds=0.0, why_not=why_not) for one in unknown]
+        self._known = [trial for trial in self._known if trial not in unknown]
+        self._refused += [replace(trial, seconds=0.0, why_not=why_not) for trial in unknown]
 
-    def _why_not(self, one: Prospect, best_s: float, spent_s: float) -> str | None:
+    def _why_not(self, prospect: Prospect, best_s: float, spent_s: float) -> str | None:
         reference_s = self._reference.seconds
-        return not_worth(one, reference_s=reference_s, best_s=best_s, samples=self._samples, spent_s=spent_s)
+        return not_worth(prospect, reference_s=reference_s, best_s=best_s, samples=self._samples, spent_s=spent_s)

@@ -1,4 +1,4 @@
-"""Finds the engine for a prefix: has those tried that pay for a job, once on each hardware, and keeps the trials."""
+"""Selects the engine for a prefix: tries engines that pay for a job, once per hardware, and keeps the trials."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,52 +16,51 @@ from frostline.engines.choice.prospects import not_worth, prospects, too_coarse,
 from frostline.engines.machine.hardware import abilities
 from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.files.artifact import Prefix
-from frostline.node.trials.accuracy_check import Judging
-from frostline.node.trials.requesters import NOBODY, Patron
+from frostline.node.trials.accuracy_check import AccuracyCheck
 from frostline.node.trials.search import Search
-from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy
-from frostline.node.trials.trial_processes import Children, Reference, Workshop
-from frostline.node.trials.trial_queue import TrialTurns
-from frostline.node.trials.trial_store import TrialShelf
+from frostline.node.trials.trial_policy import NOBODY, EngineMemory, Requester, TrialPolicy
+from frostline.node.trials.trial_processes import Reference, TrialProcess, TrialRunner
+from frostline.node.trials.trial_queue import TrialQueue
+from frostline.node.trials.trial_store import TrialStore
 from frostline.private import make_private_folder
 from frostline.profiles import Trial
 from frostline.wire.messages import ProfileRequest
 
 __all__ = ("Trials",)
 
-# Two of three samples calibrate and the others judge; with fewer an error is chance.
+# Minimum number of samples: two of three calibrate and the others test; with fewer, the error is a matter of chance.
 _MIN = 8
 
 
 class Trials:
-    """What is known of engines on this hardware. Safe for threads; one engine is tried at a time.
+    """The trials of engines on this hardware. Safe for threads; one engine is tried at a time.
 
     Args:
-        folder: where trials and converted files are kept, a folder a prefix; made when it is needed.
-        terms: how engines are tried.
-        room: that they must fit.
-        longest_s: for all trials of one request; 0 tries none, and the reference is used.
-        engines: names of those that may be tried; None for all.
-        max_bytes: that the folder may take; prefixes longest unused go first.
+        folder: folder for trials and converted files, with a folder per prefix; created when it is needed.
+        policy: how engines are tried.
+        room: memory that engines must fit.
+        longest_s: maximum seconds for all trials of one request; 0 tries none, and the reference is used.
+        engines: names of the engines that may be tried; None for all.
+        max_bytes: maximum size of the folder; least recently used prefixes are removed first.
     """
 
     def __init__(
         self,
         folder: Path,
-        terms: TrialPolicy,
+        policy: TrialPolicy,
         room: EngineMemory,
         *,
         longest_s: float,
         engines: Collection[str] | None = None,
         max_bytes: int = 8 << 30,
     ) -> None:
-        self._shelf = TrialShelf(folder, terms, max_bytes)
-        self._terms = terms
+        self._store = TrialStore(folder, policy, max_bytes)
+        self._policy = policy
         self._room = room
         self._longest_s = longest_s
-        self._offers = tuple(one for one in OFFERS if engines is None or one.name in (REFERENCE, *engines))
-        self._children = Children(terms.niceness)
-        self._turns = TrialTurns()
+        self._offers = tuple(offer for offer in OFFERS if engines is None or offer.name in (REFERENCE, *engines))
+        self._process = TrialProcess(policy.niceness)
+        self._queue = TrialQueue()
 
     def wanted(
         self,
@@ -69,25 +68,25 @@ class Trials:
         prefix: Prefix,
         pixels: Pixels,
         reference: Reference,
-        patron: Patron = NOBODY,
+        requester: Requester = NOBODY,
         levels: Levels | None = None,
     ) -> Choice:
-        """The engine for the job that asks for a profile; where it names one, that is made ready and no other tried.
+        """The engine for the job that asks for a profile; if it names one, only that engine is prepared.
 
         Args:
-            request: of the job.
-            prefix: to be run.
+            request: request of the job.
+            prefix: prefix to be run.
             pixels: real samples.
             reference: runs the prefix as the user's own network does.
-            patron: for whom it is.
-            levels: what they mean where they are as they are kept, as engines then take them too; else None.
+            requester: tenant and request for which engines are tried.
+            levels: meaning of the pixels if they are unprocessed, so that engines take them unprocessed too; else None.
 
         Raises:
-            BadRequest: There is no such cut.
-            EngineNotReady: The engine that it names cannot be used there.
-            Abandoned: Nobody waits for it any more.
-            Overloaded: The tenant has to wait before more is tried for it.
-            Unavailable: The node is stopping.
+            BadRequest: if there is no such cut.
+            EngineNotReady: if the engine that it names cannot be used there.
+            Abandoned: if the request was cancelled.
+            Overloaded: if the tenant has to wait before more is tried for it.
+            Unavailable: if the node is stopping.
         """
         features = request.features
         assert features.prefix is not None, "the prefix was found by its name"
@@ -97,7 +96,7 @@ class Trials:
         if features.engine != REFERENCE:
             engine, cut, accuracy = features.engine, features.cut, request.accuracy
             trial = self.prepare(
-                features.prefix, prefix, pixels, engine, cut, reference, patron, levels, accuracy=accuracy
+                features.prefix, prefix, pixels, engine, cut, reference, requester, levels, accuracy=accuracy
             )
             if trial.why_not is not None:
                 raise EngineNotReady(f"{engine} cannot be used at cut {cut}: {trial.why_not}")
@@ -110,7 +109,7 @@ class Trials:
             pixels,
             request.accuracy,
             reference,
-            patron,
+            requester,
             levels,
             only=features.cut if request.only_here else None,
             max_s=request.trial_s,
@@ -118,21 +117,23 @@ class Trials:
         )
 
     def are_wanted(self, request: ProfileRequest, reference_s: float) -> bool:
-        """Whether a job that asks for a profile has any engine looked at beside the reference.
+        """Whether a job that asks for a profile considers any engine beside the reference.
 
         Args:
-            request: of the job.
-            reference_s: of the reference up to the frost line, a sample.
+            request: request of the job.
+            reference_s: seconds per sample of the reference up to the frost line.
         """
         digest = request.features.prefix
         if digest is None or request.features.engine != REFERENCE or not self._tries(request.accuracy):
             return digest is not None and request.features.engine != REFERENCE
-        if request.samples_left is None or self._shelf.place(digest).is_dir():
+        if request.samples_left is None or self._store.place(digest).is_dir():
             return True
-        names = [one.name for one in self._allowed(request.accuracy) if absence(one.name, self._terms.device) is None]
+        names = [
+            offer.name for offer in self._allowed(request.accuracy) if absence(offer.name, self._policy.device) is None
+        ]
         return any(
             not_worth(prospect, reference_s=reference_s, best_s=reference_s, samples=request.samples_left) is None
-            for prospect in prospects(names, abilities(self._terms.device), here=self._terms.here)
+            for prospect in prospects(names, abilities(self._policy.device), here=self._policy.here)
         )
 
     def choose(
@@ -142,43 +143,43 @@ class Trials:
         pixels: Pixels,
         accuracy: str | float,
         reference: Reference,
-        patron: Patron = NOBODY,
+        requester: Requester = NOBODY,
         levels: Levels | None = None,
         *,
         only: int | None = None,
         max_s: float | None = None,
         samples: int | None = None,
     ) -> Choice:
-        """The engine for a job: the fastest that is exact enough, of those that are known or worth a trial.
+        """The engine for a job: the fastest that is accurate enough, among those that are known or worth a trial.
 
-        The best prospects are tried first. What is known costs nothing and is always looked at.
+        The best prospects are tried first. Known engines cost nothing and are always considered.
 
         Args:
-            digest: of the prefix.
-            prefix: to be run.
+            digest: digest of the prefix.
+            prefix: prefix to be run.
             pixels: real samples.
-            accuracy: that the job allows.
+            accuracy: accuracy that the job needs.
             reference: runs the prefix as the user's own network does.
-            patron: for whom it is.
-            levels: what the pixels mean, as for ``wanted``.
-            only: number of the one cut that the job stops at; None where the plan is still to choose: the frost line.
-            max_s: that the job allows for trials; None leaves it to the node.
-            samples: that the job has still to compute, for which trials must pay; None where they need not.
+            requester: tenant and request for which engines are tried.
+            levels: meaning of the pixels, as for ``wanted``.
+            only: number of the cut at which the job stops; None before it has a plan, which means the frost line.
+            max_s: maximum seconds for trials that the job allows; None leaves it to the node.
+            samples: number of samples that the job still has to compute; None if trials need not pay.
 
         Raises:
-            Abandoned: Nobody waits for it any more.
-            Overloaded: The tenant has to wait before more is tried for it.
-            Unavailable: The node is stopping.
+            Abandoned: if the request was cancelled.
+            Overloaded: if the tenant has to wait before more is tried for it.
+            Unavailable: if the node is stopping.
         """
         if len(prefix.cuts) == 1 or not self._tries(accuracy):
             return Choice(engine=REFERENCE, trials=())
         cut = prefix.cuts[-1].number if only is None else only
-        others = [one for one in self._allowed(accuracy) if one.name != REFERENCE]
+        others = [offer for offer in self._allowed(accuracy) if offer.name != REFERENCE]
         empty = {other.name: _empty(other, cut, pixels, levels) for other in others}
         own = Trial(engine=REFERENCE, precision="fp32", cut=cut, seconds=reference.seconds(cut))
-        search = self._search(digest, empty, own, accuracy, samples, patron)
-        with self._judging(digest, prefix, pixels, reference, patron, levels, max_s) as judging:
-            return search.run(judging, lambda name: self._tried(digest, [empty[name]], judging)[0])
+        search = self._search(digest, empty, own, accuracy, samples, requester)
+        with self._accuracy_check(digest, prefix, pixels, reference, requester, levels, max_s) as accuracy_check:
+            return search.run(accuracy_check, lambda name: self._tried(digest, [empty[name]], accuracy_check)[0])
 
     def prepare(
         self,
@@ -188,35 +189,35 @@ class Trials:
         engine: str,
         cut: int,
         reference: Reference,
-        patron: Patron = NOBODY,
+        requester: Requester = NOBODY,
         levels: Levels | None = None,
         *,
         accuracy: str | float = EXACT,
     ) -> Trial:
-        """Have an engine ready for one cut; the trial says why it cannot be, where it cannot.
+        """Make an engine ready for one cut; if that fails, the trial says why.
 
-        One whose name says nothing of pixels gets what the network takes, whatever ``pixels`` are.
+        An engine whose name does not mention pixels gets the network's input, whatever ``pixels`` are.
 
         Args:
-            digest: of the prefix.
-            prefix: to be run.
+            digest: digest of the prefix.
+            prefix: prefix to be run.
             pixels: real samples.
-            engine: its name.
-            cut: up to which it is to run.
+            engine: name of the engine.
+            cut: number of the cut up to which it runs.
             reference: runs the prefix as the user's own network does.
-            patron: for whom it is.
-            levels: what the pixels mean, as for ``wanted``.
-            accuracy: that the engine must have on these samples; ``exact`` where its asker has seen to that.
+            requester: tenant and request for which engines are tried.
+            levels: meaning of the pixels, as for ``wanted``.
+            accuracy: accuracy that the engine must have on these samples; ``exact`` if the requester has checked it.
 
         Raises:
-            BadRequest: There is no such engine.
-            Abandoned: Nobody waits for it any more.
-            EngineNotReady: This node may not use it.
-            Overloaded: The tenant has to wait before more is tried for it.
-            Unavailable: The node is stopping.
+            BadRequest: if there is no such engine.
+            Abandoned: if the request was cancelled.
+            EngineNotReady: if this node may not use it.
+            Overloaded: if the tenant has to wait before more is tried for it.
+            Unavailable: if the node is stopping.
         """
         offer = self._offered(engine)
-        if offer is None and any(one.name == offer_name(engine) for one in OFFERS):
+        if offer is None and any(offer.name == offer_name(engine) for offer in OFFERS):
             raise EngineNotReady(f"this node was started without {offer_name(engine)} (--engines)")
         if offer is None:
             raise BadRequest(f"engine: this node has no engine {engine!r}")
@@ -224,18 +225,18 @@ class Trials:
             pixels = np.resize(pixels, (_MIN, *pixels.shape[1:]))
         wanted = Trial(engine=engine, precision=offer.precision, cut=cut)
         here = identity(offer.name, offer.precision, pixels, levels, takes_pixels=bool(levels_of(engine)))
-        if engine != here and self._shelf.known(digest, wanted) is None:
-            return replace(wanted, why_not=f"was calibrated on other samples: on these it would be {here}")
-        with self._judging(digest, prefix, pixels, reference, patron, levels, None) as judging:
-            trial = self._tried(digest, [wanted], judging)[0]
-            return trial if accuracy == EXACT else judging.allowed(trial, accuracy)
+        if engine != here and self._store.known(digest, wanted) is None:
+            return replace(wanted, why_not=f"was calibrated on other samples: on these its name would be {here}")
+        with self._accuracy_check(digest, prefix, pixels, reference, requester, levels, None) as accuracy_check:
+            trial = self._tried(digest, [wanted], accuracy_check)[0]
+            return trial if accuracy == EXACT else accuracy_check.allowed(trial, accuracy)
 
     def ready(self, digest: str, engine: str, cut: int) -> Trial | None:
-        """What was measured of an engine that can be made without a trial; None where there has to be one."""
+        """The trial of an engine that can be made from it; None if the engine has to be tried first."""
         offer = self._offered(engine)
-        if offer is None or absence(engine, self._terms.device) is not None:
+        if offer is None or absence(engine, self._policy.device) is not None:
             return None
-        found = self._shelf.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
+        found = self._store.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
         return None if found is None or self._room.lacks(found) is not None else found
 
     def made(
@@ -246,17 +247,17 @@ class Trials:
         levels: Levels | None = None,
         checked: Footprint | None = None,
     ) -> Engine:
-        """Make an engine from what its trial left.
+        """Make an engine from the files that its trial has kept.
 
         Args:
-            digest: of the prefix.
-            prefix: to be run.
-            trial: of the engine.
-            levels: what pixels mean, where the engine's name says that it takes them.
-            checked: the reference's memory up to there, where the graph was checked.
+            digest: digest of the prefix.
+            prefix: prefix to be run.
+            trial: trial of the engine.
+            levels: meaning of pixels, if the engine's name says that it takes them.
+            checked: memory of the reference up to the cut, if the graph was checked.
 
         Raises:
-            EngineUnfit: The pixels of its name mean something else.
+            EngineUnfit: if the pixels of its name have other levels.
         """
         return build(
             trial.engine,
@@ -264,60 +265,60 @@ class Trials:
             prefix.cuts,
             prefix.tensors,
             cut=trial.cut,
-            device=self._terms.device,
-            max_rows=max(self._terms.rows),
+            device=self._policy.device,
+            max_rows=max(self._policy.rows),
             threads=trial.threads,
             levels=levels,
-            folder=self._shelf.place(digest) / f"cut-{trial.cut}",
+            folder=self._store.place(digest) / f"cut-{trial.cut}",
             checked=checked,
         )
 
     def tidy(self) -> None:
-        """Remove what conversions left that a killed node had begun."""
-        self._shelf.tidy()
+        """Remove unfinished conversions of a node that was killed."""
+        self._store.tidy()
 
     def wake(self) -> None:
-        """Give up what nobody waits for any more, and end it where it runs."""
-        self._turns.wake()
-        self._children.wake()
+        """Cancel trials whose request was cancelled, also a running one."""
+        self._queue.wake()
+        self._process.wake()
 
     def close(self) -> None:
-        """End what is being tried."""
-        self._children.close()
+        """Cancel the running trial."""
+        self._process.close()
 
     @contextmanager
-    def _judging(
+    def _accuracy_check(
         self,
         digest: str,
         prefix: Prefix,
         pixels: Pixels,
         reference: Reference,
-        patron: Patron,
+        requester: Requester,
         levels: Levels | None,
         max_s: float | None,
-    ) -> Iterator[Judging]:
-        with Workshop(
+    ) -> Iterator[AccuracyCheck]:
+        with TrialRunner(
             prefix,
             pixels,
             levels,
-            self._terms,
+            self._policy,
             reference,
-            converted=self._shelf.place(digest),
-            children=self._children,
+            converted=self._store.place(digest),
+            process=self._process,
             longest_s=self._longest_s if max_s is None else min(max_s, self._longest_s),
-            patron=patron,
-        ) as workshop:
-            yield Judging(self._shelf, digest, judged_on(pixels, levels), workshop, lambda: self._turn(workshop))
+            requester=requester,
+        ) as runner:
+            yield AccuracyCheck(self._store, digest, judged_on(pixels, levels), runner, lambda: self._turn(runner))
 
     @contextmanager
-    def _turn(self, workshop: Workshop) -> Iterator[None]:
-        """The turn of a tenant, which may run processes meanwhile."""
-        self._check(workshop)
-        with self._turns.turn(workshop.patron.name, workshop.patron.is_abandoned):
+    def _turn(self, runner: TrialRunner) -> Iterator[None]:
+        """Hold the turn of a tenant, during which it may run trials."""
+        self._check(runner)
+        with self._queue.turn(runner.requester.name, runner.requester.is_abandoned):
             yield
 
     def _allowed(self, accuracy: str | float) -> list[Offer]:
-        """The reference, and what a job may use beside it."""
+        """The reference, and the engines that a job of this accuracy may use."""
         return [offer for offer in self._offers if offer.name == REFERENCE or may_use(offer.precision, accuracy)]
 
     def _tries(self, accuracy: str | float) -> bool:
@@ -333,80 +334,80 @@ class Trials:
         own: Trial,
         accuracy: str | float,
         samples: int | None,
-        patron: Patron,
+        requester: Requester,
     ) -> Search:
-        """What cannot be used, what is known of the others, and what may be tried."""
-        device = self._terms.device
+        """Sort engines into those that cannot be used, those that are known and those that may be tried."""
+        device = self._policy.device
         able = abilities(device)
         refused, known, unknown = list[Trial](), list[Trial](), list[str]()
-        for name, one in empty.items():
+        for name, trial in empty.items():
             why_not = absence(name, device) or unequipped(name, able)
             if why_not is not None:
-                refused.append(replace(one, why_not=why_not))
-            elif (found := self._shelf.known(digest, one)) is not None:
-                known.append(self._judged(found, patron))
-            elif (coarse := too_coarse(one.precision, accuracy)) is not None:
-                refused.append(replace(one, why_not=coarse))
+                refused.append(replace(trial, why_not=why_not))
+            elif (found := self._store.known(digest, trial)) is not None:
+                known.append(self._judged(found, requester))
+            elif (coarse := too_coarse(trial.precision, accuracy)) is not None:
+                refused.append(replace(trial, why_not=coarse))
             else:
                 unknown.append(name)
         return Search(
             own=own,
-            kept=self._shelf.get(digest, own),
+            kept=self._store.get(digest, own),
             keep=lambda trial: self._keep(digest, trial),
             known=known,
             refused=refused,
             empty=empty,
-            left=prospects(unknown, able, here=self._terms.here),
+            left=prospects(unknown, able, here=self._policy.here),
             accuracy=accuracy,
             samples=samples,
-            here=self._terms.here,
+            here=self._policy.here,
         )
 
     def _keep(self, digest: str, own: Trial) -> None:
-        with suppress(OSError):  # then the next job measures it again
-            self._shelf.put(digest, own)
+        with suppress(OSError):  # the next job measures it again
+            self._store.put(digest, own)
 
-    def _tried(self, digest: str, empty: Sequence[Trial], judging: Judging) -> list[Trial]:
-        """What is known of one engine at some cuts, and what was missing of it."""
-        missing = absence(empty[0].engine, self._terms.device)
+    def _tried(self, digest: str, empty: Sequence[Trial], accuracy_check: AccuracyCheck) -> list[Trial]:
+        """The trials of one engine at some cuts; missing ones are made."""
+        missing = absence(empty[0].engine, self._policy.device)
         if missing is not None:
-            return [replace(one, why_not=missing) for one in empty]
-        found = [self._shelf.known(digest, one) for one in empty]
+            return [replace(trial, why_not=missing) for trial in empty]
+        found = [self._store.known(digest, trial) for trial in empty]
         if None in found:
-            with self._turn(judging.workshop):
-                found = self._found_out(digest, empty, judging)
-        return [self._judged(one, judging.workshop.patron) for one in found if one is not None]
+            with self._turn(accuracy_check.runner):
+                found = self._found_out(digest, empty, accuracy_check)
+        return [self._judged(trial, accuracy_check.runner.requester) for trial in found if trial is not None]
 
-    def _found_out(self, digest: str, empty: Sequence[Trial], judging: Judging) -> list[Trial | None]:
-        known = {one.cut: self._shelf.known(digest, one) for one in empty}  # somebody may have been faster
-        unknown = [one for one in empty if known[one.cut] is None]
+    def _found_out(self, digest: str, empty: Sequence[Trial], accuracy_check: AccuracyCheck) -> list[Trial | None]:
+        known = {trial.cut: self._store.known(digest, trial) for trial in empty}  # another request may have tried them
+        unknown = [trial for trial in empty if known[trial.cut] is None]
         if unknown:
-            self._check(judging.workshop)  # others of the same tenant had their turn meanwhile
+            self._check(accuracy_check.runner)  # other requests of the tenant had their turn meanwhile
         try:
-            make_private_folder(self._shelf.place(digest))
-            for trial in judging.workshop.tried(unknown) if unknown else []:
+            make_private_folder(self._store.place(digest))
+            for trial in accuracy_check.runner.tried(unknown) if unknown else []:
                 known[trial.cut] = trial
-                self._shelf.learn(digest, trial, is_late=judging.workshop.is_late)
-                judging.keep(trial)
+                self._store.learn(digest, trial, is_late=accuracy_check.runner.is_late)
+                accuracy_check.keep(trial)
         except OSError as error:
             why_not = f"cannot be tried here: {error}"
-            known.update({one.cut: replace(one, why_not=why_not) for one in unknown if known[one.cut] is None})
+            known.update({trial.cut: replace(trial, why_not=why_not) for trial in unknown if known[trial.cut] is None})
         finally:
-            self._shelf.tidy(digest)  # of what was killed
-        return [known[one.cut] for one in empty]
+            self._store.tidy(digest)  # unfinished conversions of a killed trial
+        return [known[trial.cut] for trial in empty]
 
-    def _check(self, workshop: Workshop) -> None:
-        """A request that has begun ends its trials, so that they are not lost."""
-        if not workshop.has_begun:
-            workshop.patron.check()
+    def _check(self, runner: TrialRunner) -> None:
+        """Check the tenant's trial time; a request that has begun may finish, so that its trials are not lost."""
+        if not runner.has_begun:
+            runner.requester.check()
 
-    def _judged(self, one: Trial, patron: Patron) -> Trial:
-        """As if it had not run, where the node has no room for it; the reference's memory is not the trial's to say."""
-        why_not = self._room.lacks(one, patron.room_bytes) if one.engine != REFERENCE else None
-        return one if why_not is None else replace(one, seconds=0.0, why_not=why_not)
+    def _judged(self, trial: Trial, requester: Requester) -> Trial:
+        """The trial, failed if the node has no memory for the engine; the reference's memory is not in its trial."""
+        why_not = self._room.lacks(trial, requester.room_bytes) if trial.engine != REFERENCE else None
+        return trial if why_not is None else replace(trial, seconds=0.0, why_not=why_not)
 
 
 def _empty(offer: Offer, cut: int, pixels: Pixels, levels: Levels | None) -> Trial:
-    """What is to be known of an engine."""
+    """An unfilled trial of an engine."""
     name = identity(offer.name, offer.precision, pixels, levels, takes_pixels=offer.takes_pixels)
     return Trial(engine=name, precision=offer.precision, cut=cut)

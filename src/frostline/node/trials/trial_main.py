@@ -1,4 +1,4 @@
-"""Tries one engine on one prefix, as a process of its own: data comes in as files, and trials go out as JSON."""
+"""The process that tries one engine on one prefix: data comes in as files, and trials go out as JSON."""
 
 import json
 import os
@@ -25,15 +25,15 @@ __all__ = ("main",)
 def main(argument: str) -> int:
     """Try an engine as described by a JSON object.
 
-    Its fields: ``folder`` with ``prefix.safetensors``, ``pixels.npy`` and the reference's features, where trials are
-    written, a line each, to ``trials.jsonl``; ``levels``, ``mean`` and ``std`` of the pixels or null; ``engine``;
-    ``cuts`` to try it at; ``device``, ``rows``, ``threads`` and ``converted`` as in ``engines.choice.trials.Subject``;
-    ``footprints``, the reference's, each the cut and its two numbers; ``max_bytes`` that it may take; ``only_error``,
-    whether its speed and memory are known.
+    Its fields are: ``folder`` with ``prefix.safetensors``, ``pixels.npy`` and the reference's features, to which
+    trials are written, one per line of ``trials.jsonl``; ``levels``, the ``mean`` and ``std`` of the pixels, or null;
+    ``engine``; ``cuts`` to try it at; ``device``, ``rows``, ``threads`` and ``converted`` as in
+    ``engines.choice.trials.Subject``; ``footprints`` of the reference, each the cut and its two numbers; ``max_bytes``,
+    its memory limit; and ``only_error``, whether its speed and memory are known.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     wanted = json.loads(argument)
-    if wanted["device"] == "cpu":  # a driver of an accelerator maps far more than it uses
+    if wanted["device"] == "cpu":  # an accelerator's driver maps far more memory than it uses
         limit_memory(wanted["max_bytes"])
     folder = Path(wanted["folder"])
     subject = _subject(wanted, folder)
@@ -79,7 +79,7 @@ def _reference(folder: Path, cut: int) -> Arrays:
 
 
 def _end_with_parent() -> None:
-    """Nobody waits for the trial once its parent has gone."""
+    """Exit when the parent has died, because then nobody waits for the trial."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os._exit(1)

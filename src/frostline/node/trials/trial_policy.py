@@ -1,6 +1,7 @@
-"""Says how a node tries engines, and what of them it has room for."""
+"""Decides how a node tries engines, for whom, and which engines fit into its memory."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from frostline.batching import ROWS
@@ -9,25 +10,25 @@ from frostline.core.units import in_bytes
 from frostline.engines.machine.allocator import keeps_freed_memory
 from frostline.profiles import Trial
 
-__all__ = ("EngineMemory", "TrialPolicy", "terms_of")
+__all__ = ("NOBODY", "EngineMemory", "Requester", "TrialPolicy", "policy_of")
 
-# A trial takes about a gigabyte beside the engine that it tries. A node can have no engine that takes more than five
-# sixteenths of its memory (``node.scheduling.memory_pool.Shares``): half is enough for a trial where there is much.
+# A trial takes about a gigabyte beside the engine. A node's engine can take at most five sixteenths of its memory
+# (``node.scheduling.memory_pool.Shares``), so half of a large memory is enough for a trial.
 _TRIAL_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPolicy:
-    """How engines are tried, which is how the node would run them.
+    """How engines are tried: in the same way as the node would run them.
 
     Attributes:
-        device: in torch's words.
-        rows: batches to try.
+        device: device in torch's notation.
+        rows: batch sizes to try.
         threads: numbers of threads to try, the node's own first.
-        keeps_freed: whether the node's process keeps the memory that it frees.
-        max_bytes: that one trial may take.
-        niceness: by which a trial steps back behind what the node serves.
-        here: engines that are ready in a moment are tried in the node's own process.
+        keeps_freed: whether the node's process keeps freed memory.
+        max_bytes: memory limit of one trial.
+        niceness: niceness added to a trial, so that serving goes first.
+        here: whether engines that are ready in a moment are tried in the node's own process.
     """
 
     device: str
@@ -39,12 +40,12 @@ class TrialPolicy:
     here: bool = False
 
 
-def terms_of(settings: NodeSettings) -> TrialPolicy:
-    """How a node of these settings tries them."""
+def policy_of(settings: NodeSettings) -> TrialPolicy:
+    """The trial policy of a node with these settings."""
     return TrialPolicy(
         device=settings.device,
-        # Each run costs the node something beside the engine, so that few large ones are better than many small ones
-        # that are as fast: ResNet-18 in 8 bits streams 1.3 times as many images a second by 32 as by 8.
+        # Each run has a fixed cost beside the engine, so a few large runs are better than many small ones of the same
+        # speed: ResNet-18 in 8 bits processes 1.3 times as many images per second with 32 rows as with 8.
         rows=tuple(dict.fromkeys((settings.device_batch, ROWS))),
         threads=_threads(settings),
         keeps_freed=keeps_freed_memory(),
@@ -59,29 +60,29 @@ class EngineMemory:
     """The node's memory for engines.
 
     Attributes:
-        weights_bytes: for all that is resident.
-        run_bytes: for one run.
+        weights_bytes: memory for all resident weights.
+        run_bytes: memory for one run.
     """
 
     weights_bytes: int
     run_bytes: int
 
-    def lacks(self, one: Trial, tenant_bytes: float = math.inf) -> str | None:
-        """Why the node cannot have an engine; None where it can.
+    def lacks(self, trial: Trial, tenant_bytes: float = math.inf) -> str | None:
+        """The reason why an engine does not fit; None if it fits.
 
         Args:
-            one: the trial of the engine, with the memory that it took.
-            tenant_bytes: of weights that its tenant may have beside the prefix.
+            trial: trial of the engine, with its measured memory.
+            tenant_bytes: memory for weights that its tenant may use beside the prefix.
         """
-        run_bytes = one.fixed_bytes + ROWS * one.bytes_per_sample
-        if one.load_bytes > self.weights_bytes:
-            needs = f"{in_bytes(one.load_bytes)} to be made ready, and the node has {in_bytes(self.weights_bytes)}"
+        run_bytes = trial.fixed_bytes + ROWS * trial.bytes_per_sample
+        if trial.load_bytes > self.weights_bytes:
+            needs = f"{in_bytes(trial.load_bytes)} to be made ready, and the node has {in_bytes(self.weights_bytes)}"
         elif run_bytes > self.run_bytes:
             needs = f"{in_bytes(run_bytes)} for {ROWS} samples, and the node has {in_bytes(self.run_bytes)}"
-        elif one.weight_bytes > tenant_bytes:
+        elif trial.weight_bytes > tenant_bytes:
             return (
-                f"takes {in_bytes(one.weight_bytes)}, and its tenant may have {in_bytes(max(0.0, tenant_bytes))} "
-                "beside the prefix: give it more weight_bytes"
+                f"takes {in_bytes(trial.weight_bytes)}, and its tenant may have {in_bytes(max(0.0, tenant_bytes))} "
+                "beside the prefix: raise its weight_bytes"
             )
         else:
             return None
@@ -89,7 +90,42 @@ class EngineMemory:
 
 
 def _threads(settings: NodeSettings) -> tuple[int, ...]:
-    """As many as there are cores, and half: threads that share a core add little, or take from each other."""
+    """All threads, and half of them: threads that share a core gain little or slow each other down."""
     threads = settings.compute_threads
     is_worth_it = threads > 1 and settings.device.partition(":")[0] == "cpu"
     return (threads, threads // 2) if is_worth_it else (threads,)
+
+
+def _nobody_pays(_: float) -> None:
+    pass
+
+
+def _nobody_owes() -> None:
+    pass
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requester:
+    """The tenant and request for which engines are tried.
+
+    Attributes:
+        name: name of the tenant.
+        check: called before the first trial; raises ``Overloaded`` if the tenant has used up its trial time.
+        is_abandoned: whether the request was cancelled; ``Trials.wake`` has it checked.
+        spent: called with the seconds of each trial.
+        room_bytes: maximum memory of an engine for it.
+    """
+
+    name: str = ""
+    check: Callable[[], None] = _nobody_owes
+    is_abandoned: Callable[[], bool] = _never
+    spent: Callable[[float], None] = _nobody_pays
+    room_bytes: float = math.inf
+
+
+NOBODY = Requester()
+"""A requester that pays nothing and is limited by the node alone."""

@@ -1,4 +1,4 @@
-"""Runs trials of engines in child processes, one after another, bounded in time and memory."""
+"""Runs trials of engines in child processes, one after another, within limits of time and memory."""
 
 import contextlib
 import json
@@ -30,41 +30,40 @@ from frostline.engines.machine.allocator import ENVIRONMENT
 from frostline.errors import Unavailable
 from frostline.models.files.artifact import Prefix, save_prefix
 from frostline.node.scheduling.memory_pool import Abandoned
-from frostline.node.trials.requesters import NOBODY, Patron
-from frostline.node.trials.trial_policy import TrialPolicy
+from frostline.node.trials.trial_policy import NOBODY, Requester, TrialPolicy
 from frostline.profiles import Trial
 
-__all__ = ("Children", "Reference", "Workshop")
+__all__ = ("Reference", "TrialProcess", "TrialRunner")
 
 T = TypeVar("T")
 
-# The longest that one engine may take, its conversion with calibration and some seconds of runs at eight cuts.
+# Maximum seconds for one engine: its conversion with calibration, and some seconds of runs at eight cuts.
 _LONGEST_S = 240.0
 _LAST_WORDS = 2000
 _MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory")
 
 
 class Reference(Protocol):
-    """The user's own network, as the node runs it: what other engines are compared with."""
+    """The user's own network as the node runs it, with which other engines are compared."""
 
     def seconds(self, cut: int) -> float:
-        """Seconds that a sample takes from the network's input up to a cut, as measured."""
+        """The measured seconds per sample from the network's input up to a cut."""
 
     def footprint(self, cut: int) -> Footprint:
-        """Memory of one of its runs up to a cut, by which the graph was checked."""
+        """The memory of one of its runs up to a cut, by which the graph was checked."""
 
     def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """What crosses a cut for some samples, as the network takes them."""
+        """Compute the tensors at a cut for some samples, given as the network's input."""
 
     def alone(self, call: Callable[[], T]) -> T:
-        """What a call gives that has the node's device alone."""
+        """Run a call that has the node's device to itself, and return its result."""
 
 
-class Children:
-    """The trial that runs now, so that it can be ended from any thread.
+class TrialProcess:
+    """The process of the current trial, which any thread can cancel.
 
     Args:
-        niceness: by which it steps back behind what the node serves.
+        niceness: niceness added to it, so that serving goes first.
     """
 
     def __init__(self, niceness: int) -> None:
@@ -82,11 +81,11 @@ class Children:
         longest_s: float,
         is_abandoned: Callable[[], bool],
     ) -> int | None:
-        """Run one to its end, and give its status; None where it took too long.
+        """Run a process to its end and return its status; None if it took too long.
 
         Raises:
-            Abandoned: Nobody waits for it any more.
-            Unavailable: The node is stopping.
+            Abandoned: if the request was cancelled.
+            Unavailable: if the node is stopping.
         """
         with stderr.open("wb") as words, self._started(argument, environment, words.fileno(), is_abandoned) as child:
             try:
@@ -102,13 +101,13 @@ class Children:
         return child.returncode
 
     def wake(self) -> None:
-        """End it if nobody waits for it any more."""
+        """Kill the process if its request was cancelled."""
         with self._lock:
             if self._child is not None and self._is_abandoned is not None and self._is_abandoned():
                 _end(self._child)
 
     def close(self) -> None:
-        """End it, and start no other."""
+        """Kill the process, and start no other."""
         with self._lock:
             self._is_closed = True
             if self._child is not None:
@@ -120,11 +119,11 @@ class Children:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the node is stopping")
-            if is_abandoned():  # from here on ``wake`` sees it
+            if is_abandoned():  # later cancellations are seen by ``wake``
                 raise Abandoned
             self._is_abandoned = is_abandoned
-            # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal,
-            # and compilers that it starts end with it.
+            # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away, and
+            # lets compilers that the trial starts end with it.
             self._child = subprocess.Popen(  # noqa: S603 (our own module, no shell)
                 [sys.executable, "-P", "-m", "frostline.node.trials.trial_main", argument],
                 stdin=subprocess.PIPE,
@@ -137,25 +136,25 @@ class Children:
             return self._child
 
 
-class Workshop:
-    """Tries engines on one prefix. A context manager, whose files go with it.
+class TrialRunner:
+    """Tries engines on one prefix. A context manager, which removes its files.
 
     Args:
-        prefix: to be run.
+        prefix: prefix to be run.
         pixels: real samples.
-        levels: what they mean where they are as they are kept (``engines.choice.trials.Subject``).
-        terms: how.
-        reference: gives the features that others are compared with.
-        converted: the folder that keeps converted files of this prefix.
-        children: runs the processes.
-        longest_s: for all trials together, while they run.
-        patron: for whom.
-        clock: monotonic seconds.
+        levels: meaning of the pixels if they are unprocessed (``engines.choice.trials.Subject``).
+        policy: how engines are tried.
+        reference: gives the features with which others are compared.
+        converted: folder for converted files of this prefix.
+        process: runs the processes.
+        longest_s: maximum seconds for all trials together, without waiting.
+        requester: tenant and request for which engines are tried.
+        clock: returns monotonic seconds.
 
     Attributes:
-        patron: for whom.
-        has_begun: a trial was run.
-        spent_s: on trials so far.
+        requester: tenant and request for which engines are tried.
+        has_begun: whether a trial was run.
+        spent_s: seconds spent on trials so far.
     """
 
     def __init__(
@@ -163,24 +162,24 @@ class Workshop:
         prefix: Prefix,
         pixels: Pixels,
         levels: Levels | None,
-        terms: TrialPolicy,
+        policy: TrialPolicy,
         reference: Reference,
         *,
         converted: Path,
-        children: Children,
+        process: TrialProcess,
         longest_s: float,
-        patron: Patron = NOBODY,
+        requester: Requester = NOBODY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prefix = prefix
         self._pixels = pixels
         self._levels = levels
-        self._terms = terms
+        self._policy = policy
         self._reference = reference
         self._converted = converted
-        self._children = children
+        self._process = process
         self._left_s = longest_s
-        self.patron = patron
+        self.requester = requester
         self._clock = clock
         self.has_begun = False
         self.spent_s = 0.0
@@ -198,22 +197,22 @@ class Workshop:
 
     @property
     def is_late(self) -> bool:
-        """The time for all trials is up."""
+        """Whether the time for all trials is used up."""
         return self.has_begun and self._left_s <= 0
 
     def tried(self, trials: Sequence[Trial]) -> list[Trial]:
         """Try one engine at some cuts.
 
         Args:
-            trials: what is to be filled in, of the one engine.
+            trials: unfilled trials of the engine.
         """
         return self._found(trials, only_error=False)
 
     def compared(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The error of one engine, whose speed and memory are known, at some cuts; the trials say nothing else.
+        """Measure only the error of one engine at some cuts; its speed and memory are known.
 
         Args:
-            trials: of the one engine.
+            trials: trials of the engine.
         """
         return self._found(trials, only_error=True)
 
@@ -223,14 +222,14 @@ class Workshop:
         return [found.get(trial.cut) or _refused(trial, why_not or "gave no answer") for trial in trials]
 
     def _run(self, engine: str, cuts: Sequence[int], *, only_error: bool) -> tuple[dict[int, Trial], str | None]:
-        """The trials that came about, by cut, and why others did not."""
+        """Run trials. Returns those that succeeded, by cut, and the reason why others failed."""
         self.has_begun = True
         left_s = min(_LONGEST_S, self._left_s)
         if left_s <= 0:
-            return {}, "was not tried: the time for trials was up"
+            return {}, "was not tried: the time for trials was used up"
         began_s = self._clock()
         try:
-            if self._terms.here and is_prompt(offer_name(engine)):
+            if self._policy.here and is_prompt(offer_name(engine)):
                 with self._survived(engine) as was_survived:
                     if was_survived:
                         return {cut: self._here(engine, cut, only_error=only_error) for cut in cuts}, None
@@ -239,11 +238,11 @@ class Workshop:
             took_s = self._clock() - began_s
             self._left_s -= took_s
             self.spent_s += took_s
-            self.patron.spent(took_s)
+            self.requester.spent(took_s)
 
     @contextlib.contextmanager
     def _survived(self, engine: str) -> Iterator[bool]:
-        """Whether no process has ended while it tried this engine here; it is remembered where this one does."""
+        """Yield whether no process has died while it tried this engine; a marker file records a death of this one."""
         marked = self._converted / f"{engine}.tried-here"
         try:
             marked.touch(exist_ok=False)
@@ -256,21 +255,21 @@ class Workshop:
             marked.unlink(missing_ok=True)
 
     def _here(self, engine: str, cut: int, *, only_error: bool) -> Trial:
-        """A trial in this process."""
-        terms, reference = self._terms, self._reference
+        """Try an engine in this process."""
+        policy, reference = self._policy, self._reference
         subject = Subject(
             graph=self._prefix.graph,
             cuts=self._prefix.cuts,
             tensors=self._prefix.tensors,
             pixels=self._pixels,
             levels=self._levels,
-            device=terms.device,
-            rows=terms.rows,
-            threads=terms.threads,
+            device=policy.device,
+            rows=policy.rows,
+            threads=policy.threads,
             folder=self._converted,
             footprints={cut: reference.footprint(cut)},
         )
-        expected = reference.features(self._judging(), cut)
+        expected = reference.features(self._judging_samples(), cut)
         if only_error:
             return reference.alone(partial(compare_engine, subject, engine, cut, expected))
         return try_briefly(subject, engine, cut, expected, reference.alone)
@@ -278,50 +277,50 @@ class Workshop:
     def _apart(
         self, engine: str, cuts: Sequence[int], longest_s: float, *, only_error: bool
     ) -> tuple[dict[int, Trial], str | None]:
-        """Trials in a process of their own."""
+        """Try an engine in a process of its own."""
         folder = self._opened()
         self._refer(cuts)
         words, out = folder / "stderr.txt", folder / "trials.jsonl"
         out.unlink(missing_ok=True)
         argument = json.dumps({**self._wanted(engine, cuts, folder), "only_error": only_error})
-        # As the node's own process was started; what it was told itself is passed on in any case.
-        environment = ENVIRONMENT if self._terms.keeps_freed else {}
-        status = self._children.run(argument, environment, words, longest_s, self.patron.is_abandoned)
+        # Its environment is that with which the node was started; variables that the user has set are passed on too.
+        environment = ENVIRONMENT if self._policy.keeps_freed else {}
+        status = self._process.run(argument, environment, words, longest_s, self.requester.is_abandoned)
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-        found = {one.cut: one for one in (Trial(**json.loads(line)) for line in lines)}
+        found = {trial.cut: trial for trial in (Trial(**json.loads(line)) for line in lines)}
         if status is None:
             return found, f"took longer than {in_seconds(longest_s)}"
         return found, None if status == 0 else self._failure(status, words)
 
     def _refer(self, cuts: Sequence[int]) -> None:
-        """Keep what the reference gives at some cuts for the samples that judge."""
-        samples = self._judging()
+        """Write the reference's features at some cuts for the test samples."""
+        samples = self._judging_samples()
         for cut in cuts:
             if cut not in self._referenced:
                 for place, tensor in enumerate(self._reference.features(samples, cut)):
                     np.save(self._opened() / f"reference-{cut}-{place}.npy", tensor)
                 self._referenced.add(cut)
 
-    def _judging(self) -> npt.NDArray[np.float32]:
-        """The samples that judge, as the network takes them."""
+    def _judging_samples(self) -> npt.NDArray[np.float32]:
+        """The test samples, as the network's input."""
         samples = judging(self._pixels)
         if self._levels is not None:
             samples = self._levels.applied(samples.astype(np.uint8, copy=False))
         return samples.astype(np.float32, copy=False)
 
     def _wanted(self, engine: str, cuts: Sequence[int], folder: Path) -> dict[str, object]:
-        terms = self._terms
+        policy = self._policy
         return {
             "folder": str(folder),
             "levels": None if self._levels is None else asdict(self._levels),
             "engine": engine,
             "cuts": list(cuts),
-            "device": terms.device,
-            "rows": terms.rows,
-            "threads": terms.threads if offered(engine).takes_threads else terms.threads[:1],
+            "device": policy.device,
+            "rows": policy.rows,
+            "threads": policy.threads if offered(engine).takes_threads else policy.threads[:1],
             "converted": str(self._converted),
             "footprints": [(cut, *astuple(self._reference.footprint(cut))) for cut in cuts],
-            "max_bytes": terms.max_bytes,
+            "max_bytes": policy.max_bytes,
         }
 
     def _opened(self) -> Path:
@@ -336,26 +335,26 @@ class Workshop:
     def _failure(self, status: int, words: Path) -> str:
         last = words.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
         if any(word in last for word in _MEMORY):
-            return f"takes more than {in_bytes(self._terms.max_bytes)} to be made ready"
+            return f"takes more than {in_bytes(self._policy.max_bytes)} to be made ready"
         if status < 0:
             return f"was ended by {signal.Signals(-status).name}"
         return f"failed: {last.splitlines()[-1][:300]}" if last else f"failed with status {status}"
 
 
-def _refused(one: Trial, why_not: str) -> Trial:
-    return Trial(engine=one.engine, precision=one.precision, cut=one.cut, why_not=why_not)
+def _refused(trial: Trial, why_not: str) -> Trial:
+    return Trial(engine=trial.engine, precision=trial.precision, cut=trial.cut, why_not=why_not)
 
 
 def _step_back(pid: int, niceness: int) -> None:
-    """Let what the node serves go first."""
-    with contextlib.suppress(OSError):  # it has ended, or the system knows no such thing
+    """Lower a process's priority, so that serving goes first."""
+    with contextlib.suppress(OSError):  # it has ended, or the system has no such file
         os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
-        # Where sessions are scheduled as groups, only the group's own number counts between them.
+        # If sessions are scheduled as groups, only the niceness of the group counts between them.
         Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End it and all that it started, unless it has ended: then its number may be another's."""
+    """Kill a process and its children, unless it has ended: then its id may have been reused."""
     if child.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

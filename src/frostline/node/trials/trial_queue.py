@@ -1,4 +1,4 @@
-"""Decides whose engine is tried next, and has the others wait for as long as somebody wants them."""
+"""Decides whose engine is tried next, while other requests wait."""
 
 import threading
 import time
@@ -9,14 +9,14 @@ from itertools import count
 
 from frostline.node.scheduling.memory_pool import Abandoned
 
-__all__ = ("TrialTurns",)
+__all__ = ("TrialQueue",)
 
 
-class TrialTurns:
-    """One at a time; next is the tenant that had least of it so far. Safe for threads.
+class TrialQueue:
+    """Grants one turn at a time, to the tenant that had the least trial time so far. Safe for threads.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,11 +32,11 @@ class TrialTurns:
         """Wait for a turn, which lasts as long as the context.
 
         Args:
-            tenant: whose it is.
-            is_abandoned: looked at again after every change and ``wake``.
+            tenant: name of the tenant.
+            is_abandoned: checked after every change and ``wake``; True cancels the wait.
 
         Raises:
-            Abandoned: It is no longer wanted.
+            Abandoned: if the wait was cancelled.
         """
         self._take(tenant, is_abandoned)
         began_s = self._clock()
@@ -50,11 +50,11 @@ class TrialTurns:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a turn."""
+        """The number of waiting requests."""
         return len(self._waiting)
 
     def wake(self) -> None:
-        """Have all who wait look whether they are still wanted."""
+        """Make all waiting threads check whether they are still wanted."""
         with self._changed:
             self._changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""Keeps trials of engines by prefix and by all that they hold for, and errors by samples as well."""
+"""Stores trials of engines by prefix, engine and circumstances, and errors by samples too."""
 
 import hashlib
 import json
@@ -16,64 +16,64 @@ from frostline.private import make_private_folder
 from frostline.profiles import Trial
 from frostline.version import __version__
 
-__all__ = ("TrialShelf",)
+__all__ = ("TrialStore",)
 
 _MAX_FAILED = 1000
-# Raise it whenever trials measure something else.
+# Increase it whenever trials measure something else.
 _RULE = 6
-# What an engine's speed, error or files may depend on.
+# Packages on which an engine's speed, error or files may depend.
 _PACKAGES = ("torch", "openvino", "onnx", "onnxruntime", "onnxscript", "nncf", "tensorrt")
 
 
-class TrialShelf:
-    """A folder of trials, one folder a prefix. Safe for threads and for several nodes.
+class TrialStore:
+    """A folder of trials, with a folder per prefix. Safe for threads and for several nodes.
 
     Args:
-        folder: made when something is kept.
-        terms: how engines were tried.
-        max_bytes: that it may take, converted files among them; prefixes longest unused go first.
+        folder: folder, created when something is stored.
+        policy: how engines were tried.
+        max_bytes: maximum size including converted files; least recently used prefixes are removed first.
     """
 
-    def __init__(self, folder: Path, terms: TrialPolicy, max_bytes: int) -> None:
+    def __init__(self, folder: Path, policy: TrialPolicy, max_bytes: int) -> None:
         self._folder = folder
-        self._terms = terms
+        self._policy = policy
         self._max_bytes = max_bytes
         self._failed: dict[tuple[str, str, int], Trial] = {}
 
     def place(self, digest: str) -> Path:
-        """The folder of a prefix, for converted files too."""
+        """The folder of a prefix, which holds converted files too."""
         return self._folder / digest
 
     def tidy(self, digest: str = "*") -> None:
-        """Remove what conversions left that were ended, of a prefix or of all."""
+        """Remove unfinished conversions, of one prefix or of all."""
         for folder in self._folder.glob(f"{digest}/cut-*"):
             clear_unfinished(folder)
 
-    def known(self, digest: str, one: Trial) -> Trial | None:
-        """What was kept of an engine at a cut, or how it failed here; None where nobody knows."""
-        return self.get(digest, one) or self._failed.get((digest, one.engine, one.cut))
+    def known(self, digest: str, trial: Trial) -> Trial | None:
+        """The stored trial of an engine at a cut, or its failure in this process; None if neither is known."""
+        return self.get(digest, trial) or self._failed.get((digest, trial.engine, trial.cut))
 
-    def learn(self, digest: str, one: Trial, *, is_late: bool) -> None:
-        """Keep a trial; one that failed only as long as this lives, since it may have been the moment's fault.
+    def learn(self, digest: str, trial: Trial, *, is_late: bool) -> None:
+        """Store a trial. A failed one is kept in memory only, since its cause may be temporary.
 
         Args:
-            digest: of the prefix.
-            one: the trial.
-            is_late: the time for all trials was up. One that failed then is not kept: the next request has time again.
+            digest: digest of the prefix.
+            trial: trial to be stored.
+            is_late: whether the time for all trials was used up. A failure is then not kept: the next request has time.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: if it cannot be written.
         """
-        if one.samples_per_s is not None:
-            self.put(digest, one)
+        if trial.samples_per_s is not None:
+            self.put(digest, trial)
         elif not is_late:
             if len(self._failed) >= _MAX_FAILED:
                 self._failed.clear()
-            self._failed[digest, one.engine, one.cut] = one
+            self._failed[digest, trial.engine, trial.cut] = trial
 
-    def get(self, digest: str, one: Trial) -> Trial | None:
-        """What was kept of an engine at a cut, which is then used now; None where nothing can be read."""
-        path = self._path(digest, one)
+    def get(self, digest: str, trial: Trial) -> Trial | None:
+        """The stored trial of an engine at a cut, which then counts as used; None if there is none."""
+        path = self._path(digest, trial)
         try:
             found = Trial(**json.loads(path.read_bytes())["trial"])
             os.utime(path.parent)
@@ -81,64 +81,64 @@ class TrialShelf:
             return None
         return found
 
-    def put(self, digest: str, one: Trial) -> None:
-        """Keep a trial; a file is whole or not there.
+    def put(self, digest: str, trial: Trial) -> None:
+        """Store a trial, as a whole file or not at all.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: if it cannot be written.
         """
-        _write(self._path(digest, one), {"trial": asdict(one), "circumstances": self._circumstances()})
+        _write(self._path(digest, trial), {"trial": asdict(trial), "circumstances": self._circumstances()})
         self._prune(self.place(digest))
 
-    def error(self, digest: str, one: Trial, samples: str) -> float | None:
-        """The error that was measured of an engine at a cut on some samples; None where it was not."""
+    def error(self, digest: str, trial: Trial, samples: str) -> float | None:
+        """The measured error of an engine at a cut on some samples; None if it is unknown."""
         try:
-            found = json.loads(self._path(digest, one, samples).read_bytes())["error"]
+            found = json.loads(self._path(digest, trial, samples).read_bytes())["error"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return float(found) if isinstance(found, int | float) else None
 
-    def put_error(self, digest: str, one: Trial, samples: str) -> None:
-        """Keep the error of a trial as that on some samples.
+    def put_error(self, digest: str, trial: Trial, samples: str) -> None:
+        """Store the error of a trial on some samples.
 
         Args:
-            digest: of the prefix.
-            one: the trial.
-            samples: what names them.
+            digest: digest of the prefix.
+            trial: trial with the error.
+            samples: digest of the samples.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: if it cannot be written.
         """
-        of = {"engine": one.engine, "cut": one.cut, "samples": samples, "error": one.error}
-        _write(self._path(digest, one, samples), {**of, "circumstances": self._circumstances()})
+        of = {"engine": trial.engine, "cut": trial.cut, "samples": samples, "error": trial.error}
+        _write(self._path(digest, trial, samples), {**of, "circumstances": self._circumstances()})
 
     def _prune(self, spared: Path) -> None:
-        """Drop prefixes, longest unused first, while the folder holds more than it may."""
-        folders = sorted(self._folder.iterdir(), key=lambda one: one.stat().st_mtime)
-        sizes = {one: sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in folders}
+        """Remove the least recently used prefixes while the folder is too large."""
+        folders = sorted(self._folder.iterdir(), key=lambda folder: folder.stat().st_mtime)
+        sizes = {folder: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) for folder in folders}
         total = sum(sizes.values())
         for folder in folders:
             if total > self._max_bytes and folder != spared:
                 shutil.rmtree(folder, ignore_errors=True)
                 total -= sizes[folder]
 
-    def _path(self, digest: str, one: Trial, samples: str = "") -> Path:
-        of = {"engine": one.engine, "cut": one.cut, **({"samples": samples} if samples else {})}
+    def _path(self, digest: str, trial: Trial, samples: str = "") -> Path:
+        of = {"engine": trial.engine, "cut": trial.cut, **({"samples": samples} if samples else {})}
         named = json.dumps({**self._circumstances(), **of}, sort_keys=True)
         return self.place(digest) / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json"
 
     def _circumstances(self) -> dict[str, object]:
-        """What a trial holds for, beside the prefix."""
-        terms = self._terms
+        """Everything beside the prefix that a trial depends on."""
+        policy = self._policy
         return {
             "frostline": __version__,
             "rule": _RULE,
-            "hardware": hardware_name(terms.device),
-            "device": terms.device,
-            "rows": terms.rows,
-            "threads": terms.threads,
-            "here": terms.here,
-            "keeps_freed": terms.keeps_freed,
+            "hardware": hardware_name(policy.device),
+            "device": policy.device,
+            "rows": policy.rows,
+            "threads": policy.threads,
+            "here": policy.here,
+            "keeps_freed": policy.keeps_freed,
             "packages": {name: version_of(name) for name in _PACKAGES},
         }
 

@@ -1,4 +1,4 @@
-"""Has prefixes of strangers looked at apart: a node's side of the process that does so."""
+"""Has uploaded prefixes checked in another process; this is the node's side of it."""
 
 import contextlib
 import hashlib
@@ -31,57 +31,57 @@ __all__ = ("Inspector", "kept_inspections")
 
 _MAX_ANSWER_BYTES = 16 << 20
 _PIECE = 1 << 16
-# A child gets few of its processor seconds on a machine that is busy.
+# Seconds to wait per processor second of a check: on a busy machine a child gets few of its seconds.
 _WAIT_FACTOR = 6
 _STARTING_S = 60.0
 _RETRY_AFTER_S = 5.0
 
 
 def kept_inspections() -> FileCache:
-    """What nodes of this user have found out about prefixes."""
+    """The cache of inspections that this user's nodes have made."""
     return FileCache(cache_folder() / "inspections", ".json")
 
 
 class Inspector:
-    """Looks at prefixes in child processes, one at a time for each tenant. A context manager; safe for threads.
+    """Inspects prefixes in child processes, one at a time per tenant. A context manager; safe for threads.
 
-    Its process is started with it: where ``fork`` is given it is a copy of this one, which must have no threads yet,
-    and shares the memory of what was imported; else, and where it is gone, it is started anew.
+    With ``fork`` the inspecting process is a fork of this one, which must have no threads yet; it shares the memory of
+    the imported modules. Without it, or if it has died, the process is started anew.
 
     Args:
-        fork: Whether to begin with a copy of this process.
-        kept: Where what is found out is kept, so that the same prefix is not looked at again; None keeps nothing.
+        fork: whether to begin with a fork of this process.
+        kept: cache of inspections, so that the same prefix is not inspected again; None for no cache.
     """
 
     def __init__(self, *, fork: bool = False, kept: FileCache | None = None) -> None:
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
         self._kept = kept
-        # Where something is kept, the next prefix is probably known, and the job that brings it needs the processor.
+        # With a filled cache the next prefix is probably known, and its job needs the processor.
         self._process = _forked(warm_up=kept is None or kept.is_empty) if fork else _started()
         self._is_closed = False
 
     @property
     def pid(self) -> int:
-        """The process that children are copies of."""
+        """The id of the process from which children are forked."""
         return self._process.pid
 
     def inspect(
         self, header: bytes, *, max_rows: int, max_check_s: float, limits: "GraphLimits", tenant: str = ""
     ) -> "Inspection":
-        """What is found out about a prefix; see ``models.files.inspection.inspect_prefix``.
+        """Inspect a prefix; see ``models.files.inspection.inspect_prefix``.
 
         Args:
-            header: The header of its file.
-            max_rows: The largest batch.
-            max_check_s: Processor seconds that it may take.
-            limits: What the prefix may have and do.
-            tenant: Who asks.
+            header: header of its file.
+            max_rows: rows of the largest batch.
+            max_check_s: limit of processor seconds.
+            limits: limits of its graph.
+            tenant: name of the tenant that asks.
 
         Raises:
-            UnsafeArtifact: It is no prefix, or its check was ended.
-            OverBudget: It computes more than it may.
-            Overloaded: The machine has too much to do for it now.
+            UnsafeArtifact: if it is not a prefix, or its check was ended.
+            OverBudget: if it computes more than it may.
+            Overloaded: if the machine is too busy to check it now.
         """
         from frostline.models.files.graph_file import BROKEN
         from frostline.models.files.inspection import Inspection
@@ -105,12 +105,12 @@ class Inspector:
         except BROKEN:
             raise UnsafeArtifact(
                 f"checking the prefix took more than {max_check_s:g} s of a core or {readable_bytes(MAX_CHECK_BYTES)}, "
-                "or it makes PyTorch fail: it is not taken"
+                "or PyTorch failed on it: it is refused"
             ) from None
         raise refusal
 
     def close(self) -> None:
-        """End the process, and start no other. Calling it again does nothing."""
+        """Kill the process, and start no other. Calling it again does nothing."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -139,7 +139,7 @@ class Inspector:
             turn.release()
 
     def _connected(self) -> socket.socket:
-        """A connection to a child of its own."""
+        """Open a connection to a new child."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             if self._is_closed:
@@ -147,7 +147,7 @@ class Inspector:
                 raise Overloaded("the node is stopping", retry_after_s=_RETRY_AFTER_S)
             try:
                 socket.send_fds(self._process.control, [b"x"], [theirs.fileno()])
-            except OSError:  # its process is gone
+            except OSError:  # the process has died
                 self._process.end()
                 self._process = _started()
                 socket.send_fds(self._process.control, [b"x"], [theirs.fileno()])
@@ -155,7 +155,7 @@ class Inspector:
 
 
 def _exchange(peer: socket.socket, request: bytes) -> bytes:
-    """What a child answers; nothing where it ended before."""
+    """The reply of a child; empty if it died before."""
     answer = bytearray()
     with contextlib.suppress(ConnectionError):
         peer.sendall(request)
@@ -200,7 +200,7 @@ def _forked(*, warm_up: bool) -> _Process:
 
 def _serve_as_child(ours: socket.socket, theirs: socket.socket, *, warm_up: bool) -> NoReturn:
     ours.close()
-    os.setsid()  # no Ctrl-C from the terminal
+    os.setsid()  # keeps Ctrl-C in the terminal away
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)
@@ -215,7 +215,7 @@ def _serve_as_child(ours: socket.socket, theirs: socket.socket, *, warm_up: bool
 def _started() -> _Process:
     ours, theirs = socket.socketpair()
     with theirs:
-        # -P: the current folder is no place to import from. A session of its own: no Ctrl-C from the terminal.
+        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
         process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
             [sys.executable, "-P", "-m", "frostline.node.weights.inspection_process", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,

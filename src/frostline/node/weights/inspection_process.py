@@ -1,7 +1,7 @@
-"""The process that looks at prefixes for a node: it forks a child for each, which is bounded in memory and time.
+"""The process that inspects prefixes for a node: it forks a child for each, with limits on memory and time.
 
-A graph that ends its child, or that takes too long, costs the request that brought it, and nobody else. Torch is
-imported once, before the first fork, so that a child is there in milliseconds.
+A graph that crashes its child, or takes too long, fails only the request that brought it. Torch is imported once,
+before the first fork, so that a child is ready in milliseconds.
 """
 
 import gc
@@ -25,32 +25,32 @@ from frostline.wire.refusals import error_to_json
 __all__ = ("MAX_CHECK_BYTES", "request_of", "serve_inspections")
 
 MAX_CHECK_BYTES = 1 << 30
-"""What one check may take: a graph of the largest size takes a quarter of it."""
+"""The memory limit of one check, in bytes; a graph of the largest size takes a quarter of it."""
 
-# Somebody waits for a usual network, which is done by then; what takes longer lets go first what the node serves.
+# Processor seconds after which a child lowers its priority: usual networks are done by then, and somebody waits.
 _USUAL_S = 2.0
 _NICE = 5
 _MAX_FILES = 64
 
 
 def request_of(header: bytes, *, max_rows: int, max_check_s: float, limits: GraphLimits) -> bytes:
-    """What a child is told: a line of JSON, then the header of the prefix's file."""
+    """The message to a child: a line of JSON, then the header of the prefix's file."""
     terms = {"max_rows": max_rows, "max_check_s": max_check_s, "limits": asdict(limits)}
     return json.dumps(terms).encode() + b"\n" + header
 
 
 def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
-    """Take connections that come over a socket, a child for each, until it is closed. Never returns.
+    """Accept connections sent over a socket, with a child for each, until the socket is closed. Never returns.
 
     Args:
-        control: A Unix socket; each message is a byte with one connected socket.
-        warm_up: Import first what PyTorch needs to run on shapes; else each child does, for most of a second.
+        control: Unix socket; each message is a byte with one connected socket.
+        warm_up: whether to import first what PyTorch needs for shapes; otherwise each child does, in about a second.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how children end
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of children is not needed
     if warm_up:
         with collector_rests():
             _warm_up()
-    gc.freeze()  # what is there already is looked through in no child
+    gc.freeze()  # children need not collect what exists already
     while True:
         said, files, _, _ = socket.recv_fds(control, 1, 1)
         if not said:
@@ -77,7 +77,7 @@ def _answer(peer: socket.socket) -> None:
 
 
 def _bound_this_process(max_check_s: float) -> None:
-    """Set the operating system's limits: memory, processor seconds, open files, and nothing written to disk."""
+    """Limit memory, processor seconds and open files, and forbid writing to disk."""
     signal.signal(signal.SIGPROF, lambda *_: os.nice(_NICE))
     signal.setitimer(signal.ITIMER_PROF, _USUAL_S)
     limit_memory(MAX_CHECK_BYTES)
@@ -89,7 +89,7 @@ def _bound_this_process(max_check_s: float) -> None:
 
 
 def _warm_up() -> None:
-    """Look at a small graph, so that what torch imports at its first run is imported once."""
+    """Inspect a small graph, so that what torch imports at its first run is imported before the first fork."""
     cut = Cut(
         number=1, name="", after=-1, tensors=("x",), shapes=((1, 2, 2),), dtypes=("float32",), bytes_per_sample=16
     )

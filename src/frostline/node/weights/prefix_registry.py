@@ -1,4 +1,4 @@
-"""The prefixes that a node holds, and engines made for them: shared by all requests, dropped when others need room."""
+"""The prefixes and engines that a node holds: all requests share them, and they are evicted when others need memory."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,34 +15,34 @@ from frostline.engines.base.protocols import Arrays, Engine, Footprint, Queueing
 from frostline.errors import BadRequest, EngineNotReady, UnknownPrefix
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
-from frostline.node.weights.torch_bridge import TorchDoor
+from frostline.node.weights.torch_bridge import TorchBridge
 from frostline.node.weights.weight_memory import WeightMemory, WeightReservation, prefix_key
 from frostline.profiles import Trial
 
-if TYPE_CHECKING:  # of PyTorch, which the first of them brings
+if TYPE_CHECKING:  # these import PyTorch, which is loaded with the first network
     from frostline.engines.backends.torch_eager import TorchEngine
     from frostline.models.files.artifact import Prefix
 
 __all__ = ("Prefixes", "Resident")
 
-# What the prefix and its engine keep beside the weights: 2.7 kB (ViT-S/16) to 4.5 kB (EfficientNet-lite0) a node.
+# Bytes that a prefix and its engine take per node of the graph: 2.7 kB (ViT-S/16) to 4.5 kB (EfficientNet-lite0).
 _NODE_BYTES = 5000
-# Room for a file whose graph nobody has read yet: that of ShuffleNet takes a quarter of what its weights do.
+# Memory for a file before its graph was read: the graph of ShuffleNet takes a quarter of its weights.
 _EXPECTED, _EXPECTED_BYTES = 1.25, 1 << 18
-# Who asks for an engine that has to be made waits so long for its room.
+# Maximum seconds that a request waits for the memory of an engine that has to be made.
 _ENGINE_WITHIN_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resident:
-    """A prefix with what runs it.
+    """A prefix with the engine that runs it.
 
     Attributes:
-        prefix: as it was uploaded.
-        reference: runs it up to every cut, as the user's own network does.
-        engine: runs it for the request that uses it; up to the request's own cut where it is not the reference.
-        rows: of a run, at most: those at which the engine is fastest.
-        served: told of the device seconds that each use took, divided by its tenant's weight.
+        prefix: prefix as it was uploaded.
+        reference: engine that runs it up to every cut, as the user's own network does.
+        engine: engine for this request; it runs up to the request's own cut if it is not the reference.
+        rows: maximum rows of a run, at which the engine is fastest.
+        served: called with the device seconds of each use, divided by its tenant's weight.
     """
 
     prefix: "Prefix"
@@ -55,7 +55,7 @@ class Resident:
         """The cut of that number.
 
         Raises:
-            BadRequest: There is none.
+            BadRequest: if there is none.
         """
         cuts = self.prefix.cuts
         if not 1 <= number <= len(cuts):
@@ -67,52 +67,52 @@ class Prefixes:
     """Prefixes by digest, and engines by digest, name and cut. Safe for threads.
 
     Args:
-        places: in memory, for their weights.
-        max_rows: of a run.
-        door: to what reads prefixes and makes engines.
-        counters: told what happens.
+        weights: memory for weights.
+        max_rows: maximum rows of a run.
+        bridge: reads prefixes and makes engines.
+        counters: counters of the node.
     """
 
-    def __init__(self, places: WeightMemory[Resident], max_rows: int, door: TorchDoor, counters: Counters) -> None:
-        self._places = places
+    def __init__(self, weights: WeightMemory[Resident], max_rows: int, bridge: TorchBridge, counters: Counters) -> None:
+        self._weights = weights
         self._max_rows = max_rows
-        self._door = door
+        self._bridge = bridge
         self._counters = counters
         self._making = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._weights)
 
     def __contains__(self, digest: str) -> bool:
-        return prefix_key(digest) in self._places
+        return prefix_key(digest) in self._weights
 
     def owned_bytes(self, owner: str) -> int:
-        """What is held of what a tenant uploaded, and of the engines that were made for it."""
-        return self._places.owned_bytes(owner)
+        """The bytes of a tenant's uploaded prefixes and of the engines made for it."""
+        return self._weights.owned_bytes(owner)
 
     def room_bytes(self, digest: str, asker: Account) -> float:
-        """What engines of a prefix may take that are made for a tenant; its own copy of the prefix counts too."""
-        return self._places.left_bytes(prefix_key(digest), asker)
+        """The bytes that a tenant's engines for a prefix may take; its own upload of the prefix counts against it."""
+        return self._weights.left_bytes(prefix_key(digest), asker)
 
     def room(
         self, digest: str, length: int, asker: Account, longest_s: float, is_abandoned: Callable[[], bool]
     ) -> WeightReservation[Resident] | None:
-        """Room for a prefix that is to come; None where it is held already.
+        """Reserve memory for a prefix that is to be uploaded; None if it is held already.
 
         Args:
-            digest: its name.
-            length: of its file.
-            asker: who uploads it.
-            longest_s: that it waits for its turn.
-            is_abandoned: looked at again after ``wake``.
+            digest: digest of the prefix.
+            length: size of its file in bytes.
+            asker: account of the tenant that uploads it.
+            longest_s: maximum wait in seconds.
+            is_abandoned: checked after every ``wake``; True cancels the wait.
 
         Raises:
-            OverBudget: Its weights can never fit.
-            Overloaded: They do not fit beside those in use now.
-            Abandoned: Nobody wants it any more.
+            OverBudget: if its weights can never fit.
+            Overloaded: if they do not fit beside those in use now.
+            Abandoned: if the wait was cancelled.
         """
-        nbytes = max(length, min(int(_EXPECTED * length) + _EXPECTED_BYTES, self._places.total_bytes))
-        return self._places.room(
+        nbytes = max(length, min(int(_EXPECTED * length) + _EXPECTED_BYTES, self._weights.total_bytes))
+        return self._weights.room(
             prefix_key(digest),
             nbytes,
             asker,
@@ -122,32 +122,32 @@ class Prefixes:
         )
 
     def put(self, digest: str, body: bytes, room: WeightReservation[Resident], tenant: str) -> None:
-        """Take a prefix in.
+        """Take an uploaded prefix.
 
         Args:
-            digest: its name.
-            body: the file.
-            room: for it.
-            tenant: Who uploads it.
+            digest: digest of the prefix.
+            body: content of its file.
+            room: memory reserved for it.
+            tenant: name of the tenant that uploads it.
 
         Raises:
-            BadRequest: The body is not what the digest names.
-            UnsafeArtifact: It is no prefix, or names what is not allowed.
-            OverBudget: It computes more than this node allows.
-            Overloaded: It takes more than there is room, or the machine has too much to do to check it.
+            BadRequest: if the body does not match the digest.
+            UnsafeArtifact: if it is not a prefix, or names something that is not allowed.
+            OverBudget: if it computes more than this node allows.
+            Overloaded: if there is not enough memory, or the machine is too busy to check it.
         """
-        if self._door.digest_of(body) != digest:
-            raise BadRequest("the prefix is not the one that its digest names: it changed on its way")
-        inspection = self._door.inspect(body, tenant)
-        prefix = self._door.read(body)
+        if self._bridge.digest_of(body) != digest:
+            raise BadRequest("the prefix does not match its digest: it changed on the way")
+        inspection = self._bridge.inspect(body, tenant)
+        prefix = self._bridge.read(body)
         room.resize(len(body) + len(prefix.graph.nodes) * _NODE_BYTES)
-        engine = self._door.reference(prefix, inspection)
-        room.keep(self._resident(digest, prefix, engine, engine, min(self._door.rows(inspection), self._max_rows)))
+        engine = self._bridge.reference(prefix, inspection)
+        room.keep(self._resident(digest, prefix, engine, engine, min(self._bridge.rows(inspection), self._max_rows)))
         self._counters.add(uploads=1)
 
     def wake(self) -> None:
-        """Have all who wait for room look whether they are still wanted."""
-        self._places.wake()
+        """Make all threads that wait for memory check whether they are still wanted."""
+        self._weights.wake()
 
     @contextmanager
     def used(
@@ -158,21 +158,21 @@ class Prefixes:
         asker: Account | None = None,
         levels: Levels | None = None,
     ) -> Iterator[Resident]:
-        """A prefix that stays while the context lasts, with the engine that is to run it.
+        """Keep a prefix resident while the context lasts, with the engine that runs it.
 
         Args:
-            digest: of the prefix.
-            engine: its name.
-            cut: up to which the engine runs; of no account for the reference.
-            asker: who uses it, and whose quota an engine counts against where it has to be made. None where it is used
-                for long, as by a training, and no engine is asked for.
-            levels: what pixels mean, where the engine's name says that it takes them.
+            digest: digest of the prefix.
+            engine: name of the engine.
+            cut: number of the cut up to which the engine runs; ignored for the reference.
+            asker: account whose quota counts an engine that has to be made. None for a long use, as by a training,
+                which needs no engine.
+            levels: meaning of pixels, if the engine's name says that it takes them.
 
         Raises:
-            UnknownPrefix: It is not held.
-            EngineNotReady: The engine was not tried on it up to that cut.
-            Overloaded: The engine does not fit beside what is in use now, or the prefix is to leave.
-            OverBudget: It is more than the tenant may have here.
+            UnknownPrefix: if the prefix is not held.
+            EngineNotReady: if the engine was not tried on it up to that cut.
+            Overloaded: if the engine does not fit beside the weights in use, or the prefix is being evicted.
+            OverBudget: if it is more than the tenant may have here.
         """
         user = None if asker is None else asker.name
         with ExitStack() as stack:
@@ -181,43 +181,43 @@ class Prefixes:
                 return
             assert asker is not None, "somebody asks for an engine"
             held = None
-            while held is None:  # others may take its place before it is used
+            while held is None:  # the engine may be evicted before it is used
                 stack.close()
                 number = self._make(digest, engine, cut, asker, levels)
                 stack.enter_context(self._using(digest, user))
-                held = stack.enter_context(self._places.using((digest, engine, number), user))
+                held = stack.enter_context(self._weights.using((digest, engine, number), user))
             yield held
 
     @contextmanager
     def _using(self, digest: str, user: str | None) -> Iterator[Resident]:
-        with self._places.using(prefix_key(digest), user) as held:
+        with self._weights.using(prefix_key(digest), user) as held:
             if held is None:
                 raise UnknownPrefix(f"this node does not hold the prefix {digest[:12]}: upload it and ask again")
             yield held
 
     def _make(self, digest: str, engine: str, cut: int, asker: Account, levels: Levels | None) -> int:
-        """Make an engine where it is not held, and give its cut's number.
+        """Make an engine if it is not held, and return the number of its cut.
 
-        Its room is waited for while nothing is in use, so that nobody waits for who waits.
+        While it waits for memory, this request keeps nothing in use, so that no two requests wait for each other.
         """
         with self._using(digest, asker.name) as reference:
             number = reference.cut(cut).number
         key = (digest, engine, number)
-        if key in self._places:
+        if key in self._weights:
             return number
-        trial = self._door.trials.ready(digest, engine, number)
+        trial = self._bridge.trials.ready(digest, engine, number)
         if trial is None:
             raise EngineNotReady(
-                f"{engine} is not ready for cut {number} of the prefix {digest[:12]}: ask for a profile that names "
+                f"{engine} is not ready for cut {number} of the prefix {digest[:12]}: request a profile that names "
                 "both, and ask again"
             )
-        room = self._places.room(
+        room = self._weights.room(
             key, trial.load_bytes, asker, counted_bytes=trial.weight_bytes, longest_s=_ENGINE_WITHIN_S
         )
         if room is not None:
             with room, self._making, self._using(digest, asker.name) as reference:
                 checked = reference.reference.footprint(number)
-                engine_made = self._door.trials.made(digest, reference.prefix, trial, levels, checked)
+                engine_made = self._bridge.trials.made(digest, reference.prefix, trial, levels, checked)
                 made = _Measured(engine=engine_made, trial=trial)
                 room.resize(trial.weight_bytes)
                 rows = min(trial.rows, self._max_rows)
@@ -225,13 +225,13 @@ class Prefixes:
         return number
 
     def _resident(self, digest: str, prefix: "Prefix", reference: "TorchEngine", engine: Engine, rows: int) -> Resident:
-        served = partial(self._places.served, digest)
+        served = partial(self._weights.served, digest)
         return Resident(prefix=prefix, reference=reference, engine=engine, rows=rows, served=served)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class _Measured:
-    """An engine with the memory that its trial took, whatever it says of itself."""
+    """An engine that reports the memory measured in its trial instead of its own estimate."""
 
     engine: Engine
     trial: Trial

@@ -1,4 +1,4 @@
-"""The door to all that a node needs of torch, opened when the first network comes: reading and decoding need none."""
+"""Everything that a node needs from torch, imported with the first network: reading and decoding do not need torch."""
 
 import threading
 from importlib import import_module
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from frostline.batching import ROWS
 from frostline.config import NodeSettings, cache_folder
-from frostline.node.trials.trial_policy import EngineMemory, terms_of
+from frostline.node.trials.trial_policy import EngineMemory, policy_of
 
 if TYPE_CHECKING:
     from frostline.engines.backends.torch_eager import TorchEngine
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from frostline.node.trials.selection import Trials
     from frostline.node.weights.inspection import Inspector
 
-__all__ = ("TorchDoor",)
+__all__ = ("TorchBridge",)
 
 _NEEDED = (
     "frostline.engines.backends.torch_eager",
     "frostline.models.files.artifact",
     "frostline.node.trials.selection",
 )
-# For estimates: VGG-11 has 9e10 operations a second of one core here, and an accelerator a hundred times that.
+# Estimates of operations per second: VGG-11 reaches 9e10 on one core here, and a hundred times that on an accelerator.
 _CORE_PER_S = 5e10
 _ACCELERATOR_PER_S = 1e13
 
 
-class TorchDoor:
-    """Reads prefixes, makes their reference, and knows the trials of other engines. Safe for threads.
+class TorchBridge:
+    """Reads prefixes, makes their reference engines and holds the trials of other engines. Safe for threads.
 
     Args:
-        settings: of the node.
-        room: that engines must fit.
-        inspector: Looks at prefixes apart; None where they are this process's own.
+        settings: settings of the node.
+        room: memory that engines must fit.
+        inspector: inspects prefixes in another process; None if they come from this process.
     """
 
     def __init__(self, settings: NodeSettings, room: EngineMemory, inspector: "Inspector | None" = None) -> None:
@@ -48,14 +48,14 @@ class TorchDoor:
 
     @property
     def trials(self) -> "Trials":
-        """What is known of engines on this hardware."""
+        """The trials of engines on this hardware."""
         from frostline.node.trials.selection import Trials
 
         with self._lock:
             if self._trials is None:
                 self._trials = Trials(
                     cache_folder() / "engines",
-                    terms_of(self._settings),
+                    policy_of(self._settings),
                     self._room,
                     longest_s=self._settings.trial_s,
                     engines=self._settings.engines,
@@ -66,7 +66,7 @@ class TorchDoor:
             return self._trials
 
     def warm(self) -> None:
-        """Import all that the first network and the usual engine need: seconds that nobody then waits for."""
+        """Import what the first network and the usual engine need, which takes seconds, before a request waits."""
         for module in _NEEDED:
             import_module(module)
         if self._settings.device == "cpu" and find_spec("openvino"):
@@ -85,9 +85,9 @@ class TorchDoor:
         return read_prefix(body)
 
     def inspect(self, body: bytes, tenant: str) -> "Inspection | None":
-        """What is found out about a stranger's prefix before anything of it is run here; None where it is our own.
+        """Inspect an uploaded prefix before any of it is run here; None if it comes from this process.
 
-        See ``Inspector.inspect`` for what may be raised.
+        See ``Inspector.inspect`` for the errors.
         """
         from frostline.models.files.artifact import header_of
 
@@ -103,11 +103,11 @@ class TorchDoor:
         )
 
     def reference(self, prefix: "Prefix", inspection: "Inspection | None" = None) -> "TorchEngine":
-        """The engine that runs a prefix as the user's own network does; see ``TorchEngine`` for what may be raised.
+        """Make the engine that runs a prefix as the user's own network does; see ``TorchEngine`` for the errors.
 
         Args:
-            prefix: The prefix.
-            inspection: What was found out about it; None has it run on shapes here.
+            prefix: prefix to be run.
+            inspection: result of its inspection; without one it is run on shapes here.
         """
         from frostline.engines.backends.torch_eager import TorchEngine
 
@@ -121,7 +121,7 @@ class TorchDoor:
         )
 
     def rows(self, inspection: "Inspection | None") -> int:
-        """The rows of a run: fewer than the node's where one operation of so many would take too long."""
+        """The rows of a run: fewer than the node's if one operation on so many would take too long."""
         if inspection is None:
             return self._settings.device_batch
         heaviest = max(operation.heaviest for operation in inspection.operations.values())
@@ -136,7 +136,7 @@ class TorchDoor:
             trials.wake()
 
     def close(self) -> None:
-        """End what is being tried, and try no other."""
+        """Cancel the running trial, and start no other."""
         with self._lock:
             self._is_closed = True
             trials = self._trials

@@ -1,4 +1,4 @@
-"""Receives a prefix piece by piece, within memory that was set aside for it first."""
+"""Receives a prefix in pieces, within memory that was reserved first."""
 
 from contextlib import ExitStack
 from io import BytesIO
@@ -15,27 +15,27 @@ from frostline.node.weights.weight_memory import WeightReservation
 
 __all__ = ("Upload",)
 
-# A growing buffer may be an eighth larger than what it holds.
+# A growing buffer may be an eighth larger than its content.
 _GROWN = 9 / 8
-# Bytes of Python objects that a byte of the graph's JSON can become.
+# Bytes of Python objects per byte of the graph's JSON.
 _PARSED = 30
 _MAX_PARSED = 64 << 20
 _LENGTH = 8
-# Memory is given out by turns, for weights and then for work, and whoever never waited for one would get none of a node
-# with much to do. A client that asks before it sends waits for twenty seconds.
+# Maximum seconds of each wait for memory. It is given out fairly, so an upload that never waited would get none on a
+# busy node. A client that asks before it sends waits for twenty seconds.
 _TURN_S = 8.0
 _RETRY_AFTER_S = 1.0
 
 
 class Upload:
-    """One prefix on its way in. A context manager, which gives everything back.
+    """One upload of a prefix. A context manager, which releases everything.
 
     Args:
-        prefixes: where it goes.
-        digest: its name.
-        memory: for the bytes while they are read, and for the graph while it is parsed.
-        length: of the file in bytes, as announced.
-        admission: of whoever uploads it, which ends with the upload.
+        prefixes: registry that takes the prefix.
+        digest: digest of the prefix.
+        memory: access to memory for the bytes while they are read, and for the graph while it is parsed.
+        length: announced size of the file in bytes.
+        admission: admission of the request, which ends with the upload.
     """
 
     def __init__(self, prefixes: Prefixes, digest: str, memory: Lane, length: int, admission: Admission) -> None:
@@ -45,29 +45,31 @@ class Upload:
         self._memory = memory
         self._length = length
         self._buffer = BytesIO()
-        self._leash = CancelScope((prefixes, memory))
+        self._scope = CancelScope((prefixes, memory))
         self._room: WeightReservation[Resident] | None = None
         self._held = ExitStack()
         self._held.enter_context(admission)
-        # A graph takes up to a few hundred kilobytes.
+        # The graph's JSON takes up to a few hundred kilobytes.
         self._parsing = min(memory.total_bytes // 4, _MAX_PARSED)
 
     def begin(self, longest_s: float = _TURN_S) -> None:
-        """Wait for its turn to have memory for its weights, and then for reading it, for some seconds each at most.
+        """Wait for memory for its weights, and then for reading it, for at most ``longest_s`` seconds each.
 
-        Where others brought it meanwhile, what is written from now on is not looked at.
+        If another request has brought the prefix meanwhile, later calls of ``write`` are ignored.
 
         Raises:
-            OverBudget: It is too large for this node, or for its tenant.
-            Overloaded: Others need the memory.
+            OverBudget: if it is too large for this node or for its tenant.
+            Overloaded: if the memory is in use.
         """
         try:
-            self._room = self._prefixes.room(self._digest, self._length, self._account, longest_s, self._leash.is_cut)
+            self._room = self._prefixes.room(
+                self._digest, self._length, self._account, longest_s, self._scope.is_cancelled
+            )
             if self._room is None:
                 return
             self._held.enter_context(self._room)
             nbytes = int(self._length * _GROWN) + self._parsing
-            self._held.enter_context(self._memory.reserve(nbytes, self._leash.is_cut, longest_s))
+            self._held.enter_context(self._memory.reserve(nbytes, self._scope.is_cancelled, longest_s))
         except Abandoned as error:
             why = "the node has no memory for the prefix beside the work under way: ask again later"
             raise Overloaded(why, retry_after_s=_RETRY_AFTER_S) from error
@@ -76,8 +78,8 @@ class Upload:
         """Take the next piece.
 
         Raises:
-            BadRequest: There is more than was announced.
-            OverBudget: Its graph is too large for this node.
+            BadRequest: if there is more than announced.
+            OverBudget: if its graph is too large for this node.
         """
         if self._room is None:
             return
@@ -88,10 +90,10 @@ class Upload:
             self._check_graph(int.from_bytes(self._buffer.getbuffer()[:_LENGTH], "little"))
 
     def finish(self) -> None:
-        """Take the prefix in; see ``Prefixes.put`` for what else may be raised.
+        """Register the prefix; see ``Prefixes.put`` for further errors.
 
         Raises:
-            BadRequest: It ended early, or is not what the digest names.
+            BadRequest: if it is shorter than announced, or does not match the digest.
         """
         if self._room is None:
             return
@@ -100,8 +102,8 @@ class Upload:
         self._prefixes.put(self._digest, self._buffer.getvalue(), self._room, self._account.name)
 
     def close(self) -> None:
-        """Give everything back; a thread that waits in ``begin`` is freed."""
-        self._leash.cut()
+        """Release everything; a thread that waits in ``begin`` returns."""
+        self._scope.cancel()
         self._buffer = BytesIO()
         self._held.close()
 

@@ -1,4 +1,4 @@
-"""The memory for weights: what lies there, and who waits in line for what others have to give back."""
+"""The memory for weights: what is resident, and who waits for others to be evicted."""
 
 import threading
 import time
@@ -13,37 +13,36 @@ from frostline.errors import OverBudget, Overloaded
 from frostline.node.scheduling.memory_pool import Abandoned, Pool, Reservation
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
-from frostline.node.weights.resident import ResidentWeights
-from frostline.node.weights.wait_queue import Key, Waiter, WaitQueue
+from frostline.node.weights.resident import Key, ResidentWeights, Waiter, WaitQueue
 
 __all__ = ("WeightMemory", "WeightReservation", "prefix_key")
 
 T = TypeVar("T")
 
 _RETRY_AFTER_S = 1.0
-# What the device did for a prefix shows in time, and nobody tells of it.
+# Seconds between two checks of a waiting thread: device time changes the order without a notification.
 _LOOK_S = 0.1
 
 
 def prefix_key(digest: str) -> Key:
-    """Under which a prefix itself lies; other keys of its digest are of its engines, and go with it."""
+    """The key of a prefix itself; other keys with its digest belong to its engines, which are evicted with it."""
     return digest, REFERENCE, 0
 
 
 class WeightMemory(Generic[T]):
-    """What lies in the memory for weights, by key. Safe for threads.
+    """The resident weights, by key. Safe for threads.
 
     Args:
-        memory: all that there is.
-        turns: where tenants stand; None where nobody tells them apart.
-        counters: told what is dropped.
-        clock: monotonic seconds.
+        memory: pool for weights.
+        fair_shares: order between tenants; None serves them in order of arrival.
+        counters: counters of the node.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
         self,
         memory: Pool,
-        turns: FairShares | None,
+        fair_shares: FairShares | None,
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,8 +51,8 @@ class WeightMemory(Generic[T]):
         self._clock = clock
         self._changed = threading.Condition()
         self._held: dict[Key, ResidentWeights[T]] = {}
-        self._rooms: dict[Key, WeightReservation[T]] = {}  # for what is being made
-        self._line = WaitQueue(turns)
+        self._rooms: dict[Key, WeightReservation[T]] = {}  # for weights that are being made
+        self._queue = WaitQueue(fair_shares)
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -66,22 +65,22 @@ class WeightMemory(Generic[T]):
 
     @property
     def total_bytes(self) -> int:
-        """All that there is."""
+        """The size of the memory."""
         return self._memory.total_bytes
 
     @property
     def waiting(self) -> int:
-        """How many wait for room, each key and tenant counted once."""
+        """The number of waiting requests; each key and tenant counts once."""
         with self._changed:
-            return sum(1 for _ in self._line)
+            return sum(1 for _ in self._queue)
 
     def owned_bytes(self, owner: str) -> int:
-        """What of all that is held counts against a tenant's quota."""
+        """The bytes of all resident weights that count against a tenant's quota."""
         with self._changed:
-            return sum(one.counted_bytes for one in self._held.values() if one.owner == owner)
+            return sum(held.counted_bytes for held in self._held.values() if held.owner == owner)
 
     def left_bytes(self, key: Key, asker: Account) -> float:
-        """What a tenant's quota leaves beside what is held under a key."""
+        """The bytes that a tenant's quota leaves beside the weights under a key."""
         with self._changed:
             held = self._held.get(key)
         most = asker.max_weight_bytes(self._memory.total_bytes)
@@ -89,20 +88,20 @@ class WeightMemory(Generic[T]):
 
     @contextmanager
     def using(self, key: Key, user: str | None) -> Iterator[T | None]:
-        """What is held under a key, which stays while the context lasts; None where there is nothing.
+        """Keep the weights under a key resident while the context lasts, and yield them; None if there are none.
 
         Args:
-            key: of a prefix, or of an engine whose prefix is in use.
-            user: the tenant; None where it uses it for long, and nobody should wait for that.
+            key: key of a prefix, or of an engine whose prefix is in use.
+            user: name of the tenant; None for a long use that nobody should wait for.
 
         Raises:
-            Overloaded: It is to leave.
+            Overloaded: if they are being evicted.
         """
         with self._changed:
             held = self._held.get(key)
             if held is not None:
                 if held.is_leaving(self._clock()):
-                    why = "others have waited for the memory of this prefix: ask again, and it will be asked for"
+                    why = "the memory of this prefix is needed for others: ask again, and it will be asked for"
                     raise Overloaded(why, retry_after_s=_RETRY_AFTER_S)
                 held.enter(user)
         try:
@@ -112,13 +111,13 @@ class WeightMemory(Generic[T]):
                 with self._changed:
                     held.leave(user, self._clock())
                     if user is not None:
-                        self._line.used(key, user)
+                        self._queue.used(key, user)
                     if held.asked_at is not None and not held.users:
                         self._drop(key)
                     self._changed.notify_all()
 
     def served(self, digest: str, device_s: float) -> None:
-        """The device ran for a prefix for so many seconds, divided by the weight of whose rows they were."""
+        """Count device seconds of a prefix, divided by the weight of the tenant that used them."""
         with self._changed:
             held = self._held.get(prefix_key(digest))
             if held is not None:
@@ -134,27 +133,27 @@ class WeightMemory(Generic[T]):
         longest_s: float,
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> "WeightReservation[T] | None":
-        """Memory for what is to lie under a key, for which is waited in line; None where it lies there already.
+        """Wait in the queue for memory for weights that are to be made; None if they are resident already.
 
-        One that makes it is let in at a time.
+        Only one request at a time makes the weights of a key.
 
         Args:
-            key: names it.
-            nbytes: that it takes.
-            asker: for whom it is made.
-            counted_bytes: of the tenant's quota.
-            longest_s: that is waited.
-            is_abandoned: looked at again after ``wake``.
+            key: key of the weights.
+            nbytes: size in bytes.
+            asker: account of the tenant for which they are made.
+            counted_bytes: bytes that count against the tenant's quota.
+            longest_s: maximum wait in seconds.
+            is_abandoned: checked after every ``wake``; True cancels the wait.
 
         Raises:
-            OverBudget: It can never fit, or is more than the tenant may have.
-            Overloaded: It does not fit beside what is in use; its place in the line is kept for a while.
-            Abandoned: Nobody wants it any more.
+            OverBudget: if they can never fit, or are more than the tenant may have.
+            Overloaded: if they do not fit beside the weights in use; the place in the queue is kept for a while.
+            Abandoned: if the wait was cancelled.
         """
         self._check(nbytes, counted_bytes, asker)
         until = self._clock() + longest_s
         with self._changed:
-            waiter = self._line.join(key, asker, nbytes, counted_bytes, self._clock())
+            waiter = self._queue.join(key, asker, nbytes, counted_bytes, self._clock())
             try:
                 while not self._is_there(key):
                     memory = self._granted(waiter)
@@ -174,20 +173,20 @@ class WeightMemory(Generic[T]):
                 self._stand_back(waiter)
 
     def wake(self) -> None:
-        """Have all who wait look whether they are still wanted."""
+        """Make all waiting threads check whether they are still wanted."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """Refuse all waiting requests."""
         self._is_closed = True
         self.wake()
 
     def more(self, nbytes: int) -> Reservation:
-        """Memory beside some that a room has, which does not wait: it would keep what it has meanwhile.
+        """Reserve more memory for a reservation. It does not wait, because it would block what it holds meanwhile.
 
         Raises:
-            Overloaded: There is none, even without what nobody uses.
+            Overloaded: if there is not enough, even after evicting all unused weights.
         """
         with self._changed:
             while self._free_bytes() < nbytes:
@@ -198,7 +197,7 @@ class WeightMemory(Generic[T]):
             return self._taken(nbytes)
 
     def put(self, key: Key, value: T, room: "WeightReservation[T]", memory: ExitStack) -> None:
-        """Hold it from now on."""
+        """Make weights resident."""
         with self._changed:
             assert key not in self._held, "one is made at a time"
             self._held[key] = ResidentWeights(
@@ -209,10 +208,10 @@ class WeightMemory(Generic[T]):
                 counted_bytes=room.counted_bytes,
                 used_at=self._clock(),
             )
-            room.counted_bytes = 0  # which what is held does now
+            room.counted_bytes = 0  # the resident weights count from now on
 
     def ended(self, key: Key) -> None:
-        """What has room under a key is held now, or will not be."""
+        """Remove the reservation of a key; its weights are resident now, or will not be made."""
         with self._changed:
             del self._rooms[key]
             self._changed.notify_all()
@@ -224,52 +223,52 @@ class WeightMemory(Generic[T]):
         if counted_bytes > most:
             raise OverBudget(
                 f"this takes {readable_bytes(counted_bytes)} of weights, and tenant {asker.name} may have "
-                f"{readable_bytes(most)} here: give it more weight_bytes, or start the node with more --memory"
+                f"{readable_bytes(most)} here: raise its weight_bytes, or start the node with more --memory"
             )
 
     def _is_there(self, key: Key) -> bool:
         return key in self._held and not self._held[key].is_leaving(self._clock())
 
     def _stand_back(self, waiter: Waiter) -> None:
-        self._line.stand_back(waiter, self._clock())
-        if not any(self._line):
-            for held in self._held.values():  # nobody waits for its memory any more
+        self._queue.stand_back(waiter, self._clock())
+        if not any(self._queue):
+            for held in self._held.values():  # no request waits for its memory any more
                 held.asked_at = None
         self._changed.notify_all()
 
     def _granted(self, waiter: Waiter) -> Reservation | None:
-        """Memory, if it is its turn and there is enough; what has to leave for it is asked to."""
+        """Reserve memory if it is this waiter's turn and there is enough; begin evictions that it needs."""
         stays = self._stays()
-        for one in self._line:
-            keys = None if one.key in self._rooms else leaving(self._wish(one), stays)
-            if keys is None:  # others make it, or it is more than can leave: nobody behind has to wait for that
+        for other in self._queue:
+            keys = None if other.key in self._rooms else leaving(self._wish(other), stays)
+            if keys is None:  # it is being made, or cannot be granted: those behind it need not wait for it
                 continue
-            if one is not waiter:
+            if other is not waiter:
                 return None
             for key in keys:
                 self._ask(cast(Key, key))
-            wish = self._wish(one)
-            return self._taken(one.nbytes) if wish.lacking_bytes <= 0 and wish.over_bytes <= 0 else None
+            wish = self._wish(other)
+            return self._taken(other.nbytes) if wish.lacking_bytes <= 0 and wish.over_bytes <= 0 else None
         return None
 
     def _stays(self) -> list[Stay]:
-        """A prefix leaves with its engines; one of those that nobody uses may leave alone."""
+        """The candidates for eviction: prefixes with their engines, and unused engines alone."""
         now, stays = self._clock(), []
         for key, held in self._held.items():
             if None in held.users or (key != prefix_key(key[0]) and held.users):
                 continue
             engines = [self._held[other] for other in self._engines(key) if self._held[other].users]
-            stays.append(held.stay(key, engines, self._line.tag, now))
+            stays.append(held.stay(key, engines, self._queue.tag, now))
         return stays
 
     def _wish(self, waiter: Waiter) -> Wish:
         tenant = waiter.asker.name
-        held_bytes = sum(one.counted_bytes for one in self._held.values() if one.owner == tenant)
+        held_bytes = sum(held.counted_bytes for held in self._held.values() if held.owner == tenant)
         coming_bytes = sum(room.counted_bytes for room in self._rooms.values() if room.owner == tenant)
         counted_bytes = held_bytes + coming_bytes + waiter.counted_bytes
         return Wish(
             tenant=tenant,
-            tag=self._line.tag(tenant),
+            tag=self._queue.tag(tenant),
             lacking_bytes=waiter.nbytes - self._free_bytes(),
             over_bytes=counted_bytes - waiter.asker.max_weight_bytes(self._memory.total_bytes),
         )
@@ -280,9 +279,9 @@ class WeightMemory(Generic[T]):
         return "the prefixes in use leave no room for this one"
 
     def _ask(self, key: Key) -> None:
-        """Drop it, or have nobody begin to use it until nobody does and it can be dropped."""
+        """Evict weights; if they are in use, refuse new uses until they can be evicted."""
         held, now = self._held.get(key), self._clock()
-        if held is None:  # an engine, which went with its prefix
+        if held is None:  # an engine that was evicted with its prefix
             return
         if not held.users:
             self._drop(key)
@@ -290,14 +289,16 @@ class WeightMemory(Generic[T]):
             held.asked_at = now
 
     def _drop(self, key: Key) -> None:
-        # Engines of a prefix are only used together with it, and without it they would keep its weights alive.
+        # Engines are used only together with their prefix, and would keep its weights alive without it.
         for engine in [*self._engines(key), key]:
             self._held.pop(engine).memory.close()
         self._counters.add(evicted=1)
 
     def _engines(self, key: Key) -> list[Key]:
-        """Of a prefix; an engine has none."""
-        return [one for one in self._held if one[0] == key[0] and one != key] if key == prefix_key(key[0]) else []
+        """The keys of a prefix's engines; an engine has none."""
+        return (
+            [other for other in self._held if other[0] == key[0] and other != key] if key == prefix_key(key[0]) else []
+        )
 
     def _users(self, key: Key) -> int:
         return self._held[key].users.total()
@@ -313,20 +314,20 @@ class WeightMemory(Generic[T]):
 
 
 class WeightReservation(Generic[T]):
-    """Memory for what is being made. A context manager, which gives back what was not ``keep``-ed.
+    """Memory for weights that are being made. A context manager, which releases it unless ``keep`` was called.
 
     Attributes:
-        owner: the tenant for whom.
-        nbytes: that there are.
-        counted_bytes: of the tenant's quota.
+        owner: tenant for which they are made.
+        nbytes: size in bytes.
+        counted_bytes: bytes that count against the tenant's quota.
     """
 
     def __init__(
-        self, places: WeightMemory[T], key: Key, owner: str, nbytes: int, counted_bytes: int, memory: Reservation
+        self, weights: WeightMemory[T], key: Key, owner: str, nbytes: int, counted_bytes: int, memory: Reservation
     ) -> None:
         self.owner = owner
         self.counted_bytes = counted_bytes
-        self._places = places
+        self._weights = weights
         self._key = key
         self.nbytes = nbytes
         self._first = memory
@@ -334,20 +335,20 @@ class WeightReservation(Generic[T]):
         self._memory.enter_context(memory)
 
     def resize(self, nbytes: int) -> None:
-        """Have so much, once it is known.
+        """Change the size, once it is known.
 
         Raises:
-            Overloaded: There is not so much.
+            Overloaded: if there is not enough memory.
         """
         if nbytes > self.nbytes:
-            self._memory.enter_context(self._places.more(nbytes - self.nbytes))
+            self._memory.enter_context(self._weights.more(nbytes - self.nbytes))
         else:
             self._first.shrink(nbytes)
         self.nbytes = nbytes
 
     def keep(self, value: T) -> None:
-        """Have it lie there."""
-        self._places.put(self._key, value, self, self._memory.pop_all())
+        """Make the value resident in this memory."""
+        self._weights.put(self._key, value, self, self._memory.pop_all())
 
     def __enter__(self) -> Self:
         return self
@@ -356,4 +357,4 @@ class WeightReservation(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._memory.close()
-        self._places.ended(self._key)
+        self._weights.ended(self._key)

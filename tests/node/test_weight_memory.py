@@ -1,4 +1,4 @@
-"""The memory for weights: who waits in line, what leaves for whom, and what is given back whatever happens."""
+"""The memory for weights: the wait queue, evictions, and that every reservation is released."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +20,11 @@ from support.nodes import until
 class Bench:
     """A memory of 100 bytes for weights, which by default any tenant may have all of, and a clock that is set."""
 
-    def __init__(self, turns=None, **quotas):
+    def __init__(self, shares=None, **quotas):
         self.now = 0.0
         self.pool = Pool(100)
         self.counters = Counters()
-        self.places = WeightMemory(self.pool, turns, self.counters, clock=lambda: self.now)
+        self.weights = WeightMemory(self.pool, shares, self.counters, clock=lambda: self.now)
         self.quotas = quotas
 
     def account(self, name):
@@ -33,7 +33,7 @@ class Bench:
 
     def room(self, name, nbytes, tenant="ann", longest_s=0.0, is_abandoned=lambda: False):
         asked = {"counted_bytes": nbytes, "longest_s": longest_s, "is_abandoned": is_abandoned}
-        return self.places.room(key_of(name), nbytes, self.account(tenant), **asked)
+        return self.weights.room(key_of(name), nbytes, self.account(tenant), **asked)
 
     def bring(self, name, nbytes, tenant="ann", **fields):
         room = self.room(name, nbytes, tenant, **fields)
@@ -43,11 +43,11 @@ class Bench:
         return room is not None
 
     def has(self, name):
-        return key_of(name) in self.places
+        return key_of(name) in self.weights
 
     @contextmanager
     def using(self, name, tenant="ann"):
-        with self.places.using(key_of(name), tenant) as value:
+        with self.weights.using(key_of(name), tenant) as value:
             assert value == name.upper()
             yield
 
@@ -61,7 +61,7 @@ def key_of(name):
     return (digest, engine, 3) if engine else prefix_key(digest)
 
 
-def test_what_nobody_used_for_a_second_makes_room_and_longest_unused_first():
+def test_evicts_idle_weights_least_recently_used_first():
     bench = Bench()
     for name in ("a", "b", "c"):
         bench.bring(name, 30)
@@ -74,13 +74,13 @@ def test_what_nobody_used_for_a_second_makes_room_and_longest_unused_first():
     assert bench.counters.totals().evicted == 1
 
 
-def test_what_is_in_use_stays_until_it_had_its_turn_and_is_asked_to_leave_then():
+def test_weights_in_use_are_evicted_only_after_their_turn():
     bench = Bench()
     bench.bring("a", 80)
     with ThreadPoolExecutor(1) as thread, bench.using("a"):
         with pytest.raises(Overloaded, match="in use leave no room"):
             bench.room("b", 80)
-        bench.places.served("a", 1.0)
+        bench.weights.served("a", 1.0)
         brought = thread.submit(bench.bring, "b", 80, "ann", longest_s=60)
         until(lambda: is_refused(bench, "a"))
         assert bench.has("a"), "its request goes on"
@@ -91,16 +91,16 @@ def test_what_is_in_use_stays_until_it_had_its_turn_and_is_asked_to_leave_then()
 
 def is_refused(bench, name):
     try:
-        with bench.places.using(key_of(name), "ann"):
+        with bench.weights.using(key_of(name), "ann"):
             return False
     except Overloaded:
         return True
 
 
-def test_what_was_asked_to_leave_may_stay_when_nobody_waits_any_more():
+def test_an_eviction_is_withdrawn_when_nobody_waits_any_more():
     bench = Bench()
     bench.bring("a", 80)
-    bench.places.served("a", 5.0)
+    bench.weights.served("a", 5.0)
     with bench.using("a"):
         with pytest.raises(Overloaded):
             bench.room("b", 80)
@@ -108,11 +108,11 @@ def test_what_was_asked_to_leave_may_stay_when_nobody_waits_any_more():
     assert bench.has("a")
 
 
-def test_a_use_that_does_not_end_has_another_asked_instead():
+def test_evicts_other_weights_if_a_use_does_not_end():
     bench = Bench()
     for name, served_s in (("slow", 9.0), ("quick", 2.0)):
         bench.bring(name, 50)
-        bench.places.served(name, served_s)
+        bench.weights.served(name, served_s)
     with ThreadPoolExecutor(1) as thread, bench.using("slow"):
         with bench.using("quick"):
             brought = thread.submit(bench.bring, "b", 50, "ann", longest_s=600)
@@ -125,12 +125,12 @@ def test_a_use_that_does_not_end_has_another_asked_instead():
         assert (bench.has("slow"), bench.has("quick")) == (True, False)
 
 
-def test_a_long_use_such_as_a_training_is_not_asked_to_end_nor_waited_for():
+def test_never_evicts_weights_in_long_use_by_a_training():
     bench = Bench()
     bench.bring("a", 80)
-    bench.places.served("a", 99.0)
+    bench.weights.served("a", 99.0)
     bench.now += 99
-    with bench.places.using(key_of("a"), None):
+    with bench.weights.using(key_of("a"), None):
         with pytest.raises(Overloaded):
             bench.room("b", 80)
         assert bench.bring("c", 20), "it does not wait behind what cannot come"
@@ -138,10 +138,10 @@ def test_a_long_use_such_as_a_training_is_not_asked_to_end_nor_waited_for():
     assert bench.bring("b", 80)
 
 
-def test_the_line_is_in_the_order_of_what_tenants_have_had_and_nobody_overtakes():
-    turns = FairQueue({})
-    turns.charge("rich", 5.0)
-    bench = Bench(turns)
+def test_the_wait_queue_is_ordered_by_device_time_and_nobody_overtakes():
+    shares = FairQueue({})
+    shares.charge("rich", 5.0)
+    bench = Bench(shares)
     bench.bring("a", 80, "ann")
     got = []
 
@@ -153,13 +153,13 @@ def test_the_line_is_in_the_order_of_what_tenants_have_had_and_nobody_overtakes(
     with ThreadPoolExecutor(2) as threads:
         with bench.using("a"):
             rich = threads.submit(bring, "rich", 80, "rich")
-            until(lambda: bench.places.waiting == 1)
+            until(lambda: bench.weights.waiting == 1)
             poor = threads.submit(bring, "poor", 90, "poor")
-            until(lambda: bench.places.waiting == 2)
+            until(lambda: bench.weights.waiting == 2)
             with pytest.raises(Overloaded):
                 bench.room("small", 20, "rich")  # there is room, but it is promised
-            turns.charge("ann", 9.0)
-            bench.places.served("a", 9.0)
+            shares.charge("ann", 9.0)
+            bench.weights.served("a", 9.0)
         poor.result()
         assert got == ["poor"]
         bench.now += 2
@@ -167,45 +167,45 @@ def test_the_line_is_in_the_order_of_what_tenants_have_had_and_nobody_overtakes(
     assert got == ["poor", "rich"]
 
 
-def test_who_waited_is_owed_what_others_had_meanwhile_until_it_has_used_what_it_got():
-    turns = FairShares()
-    bench = Bench(turns)
+def test_a_waiting_tenant_is_owed_device_time_until_it_has_used_its_weights():
+    shares = FairShares()
+    bench = Bench(shares)
     bench.bring("a", 80, "ann")
     with bench.using("a", "ann"):
-        turns.arrive("ann")
+        shares.arrive("ann")
         with pytest.raises(Overloaded):
             bench.room("b", 80, "bob")
-        turns.charge("ann", 3.0)
-        turns.begin("ann")
+        shares.charge("ann", 3.0)
+        shares.begin("ann")
         bench.now += 5
-        assert turns.tag("bob") == 0.0, "its place is kept while it is away"
-        bench.places.served("a", 3.0)
+        assert shares.tag("bob") == 0.0, "its place is kept while it is away"
+        bench.weights.served("a", 3.0)
     bench.now += 2
     assert bench.bring("b", 80, "bob")
-    assert turns.tag("bob") == 0.0
+    assert shares.tag("bob") == 0.0
     with bench.using("b", "bob"):
-        turns.arrive("bob")
-    assert turns.tag("bob") == 0.0, "its own work keeps it from now on"
-    turns.depart("bob")
-    assert turns.tag("bob") == 3.0, "and what it did not ask for is not owed"
+        shares.arrive("bob")
+    assert shares.tag("bob") == 0.0, "its own work keeps it from now on"
+    shares.depart("bob")
+    assert shares.tag("bob") == 3.0, "and what it did not ask for is not owed"
 
 
-def test_who_does_not_come_again_loses_its_place():
-    turns = FairShares()
-    bench = Bench(turns)
+def test_a_tenant_that_does_not_retry_loses_its_place():
+    shares = FairShares()
+    bench = Bench(shares)
     bench.bring("a", 80, "ann")
     with bench.using("a", "ann"):
         with pytest.raises(Overloaded):
             bench.room("b", 80, "bob")
-        turns.charge("ann", 3.0)
-        turns.begin("ann")
+        shares.charge("ann", 3.0)
+        shares.begin("ann")
         bench.now += 11
         with pytest.raises(Overloaded):
             bench.room("c", 80, "cat")
-    assert turns.tag("bob") == 3.0
+    assert shares.tag("bob") == 3.0
 
 
-def test_one_of_many_makes_it_and_the_others_find_it_there():
+def test_one_of_many_requests_makes_the_weights_and_the_others_find_them():
     bench = Bench()
     made = []
 
@@ -221,19 +221,19 @@ def test_one_of_many_makes_it_and_the_others_find_it_there():
             future.result()
     assert len(made) == 1
     assert bench.free_bytes == 40
-    assert bench.places.owned_bytes("ann") == 60
+    assert bench.weights.owned_bytes("ann") == 60
 
 
-def test_room_for_what_was_not_made_is_given_back_and_others_go_on():
+def test_releases_memory_for_weights_that_were_not_made():
     bench = Bench()
     with pytest.raises(ValueError, match="broken"), bench.room("a", 60):
         raise ValueError("broken")
     assert bench.free_bytes == 100
-    assert bench.places.owned_bytes("ann") == 0
+    assert bench.weights.owned_bytes("ann") == 0
     assert bench.bring("a", 60)
 
 
-def test_room_is_cut_to_what_is_needed_or_grows_at_the_cost_of_what_nobody_uses():
+def test_a_reservation_shrinks_or_grows_by_evicting_unused_weights():
     bench = Bench()
     with bench.room("a", 60) as room:
         room.resize(40)
@@ -248,7 +248,7 @@ def test_room_is_cut_to_what_is_needed_or_grows_at_the_cost_of_what_nobody_uses(
     assert bench.free_bytes == 30
 
 
-def test_engines_leave_with_their_prefix_and_alone_where_only_they_are_unused():
+def test_engines_are_evicted_with_their_prefix_or_alone_if_only_they_are_unused():
     bench = Bench()
     for name in ("a", "a/fast", "a/faster"):
         bench.bring(name, 30)
@@ -261,7 +261,7 @@ def test_engines_leave_with_their_prefix_and_alone_where_only_they_are_unused():
     assert [bench.has(name) for name in ("a", "a/fast", "b", "c")] == [False, False, True, True]
 
 
-def test_a_tenants_quota_is_kept_by_its_own_and_told():
+def test_a_tenants_quota_evicts_its_own_weights_and_the_refusal_names_it():
     bench = Bench(ann=50)
     bench.bring("theirs", 40, "bob")
     bench.bring("a", 30, "ann")
@@ -274,25 +274,25 @@ def test_a_tenants_quota_is_kept_by_its_own_and_told():
     bench.now += 2
     assert bench.bring("b", 30, "ann")
     assert (bench.has("a"), bench.has("theirs")) == (False, True)
-    assert bench.places.owned_bytes("ann") == 30
-    assert bench.places.left_bytes(key_of("b"), bench.account("ann")) == 20
+    assert bench.weights.owned_bytes("ann") == 30
+    assert bench.weights.left_bytes(key_of("b"), bench.account("ann")) == 20
 
 
-def test_who_waits_is_freed_by_giving_up_and_by_the_end():
+def test_cancelling_or_closing_ends_a_wait():
     bench = Bench()
     bench.bring("a", 80)
     cut = threading.Event()
     with ThreadPoolExecutor(2) as threads, bench.using("a"), ExitStack() as ending:
-        ending.callback(bench.places.close)
+        ending.callback(bench.weights.close)
         one = threads.submit(bench.room, "b", 80, "ann", 600, cut.is_set)
         other = threads.submit(bench.room, "c", 80, "ann", 600)
-        until(lambda: bench.places.waiting == 2)
+        until(lambda: bench.weights.waiting == 2)
         cut.set()
-        bench.places.wake()
+        bench.weights.wake()
         with pytest.raises(Abandoned):
             one.result()
         assert not other.done()
-        bench.places.close()
+        bench.weights.close()
         with pytest.raises(Overloaded):
             other.result()
     assert bench.free_bytes == 20

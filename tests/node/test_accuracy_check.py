@@ -1,4 +1,4 @@
-"""Errors of engines: the speed of one holds for all data, its error only for the samples it was measured on."""
+"""Errors of engines: speed holds for all data, an error only for the samples on which it was measured."""
 
 from contextlib import closing
 
@@ -38,7 +38,7 @@ def chosen(folder, pixels, accuracy, longest_s=LONGEST_S):
 
 def of_half(choice):
     """Where it is furthest from the reference."""
-    return max((trial for trial in choice.trials if trial.engine == HALF), key=lambda one: one.error)
+    return max((trial for trial in choice.trials if trial.engine == HALF), key=lambda candidate: candidate.error)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def errors(folder):
     return [of_half(chosen(folder, pixels, "bf16")).error for pixels in (ONE, OTHER)]
 
 
-def test_an_error_belongs_to_the_samples_and_the_speed_does_not(folder, errors):
+def test_an_error_depends_on_the_samples_and_the_speed_does_not(folder, errors):
     assert min(errors) > 0
     assert errors[0] != errors[1]
     again = chosen(folder, OTHER, "bf16", longest_s=1e-9)  # nothing is left to be measured
@@ -58,24 +58,24 @@ def test_an_error_belongs_to_the_samples_and_the_speed_does_not(folder, errors):
     assert [trial.seconds for trial in again.trials if (trial.engine, trial.cut) == (HALF, LAST)] == [1e-9]
 
 
-def test_an_engine_is_used_only_on_data_on_which_it_is_exact_enough(folder, errors):
+def test_uses_an_engine_only_on_data_on_which_it_is_accurate_enough(folder, errors):
     accuracy = sum(errors) / 2
     picked = [chosen(folder, pixels, accuracy, longest_s=1e-9) for pixels in (ONE, OTHER)]
     expected = [HALF if error <= accuracy else REFERENCE for error in errors]
-    assert [one.engine for one in picked] == expected
+    assert [choice.engine for choice in picked] == expected
     assert {HALF, REFERENCE} == set(expected)
-    refused = next(one for one in picked if one.engine == REFERENCE)
+    refused = next(choice for choice in picked if choice.engine == REFERENCE)
     assert any("accuracy allows" in (trial.why_not or "") for trial in refused.trials)
 
 
-def test_without_time_to_look_the_reference_is_used(folder, errors):
+def test_uses_the_reference_if_there_is_no_time_for_trials(folder, errors):
     never_seen = ONE + np.float32(1)
     choice = chosen(folder, never_seen, "bf16", longest_s=1e-9)
     assert choice.engine == REFERENCE
     assert any("took longer than" in (trial.why_not or "") for trial in choice.trials)
 
 
-def test_an_engine_that_a_job_names_is_looked_at_on_its_samples_too(folder, errors):
+def test_checks_a_named_engine_on_the_jobs_own_samples(folder, errors):
     def named(pixels, accuracy):
         return trials.prepare(DIGEST, NETWORK.prefix, pixels, HALF, LAST, REFERENCE_RUN, accuracy=accuracy)
 
@@ -86,7 +86,7 @@ def test_an_engine_that_a_job_names_is_looked_at_on_its_samples_too(folder, erro
         assert [named(pixels, found[1]).why_not is None for pixels in (ONE, OTHER)] == [found[0] <= found[1], True]
 
 
-def test_an_error_on_pixels_as_they_are_kept_belongs_to_them_and_to_what_they_mean(folder):
+def test_an_error_on_unprocessed_pixels_belongs_to_the_pixels_and_their_levels(folder):
     levels, other = preprocess().levels, Levels(mean=(1.0,) * 3, std=(2.0,) * 3)
     light = np.random.default_rng(0).integers(0, 256, (16, SIDE, SIDE, 3), np.uint8)
     dark = light // 16
@@ -97,7 +97,7 @@ def test_an_error_on_pixels_as_they_are_kept_belongs_to_them_and_to_what_they_me
             trials.prepare(DIGEST, NETWORK.prefix, pixels, engine, LAST, REFERENCE_RUN, levels=levels, accuracy=1.0)
             for pixels in (light, dark)
         ]
-    assert [(one.engine, one.why_not) for one in found] == [(engine, None)] * 2
-    assert min(one.error for one in found) > 0
+    assert [(trial.engine, trial.why_not) for trial in found] == [(engine, None)] * 2
+    assert min(trial.error for trial in found) > 0
     assert found[0].error != found[1].error
     assert found[0].seconds == found[1].seconds
