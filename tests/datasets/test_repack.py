@@ -17,7 +17,7 @@ from PIL import Image
 
 import frostline as fl
 from frostline.cli import main
-from frostline.cli.ingest import FORMS
+from frostline.cli.ingest import FORMATS
 from frostline.cli.progress import ProgressBar
 from frostline.datasets.copy import repack as module
 from frostline.datasets.copy.ingest import ingest
@@ -68,7 +68,7 @@ def images(tmp_path_factory):
 
 
 def test_the_command_line_offers_every_form():
-    assert set(FORMS) == {"ready", "cql", *PACKERS}
+    assert set(FORMATS) == {"ready", "cql", *PACKERS}
 
 
 @pytest.mark.parametrize("form", PACKERS)

@@ -31,7 +31,7 @@ class ReadingPlan:
 
     Attributes:
         state: where it begins.
-        rank: who it is.
+        rank: rank that wrote the record.
         world_size: how many ranks it believes there are.
         ahead: names what the state has ahead, where only that name is known; None where the state has it.
     """
@@ -49,7 +49,7 @@ class ReadingPlan:
         """``RECORD_BYTES`` bytes: numbers and texts as they are, since a digest could not tell what differs."""
         state = self.state
         numbers = (getattr(state, name) for name in _NUMBERS)
-        texts = (one.encode() for one in (state.last, state.manifest, state.order))
+        texts = (text.encode() for text in (state.last, state.manifest, state.order))
         record = _LAYOUT.pack(_MAGIC, _SCHEMA, self.rank, self.world_size, *numbers, *texts, self.ahead_name)
         return record.ljust(RECORD_BYTES, b"\0")
 
@@ -91,7 +91,7 @@ def check_terms(records: Sequence[bytes]) -> None:
     """Make sure that ranks are about to read parts of the same epoch; each comes to the same answer.
 
     Args:
-        records: of all ranks, by rank.
+        records: records of all ranks, by rank.
 
     Raises:
         OrderMismatch: they are not; the sentence says what differs, and at which ranks.

@@ -50,7 +50,7 @@ def decoded(
     Args:
         encoded: the image as stored.
         mode: to convert to, as Pillow does.
-        max_pixels: of the image; looked up in its header before anything is decoded.
+        max_pixels: maximum pixels of the image; looked up in its header before anything is decoded.
         enough: from the image's size the least one that is still large enough: a JPEG is then decoded at the smallest
             scale that keeps it. None decodes whole.
 

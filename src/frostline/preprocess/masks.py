@@ -49,10 +49,10 @@ def mask_into(
     """Decode one mask and write the classes that belong to the network's input into ``out``.
 
     Args:
-        preprocess: of the image, from ``Decode`` on.
+        preprocess: preprocessing of the image, from ``Decode`` on.
         encoded: the mask as stored; read, not kept.
         out: ``uint16[H, W]``, height and width of ``preprocess.shape``; undefined after a ``SampleError``.
-        id: of the sample; with the view it seeds the random steps, as it does for the image.
+        id: id of the sample; with the view it seeds the random steps, as it does for the image.
         view: which random view; None where no step is random.
         size: width and height of the image; zeros where nobody knows them.
         max_pixels: see ``apply.decode_into``.
@@ -103,7 +103,7 @@ def kept_mask(preprocess: Preprocess, encoded: bytes | memoryview, *, size: tupl
     """A mask as a ready form keeps it beside its image: as large as the pixels, a grey PNG of 8 or 16 bits.
 
     Args:
-        preprocess: what is done to the image before it is kept, none of it random.
+        preprocess: preprocessing of the image before it is kept, none of it random.
         encoded: the mask as stored.
         size: see ``mask_into``.
 

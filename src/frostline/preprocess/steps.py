@@ -82,7 +82,7 @@ class RandomResizedCrop:
         max_area: greatest share of it.
         min_ratio: least width over height of the part.
         max_ratio: greatest one.
-        filter: of the scaling.
+        filter: resampling filter of the scaling.
     """
 
     size: int
@@ -164,7 +164,7 @@ class Stored:
     the form was made.
 
     Attributes:
-        side: of the square, in pixels.
+        side: side of the square, in pixels.
         mode: ``RGB`` or ``L``, what was decoded to.
         dtype: ``uint8``, pixels before ``Normalize``; or ``fp16``, what comes out of it, so that no step is left.
         applied: digest of the steps that were applied, and of the decoder.

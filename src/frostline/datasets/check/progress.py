@@ -35,7 +35,7 @@ class CheckedRows:
         value = {
             "rows": [self.start, self.stop],
             "digests": {str(row): digest.hex() for row, digest in self.digests.items()},
-            "unreadable": [asdict(one) for one in self.unreadable],
+            "unreadable": [asdict(skipped) for skipped in self.unreadable],
         }
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
@@ -50,7 +50,7 @@ class CheckedRows:
         try:
             start, stop = value["rows"]
             digests = {int(row): bytes.fromhex(digest) for row, digest in value["digests"].items()}
-            unreadable = tuple(Skipped(**one) for one in value["unreadable"])
+            unreadable = tuple(Skipped(**skipped) for skipped in value["unreadable"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("not a piece of a check") from error
         return cls(start=start, stop=stop, digests=digests, unreadable=unreadable)
@@ -62,7 +62,7 @@ class CheckProgress:
     Where they cannot be written they are not kept, and a check that is broken off begins anew.
 
     Args:
-        path: of the file; it and its folder are made when needed.
+        path: location of the file; the file and its folder are made when needed.
     """
 
     def __init__(self, path: Path) -> None:

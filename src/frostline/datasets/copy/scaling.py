@@ -42,7 +42,7 @@ class Pictures(NamedTuple):
 class Scaling:
     """Reads what a copy is made of.
 
-    Of a ready form, the pixels become images without loss.
+    Of a ready format, the pixels become images without loss.
 
     Args:
         source: samples.

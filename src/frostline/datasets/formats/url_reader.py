@@ -42,7 +42,7 @@ class UrlReader:
 
     Args:
         roots: canonical URLs; what lies in none of them is not read, and no name leads out of one.
-        limits: What the stores are allowed.
+        limits: limits on the stores that may be read.
     """
 
     def __init__(self, roots: Iterable[str], limits: StoreLimits = NO_LIMITS) -> None:

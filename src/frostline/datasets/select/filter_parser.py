@@ -26,7 +26,7 @@ def parse_expression(text: str, schema: pa.Schema, classes: Sequence[str]) -> pc
 
     Args:
         text: written by whoever asks; nothing of it is run.
-        schema: of the table.
+        schema: schema of the table.
         classes: names, by label.
 
     Raises:

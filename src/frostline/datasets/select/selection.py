@@ -27,7 +27,7 @@ class Selection:
 
     Attributes:
         whole: the manifest.
-        rows: of it; None where it is all of them.
+        rows: selected rows of the manifest; None selects all of them.
     """
 
     whole: Manifest
@@ -119,7 +119,7 @@ class Selection:
             max_bytes=int(lengths.max(initial=0)),
             quantiles=quantiles_of(lengths),
             formats=formats_of(manifest),
-            columns=tuple((one.name, str(one.type)) for one in manifest.columns.table.schema),
+            columns=tuple((field.name, str(field.type)) for field in manifest.columns.table.schema),
             splits=tuple(splits.items()),
             manifest=manifest.place,
             manifest_found=manifest.found,
