@@ -41,7 +41,7 @@ def make_forms(folder, photographs, counts):
     """
     for what, count in counts.items():
         for part, number in zip(PARTS, (WARM, count), strict=True):
-            for form, write in FORMATS.items():
+            for form, write in FORMS.items():
                 target = folder / what / part / form
                 if not (target.parent / f"{form}.done").exists():
                     target.mkdir(parents=True, exist_ok=True)
@@ -93,4 +93,4 @@ def _litdata(folder, what, samples):
     cache.merge(1)
 
 
-FORMATS = {"files": _files, "shards": _shards, "mds": _mds, "litdata": _litdata}
+FORMS = {"files": _files, "shards": _shards, "mds": _mds, "litdata": _litdata}

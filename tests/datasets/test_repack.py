@@ -17,7 +17,7 @@ from PIL import Image
 
 import frostline as fl
 from frostline.cli import main
-from frostline.cli.ingest import FORMATS
+from frostline.cli.ingest import FORMS
 from frostline.cli.progress import ProgressBar
 from frostline.datasets.copy import repack as module
 from frostline.datasets.copy.ingest import ingest
@@ -68,7 +68,7 @@ def images(tmp_path_factory):
 
 
 def test_the_command_line_offers_every_form():
-    assert set(FORMATS) == {"ready", "cql", *PACKERS}
+    assert set(FORMS) == {"ready", "cql", *PACKERS}
 
 
 @pytest.mark.parametrize("form", PACKERS)
@@ -240,7 +240,7 @@ def test_where_there_is_no_terminal_lines_say_how_far_a_copy_is(images, tmp_path
     assert "copying to parquet: 24 of 24\n" in capsys.readouterr().err
 
 
-def test_between_stores_too(images, s3, monkeypatch):
+def test_copies_between_stores(images, s3, monkeypatch):
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
     s3.make_bucket("copies")

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from frostline.datasets.copy.into_cql import Put
     from frostline.datasets.copy.repack import Repacked
 
-__all__ = ("FORMATS", "ingest")
+__all__ = ("FORMS", "ingest")
 
-FORMATS = ("ready", "original", "parquet", "webdataset", "cql")
+FORMS = ("ready", "original", "parquet", "webdataset", "cql")
 """Written out, because what packs them takes long to import."""
 
 _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
@@ -33,7 +33,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 @click.argument("destination", metavar="DEST")
 @click.option(
     "--form",
-    type=click.Choice(FORMATS),
+    type=click.Choice(FORMS),
     default="ready",
     show_default=True,
     help="What to make: pixels that need no decoding, class folders (original), Parquet files, tar shards, or "

@@ -367,7 +367,7 @@ class Dataset:
         return self._split(name, self._named.load())
 
     def require_classes(self, at_least: int = 2) -> None:
-        """Make sure that there is something to tell apart.
+        """Make sure that samples have at least ``at_least`` classes.
 
         Raises:
             DataError: fewer classes have samples.

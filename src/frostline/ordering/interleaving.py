@@ -49,7 +49,7 @@ class Interleaving:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the turns, by member."""
+        """The share of the turns of each member."""
         return tuple(count / self.length for count in self.counts)
 
     def at(self, positions: _Rows) -> tuple[_Rows, _Rows]:

@@ -57,7 +57,7 @@ class RecordedOrder:
         """What ``to_bytes`` gave.
 
         Raises:
-            OrderMismatch: it is no such file, damaged, or of a later schema.
+            OrderMismatch: the bytes are no such file, damaged, or of a later schema.
         """
         body, digest = file[:-_DIGEST_BYTES], file[-_DIGEST_BYTES:]
         if not body.startswith(_MAGIC):
@@ -84,7 +84,7 @@ class Replay:
         order: in which the positions were positions.
 
     Raises:
-        OrderMismatch: it was recorded in another order.
+        OrderMismatch: the positions were recorded in another order.
     """
 
     recorded: RecordedOrder
@@ -129,7 +129,7 @@ class Replay:
         """The same where it is the epoch that was recorded.
 
         Raises:
-            OrderMismatch: it is another one.
+            OrderMismatch: the epoch is another one.
         """
         if epoch != self.epoch:
             raise OrderMismatch(f"epoch {self.epoch} was recorded, and epoch {epoch} is to be replayed")

@@ -222,7 +222,7 @@ def _in_the_rows_order(labels: Labels, sorted_parts: Parts) -> Parts:
 
 
 def _cached(pieces: Callable[[], Iterator[npt.NDArray[_Number]]]) -> Iterator[npt.NDArray[_Number]]:
-    """The same numbers, some that fit a cache at a time."""
+    """Yield the same numbers in pieces that fit a processor cache."""
     for piece in pieces():
         for start in range(0, len(piece), _CACHED):
             yield piece[start : start + _CACHED]

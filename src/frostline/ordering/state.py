@@ -11,7 +11,7 @@ from frostline.ordering.permutation import check_number
 __all__ = ("SCHEMA", "OrderState")
 
 SCHEMA = 2
-"""Of the JSON form; a later one is refused by name."""
+"""Version of the JSON schema; a state of a later version is refused."""
 
 # What the first schema does not know of would be handed out again by those who read no other.
 _WITHOUT_AHEAD = 1
@@ -74,10 +74,10 @@ class OrderState:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """What ``to_json`` gave.
+        """Read what ``to_json`` wrote.
 
         Raises:
-            OrderMismatch: it is no such state, or one of a later schema.
+            OrderMismatch: the value is no such state, or has a later schema.
         """
         if not isinstance(value, Mapping):
             raise OrderMismatch(f"this is no state of a loader: it is a {type(value).__name__}")

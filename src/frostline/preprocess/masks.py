@@ -29,7 +29,7 @@ IGNORED = 255
 """What stands where a crop reaches beyond the mask: the number that losses are told to ignore."""
 
 MASK_DTYPE = "uint16"
-"""Of masks while they are carried and kept: the classes of 8-bit and 16-bit ones."""
+"""The dtype in which masks are carried and kept; it holds the classes of 8-bit and 16-bit masks."""
 
 _MAX_OF_A_BYTE = (1 << 8) - 1
 _MAX_CLASS = (1 << 16) - 1
@@ -74,7 +74,7 @@ def open_mask(
     """A mask whose pixels are classes; see ``mask_into``.
 
     Raises:
-        SampleError: it is broken, of a kind that is not read or of another size than its image.
+        SampleError: the mask is broken, of a kind that is not read or of another size than its image.
     """
     mask = _as_image(decoded_classes(encoded, max_pixels=max_pixels))
     if 0 not in size and mask.size != size:

@@ -25,7 +25,7 @@ Filter = Literal["bilinear", "bicubic"]
 
 _MAX_SIDE = 4096
 CHANNELS = {"RGB": 3, "L": 1}
-"""Of the modes that pixels are decoded to."""
+"""The number of channels of each mode that pixels are decoded to."""
 _DTYPES = ("uint8", "fp16")
 _DIGEST = re.compile("[0-9a-f]{64}")
 

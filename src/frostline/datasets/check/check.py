@@ -39,7 +39,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What reading every sample showed.
+    """The result of a check that read every sample.
 
     Attributes:
         samples: number of samples that were read.

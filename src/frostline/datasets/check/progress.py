@@ -31,7 +31,7 @@ class CheckedRows:
     unreadable: tuple[Skipped, ...]
 
     def to_line(self) -> bytes:
-        """As it is kept."""
+        """The line of the progress file for these rows."""
         value = {
             "rows": [self.start, self.stop],
             "digests": {str(row): digest.hex() for row, digest in self.digests.items()},
@@ -44,7 +44,7 @@ class CheckedRows:
         """The inverse of ``to_line``.
 
         Raises:
-            ValueError: it is none, or was cut off.
+            ValueError: the line is no such record, or was cut off.
         """
         value = json.loads(line)
         try:
@@ -89,7 +89,7 @@ class CheckProgress:
             self._before = b""
 
     def remove(self) -> None:
-        """The check is whole: nothing is to be taken up."""
+        """Remove the file: the check is complete, and nothing is left to resume."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 

@@ -25,7 +25,7 @@ class WrittenObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenPart:
-    """A part that is whole.
+    """A part that was written completely.
 
     Attributes:
         number: index of the part.

@@ -53,7 +53,7 @@ _THREADS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """What making a ready format did.
+    """The result of making a ready format.
 
     Attributes:
         url: where it is.
@@ -318,7 +318,7 @@ class _Maker:
             self._store.seal(name)
 
     def _sha256(self, name: str, nbytes: int) -> str:
-        """Of an object as it is in its store."""
+        """Compute the SHA-256 of an object as its store returns it."""
         digest = hashlib.sha256()
         for offset in range(0, nbytes, _READ_BACK_BYTES):
             digest.update(self._store.read(name, offset, min(_READ_BACK_BYTES, nbytes - offset)))

@@ -36,7 +36,7 @@ _SHA256_BYTES, _ORIGIN_BYTES, _SOURCE_BYTES = 32, 16, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """What putting samples into a table did.
+    """The result of writing samples into a table.
 
     Attributes:
         url: address of the table.

@@ -214,7 +214,7 @@ def packer_named(form: str) -> Packer:
     """The packer of a format.
 
     Raises:
-        SettingError: none makes such a format.
+        SettingError: no packer makes such a format.
     """
     if form not in PACKERS:
         raise SettingError(f"samples cannot be packed as {form!r}, only as {', '.join(PACKERS)}")

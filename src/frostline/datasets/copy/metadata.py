@@ -55,7 +55,7 @@ class Metadata:
         }
 
     def without(self, names: Sequence[str]) -> "Metadata":
-        """The others."""
+        """The metadata without some columns."""
         rest = object.__new__(Metadata)
         rest.nested = self.nested
         rest._columns = {name: column for name, column in self._columns.items() if name not in names}

@@ -45,7 +45,7 @@ _CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repacked:
-    """What copying did.
+    """The result of a copy.
 
     Attributes:
         url: where the copy is.

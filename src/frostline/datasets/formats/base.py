@@ -103,7 +103,7 @@ class Format(Protocol):
                 that is not empty, are taken from it, and those objects are not read. Its texts may have wide offsets.
 
         Raises:
-            EmptyDataset: not one sample is there.
+            EmptyDataset: the listing has no sample.
             DataError: the data cannot be used as it is; the sentence names the object.
             StoreError: the store failed.
         """

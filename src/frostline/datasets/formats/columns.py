@@ -40,7 +40,7 @@ class SelectedRows(Protocol):
     """Rows chosen of a table; see ``ordering.Chosen`` and ``ordering.RowIndices``."""
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of rows."""
 
     @property
     def fingerprint(self) -> bytes:

@@ -39,7 +39,7 @@ def format_named(name: str) -> Format:
     """The format of that name.
 
     Raises:
-        SettingError: there is none.
+        SettingError: no format has that name.
     """
     names = [form.name for form in FORMATS]
     if name not in names:

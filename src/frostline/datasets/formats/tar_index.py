@@ -47,7 +47,7 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...]) -> Ite
         contents_of: endings of the names whose contents are wanted.
 
     Raises:
-        DataError: it is cut off, damaged, compressed, or has changed since it was listed.
+        DataError: the tar is cut off, damaged, compressed, or has changed since it was listed.
         StoreError: the store failed.
     """
     ranges = _Ranges(store, shard)

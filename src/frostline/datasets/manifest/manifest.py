@@ -93,7 +93,7 @@ def load_manifest(
     Raises:
         NotAllowed: the samples may lie elsewhere, and that is refused.
         DataNotFound: nothing is at the store's URL, or no manifest was built for it where it is not to be listed.
-        EmptyDataset: not one sample of that format is there.
+        EmptyDataset: the data has no sample of that format.
         DataChanged: the listing differs from the last one, and that is refused.
         DataError: the data cannot be used as it is.
         SettingError: there is no format of that name.

@@ -132,7 +132,7 @@ class ManifestStore:
         """The manifest that was built last, found without listing the data; None where the data is a ready format.
 
         Raises:
-            DataNotFound: there is none, or it is one of another format than that named.
+            DataNotFound: there is no manifest, or it is of another format than the named one.
         """
         last = self._last_of(None)
         name = None if last is None else f"{_FOLDER}/{last.digest}.parquet"

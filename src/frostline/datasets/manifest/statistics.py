@@ -66,7 +66,7 @@ class DatasetStatistics:
 
 
 def quantiles_of(lengths: npt.NDArray[np.int64]) -> SizeQuantiles:
-    """Of sizes; zeros where there are none."""
+    """Return the quantiles of sizes; zeros where there are none."""
     found = np.quantile(lengths, _QUANTILES, method="nearest") if len(lengths) else np.zeros(len(_QUANTILES))
     p5, p25, p50, p75, p95 = (int(quantile) for quantile in found)
     return SizeQuantiles(p5=p5, p25=p25, p50=p50, p75=p75, p95=p95)

@@ -43,7 +43,7 @@ def checked(path: Path, head: ManifestHead) -> None:
     Memory is that of some ten thousand rows, of one page of the file, and of the ids.
 
     Raises:
-        Refused: it does not; the sentence says in what.
+        Refused: the manifest does not match; the message names the difference.
     """
     try:
         # Texts come as they are kept, by their numbers: so it is known what they will take before they take it.

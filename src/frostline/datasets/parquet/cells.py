@@ -22,7 +22,7 @@ from frostline.stores.base.versions import plain_etag
 __all__ = ("CELLS_BYTES", "Cell", "CellCache", "CellReader", "cells_of")
 
 CELLS_BYTES = 256 << 20
-"""Of decoded columns, where nobody says how many there may be."""
+"""Default memory for decoded columns, in bytes."""
 # What decoding a chunk takes at its peak beside itself: its compressed bytes, and a page more than once.
 _WHILE_DECODED = 3
 _MAX_FILES = 256

@@ -89,7 +89,7 @@ def opened(
         metadata: metadata of the file, where it was read before.
 
     Raises:
-        DataError: it is damaged, cut off or encrypted, and what the caller reads from it too.
+        DataError: the file is damaged, cut off or encrypted, and what the caller reads from it too.
         StoreError: the store failed.
     """
     source = RangeFile(store, name, size)

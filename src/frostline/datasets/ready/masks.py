@@ -12,7 +12,7 @@ __all__ = ("MASK_COLUMNS", "MaskPlaces")
 
 _OFFSET, _LENGTH = "target_offset", "target_length"
 MASK_COLUMNS = (_OFFSET, _LENGTH)
-"""Of the tables of a ready format that has masks; no metadata has these names."""
+"""Columns in the tables of a ready format with masks; no metadata has these names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +43,7 @@ class MaskPlaces:
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """Size of all masks in bytes."""
         return int(self.lengths.sum())
 
     @property

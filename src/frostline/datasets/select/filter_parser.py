@@ -30,7 +30,7 @@ def parse_expression(text: str, schema: pa.Schema, classes: Sequence[str]) -> pc
         classes: names, by label.
 
     Raises:
-        SettingError: it cannot be read, or names a column or a class that is not there.
+        SettingError: the text cannot be read, or names a column or a class that is not there.
     """
     if len(text) > _LONGEST:
         raise SettingError(f"a selection has up to {_LONGEST} characters, not {len(text)}")

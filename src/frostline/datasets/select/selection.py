@@ -35,7 +35,7 @@ class Selection:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Of these rows alone, with a digest of its own; its columns are still those of the whole."""
+        """The manifest of these rows alone, with a digest of its own; its columns are still those of the whole."""
         if self.rows is None:
             return self.whole
         samples = PartOfSamples(self.whole_samples, self.rows)
