@@ -234,7 +234,7 @@ def test_a_first_listing_has_nothing_to_be_compared_with(tmp_path):
     assert len(opened(store, changed="refuse")) == len(EXAMPLES)
 
 
-def test_there_are_three_choices():
+def test_refuses_an_unknown_policy_for_changes():
     with pytest.raises(
         SettingError, match="changed is one of skip, rebuild, refuse, not 'rebuilt'; did you mean rebuild"
     ):

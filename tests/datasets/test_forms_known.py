@@ -7,7 +7,7 @@ import pytest
 from frostline.cli import main
 from frostline.cli.index import index
 from frostline.datasets import Dataset
-from frostline.datasets.formats.known import FORMS, form_named, form_of
+from frostline.datasets.formats.known import FORMATS, format_named, format_of
 from frostline.datasets.ready.layout import LAYOUT
 from frostline.errors import SettingError
 from frostline.stores.open import Entry
@@ -15,7 +15,7 @@ from support.images import image_folder
 
 
 def form_in(*names):
-    return form_of([Entry(name, 1, "e") for name in names]).name
+    return format_of([Entry(name, 1, "e") for name in names]).name
 
 
 def test_the_first_form_that_claims_a_listing_has_it():
@@ -36,7 +36,7 @@ def code_of(*argv):
 
 def test_the_command_line_names_every_form_and_takes_it(tmp_path, capsys):
     words = next(param.help for param in index.params if param.name == "form")
-    assert all(form.name in words for form in FORMS)
+    assert all(form.name in words for form in FORMATS)
     image_folder(tmp_path, per_class=2)
     rows = [f"{path.relative_to(tmp_path)},{path.stem}" for path in sorted(tmp_path.rglob("*.jpg"))]
     (tmp_path / "labels.csv").write_text("\n".join(["file_name,label", *rows]))
@@ -47,6 +47,6 @@ def test_the_command_line_names_every_form_and_takes_it(tmp_path, capsys):
 
 
 def test_a_form_is_found_by_its_name():
-    assert [form_named(form.name) for form in FORMS] == list(FORMS)
+    assert [format_named(form.name) for form in FORMATS] == list(FORMATS)
     with pytest.raises(SettingError, match=r"there is no 'folder', only ready, .*folders, .*; did you mean folders"):
         Dataset("memory://x", form="folder")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from frostline.datasets import Dataset
 from frostline.datasets.check.check import check
-from frostline.datasets.formats.known import form_of
+from frostline.datasets.formats.known import format_of
 from frostline.datasets.formats.masks import pairs_of
 from frostline.datasets.manifest.listing import nobody
 from frostline.errors import DataError
@@ -48,7 +48,7 @@ def paired(*names):
 def test_common_layouts_are_known_by_their_names(layout):
     image, mask, folder = LAYOUTS[layout]
     listing = entries(image, mask, "README.md", "notes/list.txt")
-    assert form_of(listing).name == "masks"
+    assert format_of(listing).name == "masks"
     (pair,) = pairs_of(listing)
     assert (pair.image.object, pair.mask.object, pair.folder) == (image, mask, folder)
 
@@ -65,7 +65,7 @@ def test_common_layouts_are_known_by_their_names(layout):
     ],
 )
 def test_class_folders_stay_class_folders(names):
-    assert form_of(entries(*names)).name == "folders"
+    assert format_of(entries(*names)).name == "folders"
 
 
 def test_of_several_files_beside_an_image_the_mask_is_taken():

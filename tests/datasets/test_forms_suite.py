@@ -8,7 +8,7 @@ from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import ClassFolderFormat
 from frostline.datasets.formats.masks import MaskPairs
 from frostline.datasets.formats.parquet import Parquet
-from frostline.datasets.formats.ready_form import ReadyForm
+from frostline.datasets.formats.ready_form import ReadyFormat
 from frostline.datasets.formats.url_lists import UrlLists
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.stores.open import open_store
@@ -74,7 +74,7 @@ class TestParquet(Stores, FormTests, MaskTests):
 
 
 class TestReadyForm(Stores, FormTests, MaskTests):
-    form = ReadyForm()
+    form = ReadyFormat()
 
     def put(self, store, examples, part=0):
         forms.put_ready(store, examples, part)

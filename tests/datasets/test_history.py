@@ -108,5 +108,5 @@ def test_only_what_is_there_old_and_named_by_nothing_goes(history, built, there,
 
 
 @given(st.binary(max_size=200))
-def test_a_damaged_history_is_none(text):
+def test_a_damaged_history_counts_as_empty(text):
     assert all(len(one) == 64 for one in history_of(text))

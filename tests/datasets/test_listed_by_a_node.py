@@ -32,7 +32,7 @@ from support.images import image_folder, tiny_preprocess
 from support.listing_nodes import listing_node, stranger
 from support.tenants import tenant, token_of
 
-FORMS = {"webdataset": put_webdataset, "parquet": put_parquet, "ready": put_ready, "masks": put_masked_pairs}
+FORMATS = {"webdataset": put_webdataset, "parquet": put_parquet, "ready": put_ready, "masks": put_masked_pairs}
 
 
 class Example:
@@ -104,11 +104,11 @@ def test_a_node_lists_a_folder_as_it_is_listed_here(photos, listed):
     assert data.statistics().samples == 36
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_node_lists_every_form_as_it_is_listed_here(form, tmp_path, listed):
     folder = tmp_path / "data"
     folder.mkdir()
-    FORMS[form](open_store(str(folder)), [Example(number) for number in range(8)])
+    FORMATS[form](open_store(str(folder)), [Example(number) for number in range(8)])
     same(listed(folder), fl.Dataset(folder, cache=tmp_path / "own"))
 
 

@@ -240,7 +240,7 @@ def test_where_there_is_no_terminal_lines_say_how_far_a_copy_is(images, tmp_path
     assert "copying to parquet: 24 of 24\n" in capsys.readouterr().err
 
 
-def test_between_stores_too(images, s3, monkeypatch):
+def test_copies_between_stores(images, s3, monkeypatch):
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
     s3.make_bucket("copies")

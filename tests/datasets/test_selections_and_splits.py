@@ -113,7 +113,7 @@ def test_an_expression_of_arrow_selects_too(data):
         ("width > 3 and " * 1000, "up to 10000 characters"),
     ],
 )
-def test_what_is_no_selection_gets_a_sentence(data, text, sentence):
+def test_refuses_what_is_no_selection(data, text, sentence):
     with pytest.raises(SettingError, match=sentence):
         data.select(text)
 
@@ -244,7 +244,7 @@ def test_saved_splits_are_there_for_everyone_who_lists_the_same(data, tmp_path):
     assert dict(other.statistics().splits) == {"train": 72, "val": 2, "few": 90}
 
 
-def test_a_split_that_is_not_there_is_named(data, tmp_path):
+def test_refuses_an_unknown_split(data, tmp_path):
     with pytest.raises(SettingError, match="has no split 'train', and none at all: save_splits"):
         data["train"]
     data.save_splits({"train": data})

@@ -44,7 +44,7 @@ def test_what_is_left_comes_exactly_once_in_its_order_over_any_ranks(where, worl
     assert np.array_equal(resumed.at(everything), order.at(resumed.original(everything)))
 
 
-def test_it_is_the_same_order_by_name_and_in_other_epochs_the_plain_one():
+def test_a_resumed_order_is_the_same_order_by_name_and_in_other_epochs_the_plain_one():
     order = Order(size=SIZE, seed=3, epoch=1)
     resumed = Resumed(order=order, state=state(2, [5]))
     assert (resumed.name, resumed.seed, resumed.epoch, len(resumed)) == (order.name, 3, 1, SIZE)

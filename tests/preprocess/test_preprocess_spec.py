@@ -46,7 +46,7 @@ def test_every_preprocessing_comes_back_from_its_json(between, side):
     assert again.shape == given_one.shape
 
 
-def test_another_step_another_digest():
+def test_digest_depends_on_the_steps():
     assert len({imagenet(224).digest, imagenet(192).digest, imagenet(224, augment=True).digest}) == 3
     assert len({efficientnet_lite(224).digest, imagenet(224).digest}) == 2
 
@@ -97,7 +97,7 @@ def wrong(**change):
         wrong(step=["resize"]),
     ],
 )
-def test_what_is_no_preprocessing_is_refused(value):
+def test_refuses_what_is_no_preprocessing(value):
     with pytest.raises(BadRequest, match="preprocess") as caught:
         Preprocess.from_json(value)
     assert len(str(caught.value)) < 300
@@ -127,7 +127,7 @@ jsons = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(key
 
 
 @given(jsons)
-def test_no_json_gets_more_than_a_refusal(value):
+def test_refuses_arbitrary_json(value):
     with pytest.raises(BadRequest):
         Preprocess.from_json(value)
 

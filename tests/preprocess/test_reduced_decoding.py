@@ -70,7 +70,7 @@ def test_other_formats_are_decoded_whole(kind):
     assert np.array_equal(decoded(pixels(32, 32, reduced=True), data), decoded(pixels(32, 32, reduced=False), data))
 
 
-def test_it_belongs_to_the_digest():
+def test_reduced_decoding_changes_the_digest():
     assert pixels(64, 64, reduced=True).digest != pixels(64, 64, reduced=False).digest
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from frostline.core import Samples
 from frostline.datasets.formats.ids import stable_ids
-from frostline.datasets.formats.ready_form import ReadyForm
+from frostline.datasets.formats.ready_form import ReadyFormat
 from frostline.datasets.ready.layout import LAYOUT, TABLE, Layout, ReadyPart, masks_beside, object_name, table_file
 from frostline.datasets.ready.masks import MaskPlaces
 from frostline.preprocess import Applied
@@ -182,7 +182,7 @@ def put_ready(store, examples, part=0):
 def _ready_records(store):
     """What was put before, by its name."""
     entries = list(store.list())
-    listed = ReadyForm().read(store, entries)
+    listed = ReadyFormat().read(store, entries)
     return {
         row["name"]: (listed.classes[row["label"]], bytes(store.read(row["object"], 0, row["length"])))
         for row in listed.table.to_pylist()

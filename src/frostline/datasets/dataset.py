@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from frostline.config import CHANGED, cache_folder
 from frostline.core import URLS, SampleTable
 from frostline.datasets.formats.columns import SelectedRows
-from frostline.datasets.formats.known import form_named
+from frostline.datasets.formats.known import format_named
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.formats.url_reader import places_in
 from frostline.datasets.manifest.listing import nobody
@@ -44,20 +44,20 @@ class Dataset:
         url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, ``cql://user@host/keyspace/table``, or ``memory://name``.
         cache: folder for manifests and splits that do not lie beside the data; the user's cache folder by default.
         beside: keep them beside the data, in ``.frostline``, in a local folder too, for everybody who reads it.
-        form: name of the form that the data has, where more than one lies there; by default what it looks like.
+        form: name of the format that the data has, where more than one lies there; by default what it looks like.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
-        changed: what is done about objects that are not what they were when they were listed; their samples are never
+        changed: policy for objects that have changed since they were listed; their samples are never
             used. ``skip`` leaves them out, names and counts them. ``rebuild`` lists the data again when a job begins,
             so that its first epoch has it as it is then; what changes after that is left out. ``refuse`` takes the data
             only as the manifest that was built last has it, and ends a job at the first sample that has changed.
         near: address of a node beside the data, or of several: the first that serves it lists it, so that nobody here
             needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
-        token: who asks that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
+        token: secret with which to ask that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
         observe: told how far the listing is.
 
     Raises:
-        SettingError: the URL is none that Frostline reads, or there is no such form, or no such choice or address.
+        SettingError: the URL is none that Frostline reads, or there is no such format, or no such choice or address.
 
     The properties that list the data raise ``DataChanged`` where that is refused, ``DataNotFound``, ``EmptyDataset``,
     ``AccessDenied``, ``OutOfSpace`` or ``StoreUnavailable``; with ``near`` also ``Refused`` or ``NodeUnreachable``.
@@ -79,7 +79,7 @@ class Dataset:
         if changed not in CHANGED:
             raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
         self._url = normalise_url(str(url))
-        form = None if form is None else form_named(form).name
+        form = None if form is None else format_named(form).name
         self._asked: dict[str, Any] = {
             "cache": cache,
             "beside": beside,
@@ -114,17 +114,17 @@ class Dataset:
 
     @property
     def samples(self) -> SampleTable:
-        """The samples as columns, in the order in which the form lists them."""
+        """The samples as columns, in the order in which the format lists them."""
         return self.manifest.samples
 
     @property
     def names(self) -> Sequence[str]:
-        """Name of each sample's image; where the data is a ready form, of the one that it was made from."""
+        """Name of each sample's image; where the data is a ready format, of the one that it was made from."""
         return self.manifest.names
 
     @property
     def applied(self) -> Applied | None:
-        """What was done to the images before they were kept, where the data is a ready form; else None."""
+        """What was done to the images before they were kept, where the data is a ready format; else None."""
         return self.manifest.applied
 
     @property
@@ -189,10 +189,10 @@ class Dataset:
         return tuple(dict.fromkeys((self._url, *places_in(self._manifest_of_all.columns))))
 
     def rest_of(self, preprocess: Preprocess) -> Preprocess:
-        """What is left to do of a preprocessing: all of it, but where the data is a ready form.
+        """What is left to do of a preprocessing: all of it, but where the data is a ready format.
 
         Raises:
-            SettingError: the ready form was made with other steps.
+            SettingError: the ready format was made with other steps.
         """
         return preprocess if self.applied is None else self.applied.rest(preprocess)
 
@@ -295,7 +295,7 @@ class Dataset:
         Args:
             shares: the share to hold out, from 0 to below 1; or a share for each part by its name, which sum to 1,
                 such as ``{"train": 0.8, "val": 0.1, "test": 0.1}``.
-            seed: of the draw; the same one gives the same parts.
+            seed: seed of the draw; the same seed gives the same parts.
             by: a column, such as ``"patient"``: samples with the same value there stay together. A part is then off
                 its share by up to the samples of one value.
             balanced: divide each class by the shares; False divides the samples whatever their class.
@@ -367,7 +367,7 @@ class Dataset:
         return self._split(name, self._named.load())
 
     def require_classes(self, at_least: int = 2) -> None:
-        """Make sure that there is something to tell apart.
+        """Make sure that samples have at least ``at_least`` classes.
 
         Raises:
             DataError: fewer classes have samples.

@@ -26,12 +26,12 @@ def open_samples(
     """What gives the bytes at the addresses of a data set's samples.
 
     Args:
-        url: of its root.
+        url: address of the data set's root.
         reading: how the bytes are found: one of ``core.READINGS``.
         mapped: from memory maps, where that is a local folder and the objects are sealed.
         roots: canonical URLs of places in which objects that are URLs may lie; by default that of the data alone.
         cells: where decoded columns are kept, if cells are read; by default a cache of its own.
-        limits: What the stores are allowed.
+        limits: limits on the stores that may be read.
 
     Raises:
         BadRequest: there is no such reading.

@@ -27,7 +27,7 @@ class InOrder:
     Memory is that of the requests under way: each of some megabytes, or of one sample where it is larger.
 
     Args:
-        url: of the data set's root.
+        url: address of the data set's root.
         reading: how its samples are read; see ``open_samples``.
         most: requests under way at once.
         roots: places in which objects that are URLs may lie; by default that of the data alone.
@@ -47,7 +47,7 @@ class InOrder:
 
         Args:
             samples: in their data set's order.
-            names: of them, by which they are called where they are left out.
+            names: names of the samples, with which those that are left out are reported.
 
         Returns:
             Pairs of a row of ``samples`` and its bytes, each row once, in any order.
@@ -62,8 +62,8 @@ class InOrder:
             )
         ]
         found = self._each(places) if self._batched is None else self._batched.read_many(places, most=self._most)
-        for row, one in found:
-            yield row, _usable(one, samples, names, row)
+        for row, result in found:
+            yield row, _usable(result, samples, names, row)
 
     def _each(self, places: Sequence[Place]) -> Iterator[tuple[int, _Found]]:
         rest = iter(range(len(places)))
@@ -77,8 +77,8 @@ class InOrder:
                 if not under_way:
                     return
                 done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-                for one in done:
-                    yield one.result()
+                for future in done:
+                    yield future.result()
 
 
 def masks_of(samples: Samples, reader: InOrder) -> dict[int, Buffer | Skipped]:
@@ -91,7 +91,7 @@ class Workers(Generic[T]):
     """Threads that do something with what was read, a few samples behind the reading.
 
     Args:
-        reader: of the samples.
+        reader: reader of the samples.
         threads: how many.
         stack: ends them.
     """
@@ -107,7 +107,7 @@ class Workers(Generic[T]):
 
         Args:
             samples: to read; see ``InOrder.read``.
-            names: of them.
+            names: names of the samples.
             work: is given a row and its bytes, or why there are none. Called from several threads.
         """
         made: list[Future[T]] = [Future()] * len(samples)
@@ -117,7 +117,7 @@ class Workers(Generic[T]):
                 _, under_way = wait(under_way, return_when=FIRST_COMPLETED)
             made[row] = self._threads.submit(work, row, data)
             under_way.add(made[row])
-        return [one.result() for one in made]
+        return [future.result() for future in made]
 
 
 def _one(store: Versioned, row: int, place: Place) -> tuple[int, _Found]:

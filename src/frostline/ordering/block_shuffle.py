@@ -120,7 +120,7 @@ class BlockOrder:
         groups, which = np.unique(self.groups_at(positions), return_inverse=True)
         starts, stops = self._starts(groups), np.minimum(self._starts(groups + 1), self.size)
         seed = round_keys(self.seed ^ _BLOCKS, self.epoch)[1]
-        keys = np.array([round_keys(seed, one) for one in groups.tolist()], np.uint64)
+        keys = np.array([round_keys(seed, group) for group in groups.tolist()], np.uint64)
         sizes, mixed = stops - starts, starts[which]
         for size in np.unique(sizes).tolist():
             some = sizes[which] == size

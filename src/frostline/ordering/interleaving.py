@@ -28,7 +28,7 @@ class Interleaving:
     turns that may come now the one with the earliest last slot does.
 
     Args:
-        ratios: of the members, above 0; what they sum to does not matter. Where whole numbers of up to 65,536
+        ratios: ratios of the members, above 0; their sum does not matter. Where whole numbers of up to 65,536
             together have these ratios, as 0.7 to 0.3 have in 7 to 3, they are kept exactly; else they are rounded to
             parts in 65,536, and ``shares`` says what was made of them.
 
@@ -49,7 +49,7 @@ class Interleaving:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the turns, by member."""
+        """The share of the turns of each member."""
         return tuple(count / self.length for count in self.counts)
 
     def at(self, positions: _Rows) -> tuple[_Rows, _Rows]:
@@ -74,10 +74,10 @@ def _whole(ratios: Sequence[float]) -> tuple[int, ...]:
     if not 1 <= len(ratios) <= _LONGEST // 16:
         raise SettingError(f"a mixture has 1 to {_LONGEST // 16} members, not {len(ratios)}")
     if not all(0 < ratio < math.inf for ratio in ratios):
-        raise SettingError(f"the ratios of a mixture are above 0, not {', '.join(f'{one:g}' for one in ratios)}")
+        raise SettingError(f"the ratios of a mixture are above 0, not {', '.join(f'{ratio:g}' for ratio in ratios)}")
     exact = [_simple(Fraction(ratio)) for ratio in ratios]
-    common = math.lcm(*(one.denominator for one in exact))
-    counts = [int(one * common) for one in exact]
+    common = math.lcm(*(ratio.denominator for ratio in exact))
+    counts = [int(ratio * common) for ratio in exact]
     divisor = math.gcd(*counts)
     counts = [count // divisor for count in counts]
     return tuple(counts) if sum(counts) <= _LONGEST else _rounded([Fraction(ratio) for ratio in ratios])
@@ -93,7 +93,7 @@ def _rounded(ratios: Sequence[Fraction]) -> tuple[int, ...]:
     """Parts in 65,536, those with the largest remainders rounded up, and none without one."""
     total = sum(ratios)
     ideal = [ratio * _LONGEST / total for ratio in ratios]
-    counts = [max(1, math.floor(one)) for one in ideal]
+    counts = [max(1, math.floor(count)) for count in ideal]
     while (left := _LONGEST - sum(counts)) != 0:
         step = 1 if left > 0 else -1
         changeable = [member for member, count in enumerate(counts) if count + step >= 1]

@@ -33,11 +33,11 @@ class MixtureOrder:
     which go on where the mixture's last epoch left them: none of its samples comes again before all have come.
 
     Attributes:
-        pattern: of turns.
+        pattern: pattern of turns.
         sizes: samples of each member.
         size: positions in an epoch of the mixture.
         seed: 0 to 2^63 - 1.
-        epoch: of the mixture, 0 to 2^63 - 1.
+        epoch: epoch of the mixture, 0 to 2^63 - 1.
         shuffle: False leaves each member's samples in the order of its manifest.
     """
 
@@ -137,5 +137,5 @@ class MixtureOrder:
             return places
         found, which = np.unique(epochs, return_inverse=True)
         seed = round_keys(self.seed ^ _MIX, member)[0]
-        keys = np.array([round_keys(seed, (first + one) & _MASK) for one in found.tolist()], np.uint64)
+        keys = np.array([round_keys(seed, (first + number) & _MASK) for number in found.tolist()], np.uint64)
         return permute_each(places, which, np.full(len(found), size, np.int64), keys.reshape(len(found), -1))

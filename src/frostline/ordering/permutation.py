@@ -114,7 +114,7 @@ def check_number(name: str, value: int, most: int) -> None:
     """Make sure that a number lies from 0 to ``most``.
 
     Raises:
-        SettingError: it does not.
+        SettingError: the number is out of range.
     """
     if not 0 <= value <= most:
         raise SettingError(f"{name} must lie from 0 to {most}, not {value}")
@@ -124,7 +124,7 @@ def check_epoch(size: int, seed: int, epoch: int) -> None:
     """Make sure that an order of an epoch can be drawn: ``size`` up to 2^62, ``seed`` and ``epoch`` below 2^63.
 
     Raises:
-        SettingError: it cannot.
+        SettingError: a number is out of range.
     """
     check_number("size", size, 1 << 62)
     check_number("seed", seed, (1 << 63) - 1)

@@ -13,7 +13,7 @@ from frostline.ordering.state import OrderState
 __all__ = ("RECORD_BYTES", "Gather", "ReadingPlan", "check_terms")
 
 RECORD_BYTES = 256
-"""Of every rank's record, in this and every later version, so that different versions can still say so."""
+"""Size of every rank's record, the same in every version, so that different versions can still report the mismatch."""
 
 Gather = Callable[[bytes], Sequence[bytes]]
 """Gives this rank's record to all others and returns everybody's, by rank; waits until all have come."""
@@ -31,7 +31,7 @@ class ReadingPlan:
 
     Attributes:
         state: where it begins.
-        rank: who it is.
+        rank: rank that wrote the record.
         world_size: how many ranks it believes there are.
         ahead: names what the state has ahead, where only that name is known; None where the state has it.
     """
@@ -49,7 +49,7 @@ class ReadingPlan:
         """``RECORD_BYTES`` bytes: numbers and texts as they are, since a digest could not tell what differs."""
         state = self.state
         numbers = (getattr(state, name) for name in _NUMBERS)
-        texts = (one.encode() for one in (state.last, state.manifest, state.order))
+        texts = (text.encode() for text in (state.last, state.manifest, state.order))
         record = _LAYOUT.pack(_MAGIC, _SCHEMA, self.rank, self.world_size, *numbers, *texts, self.ahead_name)
         return record.ljust(RECORD_BYTES, b"\0")
 
@@ -62,14 +62,14 @@ class ReadingPlan:
 
     @classmethod
     def from_bytes(cls, record: bytes, *, at: int) -> "ReadingPlan":
-        """What ``to_bytes`` gave.
+        """Read what ``to_bytes`` wrote.
 
         Args:
             record: from the rank.
             at: its number, for the sentence.
 
         Raises:
-            OrderMismatch: it is none, or one of another version.
+            OrderMismatch: the bytes are no record, or a record of another version.
         """
         if len(record) != RECORD_BYTES or not record.startswith(_MAGIC):
             raise OrderMismatch(f"rank {at} answered with something else than what it is about to read")
@@ -91,10 +91,10 @@ def check_terms(records: Sequence[bytes]) -> None:
     """Make sure that ranks are about to read parts of the same epoch; each comes to the same answer.
 
     Args:
-        records: of all ranks, by rank.
+        records: records of all ranks, by rank.
 
     Raises:
-        OrderMismatch: they are not; the sentence says what differs, and at which ranks.
+        OrderMismatch: the ranks differ; the message says in what, and at which ranks.
     """
     found = [ReadingPlan.from_bytes(record, at=rank) for rank, record in enumerate(records)]
     for place, terms in enumerate(found):

@@ -26,7 +26,7 @@ class RecordedOrder:
     """In which order an epoch's positions were handed out, where that was not one after the other.
 
     Attributes:
-        state: what the positions are positions of; its own ``position`` is how many were handed out or left out.
+        state: state that the positions belong to; its own ``position`` is how many were handed out or left out.
         positions: ``int64[n]``, as they came, none twice; what could not be read is missing.
     """
 
@@ -46,7 +46,7 @@ class RecordedOrder:
         """
         moved = self.positions - np.arange(len(self.positions))
         most = int(np.abs(moved).max(initial=0))
-        width = next(one for one in _WIDTHS if most <= np.iinfo(one).max)
+        width = next(dtype for dtype in _WIDTHS if most <= np.iinfo(dtype).max)
         about = {"state": self.state.to_json(), "rows": len(self.positions), "bytes": np.dtype(width).itemsize}
         line = json.dumps(about, separators=(",", ":")).encode() + b"\n"
         body = _MAGIC + line + moved.astype(np.dtype(width).newbyteorder("<")).tobytes()
@@ -57,7 +57,7 @@ class RecordedOrder:
         """What ``to_bytes`` gave.
 
         Raises:
-            OrderMismatch: it is no such file, damaged, or of a later schema.
+            OrderMismatch: the bytes are no such file, damaged, or of a later schema.
         """
         body, digest = file[:-_DIGEST_BYTES], file[-_DIGEST_BYTES:]
         if not body.startswith(_MAGIC):
@@ -67,7 +67,7 @@ class RecordedOrder:
         line, _, moved = body.removeprefix(_MAGIC).partition(b"\n")
         try:
             about = json.loads(line)
-            width = next(one for one in _WIDTHS if np.dtype(one).itemsize == about["bytes"])
+            width = next(dtype for dtype in _WIDTHS if np.dtype(dtype).itemsize == about["bytes"])
             offsets = np.frombuffer(moved, np.dtype(width).newbyteorder("<"), about["rows"])
             positions = offsets.astype(np.int64) + np.arange(len(offsets))
             return cls(state=OrderState.from_json(about["state"]), positions=positions)
@@ -80,11 +80,11 @@ class Replay:
     """An ``EpochOrder`` that repeats what was recorded, place by place.
 
     Attributes:
-        recorded: what happened.
+        recorded: recorded order.
         order: in which the positions were positions.
 
     Raises:
-        OrderMismatch: it was recorded in another order.
+        OrderMismatch: the positions were recorded in another order.
     """
 
     recorded: RecordedOrder
@@ -129,7 +129,7 @@ class Replay:
         """The same where it is the epoch that was recorded.
 
         Raises:
-            OrderMismatch: it is another one.
+            OrderMismatch: the epoch is another one.
         """
         if epoch != self.epoch:
             raise OrderMismatch(f"epoch {self.epoch} was recorded, and epoch {epoch} is to be replayed")

@@ -48,7 +48,7 @@ class Resumed:
 
     @property
     def start(self) -> int:
-        """How many were handed out."""
+        """The number of positions that were handed out."""
         return self.state.position + len(self.state.ahead)
 
     def at(self, positions: _Rows) -> _Rows:

@@ -32,9 +32,9 @@ class Shard:
         size: positions in the epoch.
         batch_size: rows that a rank takes in a step.
         start: position at which the epoch goes on; 0 is its beginning.
-        rank: of this process.
+        rank: rank of this process.
         world_size: how many ranks there are.
-        last: what becomes of what is left for the last step, which is less than a whole one. Every rank takes as many
+        last: treatment of the samples left for the last step, fewer than a whole step. Every rank takes as many
             steps as the others, but with ``uneven``.
 
             - ``keep``: each sample comes exactly once. What is left is dealt; where it is less than a row for each
@@ -44,7 +44,7 @@ class Shard:
               as PyTorch's ``DistributedSampler`` does. ``repeats`` counts them.
             - ``uneven``: dealt, and a rank that gets nothing takes a step less: for loops that allow for it, such as
               those in PyTorch's ``Join``.
-        worker: of this rank.
+        worker: index of the worker in this rank.
         workers: how many the rank has.
 
     Raises:
@@ -118,7 +118,7 @@ class Shard:
     def row_of(self, number: int) -> int:
         """The worker's row with which its ``number``-th step begins."""
         plain = min(number, self._plain)
-        return plain * self.batch_size + sum(self.rows_in(self.step_of(one)) for one in range(plain, number))
+        return plain * self.batch_size + sum(self.rows_in(self.step_of(batch)) for batch in range(plain, number))
 
     def positions(self, start: int, stop: int) -> _Rows:
         """Positions of the epoch, for the worker's own rows from ``start`` up to, not including, ``stop``.

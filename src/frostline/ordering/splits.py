@@ -110,8 +110,8 @@ def split_by_class(labels: Labels, shares: Sequence[float], seed: int) -> Parts:
     rows one is drawn from each of as many stretches as there are draws, all of one length but for one row.
 
     Args:
-        labels: of the rows.
-        shares: of each part; they sum to 1.
+        labels: labels of the rows.
+        shares: share of each part; they sum to 1.
         seed: 0 to 2^63 - 1.
 
     Returns:
@@ -173,7 +173,7 @@ def _by_label(labels: Labels, shares: Sequence[float], seed: int) -> Parts:
         _by_stretches(parts[starts[place] : starts[place] + sizes[place]], ends[place].tolist(), key)
     for width in np.unique(widths[widths > 0]).tolist():
         some = np.flatnonzero(widths == width)
-        keys = np.array([_keys_of(labels, one, seed) for one in present[some].tolist()], np.uint64)
+        keys = np.array([_keys_of(labels, label, seed) for label in present[some].tolist()], np.uint64)
         for which, draws in _draws(ends[some, -1]):
             chosen = starts[some][which] + permute_each(draws, which, sizes[some], keys)
             parts[chosen] = 1 + np.sum(ends[some][which] <= draws[:, None], axis=1)
@@ -222,7 +222,7 @@ def _in_the_rows_order(labels: Labels, sorted_parts: Parts) -> Parts:
 
 
 def _cached(pieces: Callable[[], Iterator[npt.NDArray[_Number]]]) -> Iterator[npt.NDArray[_Number]]:
-    """The same numbers, some that fit a cache at a time."""
+    """Yield the same numbers in pieces that fit a processor cache."""
     for piece in pieces():
         for start in range(0, len(piece), _CACHED):
             yield piece[start : start + _CACHED]

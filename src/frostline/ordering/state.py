@@ -11,7 +11,7 @@ from frostline.ordering.permutation import check_number
 __all__ = ("SCHEMA", "OrderState")
 
 SCHEMA = 2
-"""Of the JSON form; a later one is refused by name."""
+"""Version of the JSON schema; a state of a later version is refused."""
 
 # What the first schema does not know of would be handed out again by those who read no other.
 _WITHOUT_AHEAD = 1
@@ -29,12 +29,12 @@ class OrderState:
     Attributes:
         manifest: digest of the samples (``Dataset.digest``).
         order: name of the kind of order (``EpochOrder.name``).
-        seed: of the order.
-        epoch: that is under way.
+        seed: seed of the order.
+        epoch: epoch under way.
         position: samples of the epoch that all ranks were handed; as many as ``samples`` when the epoch is over.
         samples: in the epoch.
         batch_size: samples of a step of all ranks, when it was saved. Whoever goes on may take others.
-        last: what became of the samples that filled no step (``ordering.LAST``); it may change too.
+        last: treatment of the samples that filled no step (``ordering.LAST``); it may change too.
         ahead: positions beyond ``position`` that were handed out, ascending; there are some where slack allows it.
     """
 
@@ -58,7 +58,7 @@ class OrderState:
         if not 0 <= self.position <= self.samples:
             raise SettingError(f"position {self.position} lies beyond the {self.samples} samples of the epoch")
         bounds = (self.position, *self.ahead, self.samples)
-        if len(self.ahead) > _MAX_AHEAD or any(one >= other for one, other in pairwise(bounds) if self.ahead):
+        if len(self.ahead) > _MAX_AHEAD or any(bound >= other for bound, other in pairwise(bounds) if self.ahead):
             raise SettingError("what was handed out ahead is no ascending list of positions of the epoch")
 
     @property
@@ -74,10 +74,10 @@ class OrderState:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """What ``to_json`` gave.
+        """Read what ``to_json`` wrote.
 
         Raises:
-            OrderMismatch: it is no such state, or one of a later schema.
+            OrderMismatch: the value is no such state, or has a later schema.
         """
         if not isinstance(value, Mapping):
             raise OrderMismatch(f"this is no state of a loader: it is a {type(value).__name__}")

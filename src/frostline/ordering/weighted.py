@@ -62,7 +62,7 @@ class Weighted:
     """An ``EpochOrder`` of independent draws with replacement: a sample comes often, once or never in an epoch.
 
     Attributes:
-        weights: of the rows.
+        weights: weights of the rows.
         size: draws in the epoch.
         seed: 0 to 2^63 - 1.
         epoch: 0 to 2^63 - 1.
@@ -99,7 +99,7 @@ def weights_by_class(labels: _Rows, weights: Mapping[int, float]) -> _Weights:
 
     Args:
         labels: ``int64[n]``.
-        weights: of each label that occurs; its samples have it together.
+        weights: weight of each label that occurs, shared by the samples of that label.
 
     Raises:
         SettingError: a label has no weight, or a weight has no sample to go to.

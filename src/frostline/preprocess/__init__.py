@@ -57,4 +57,4 @@ def _geometry(size: int, augment: bool) -> tuple[Step, ...]:
 
 
 def _scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalize:
-    return Normalize(mean=tuple(255 * one for one in mean), std=tuple(255 * one for one in std))
+    return Normalize(mean=tuple(255 * value for value in mean), std=tuple(255 * value for value in std))

@@ -20,7 +20,7 @@ class Applied:
     Attributes:
         steps: from ``Decode`` on; none of them random. The last one is ``Normalize`` where ``dtype`` is ``fp16``.
         dtype: ``uint8``, pixels; or ``fp16``, what a network takes, rounded to 16 bits.
-        decoder: what decoded, with its versions.
+        decoder: decoder that was used, with its versions.
     """
 
     steps: tuple[Step, ...]
@@ -38,7 +38,7 @@ class Applied:
         """What can be done once and for all of a preprocessing.
 
         Args:
-            preprocess: that jobs will declare.
+            preprocess: preprocessing that jobs will declare.
             dtype: ``uint8`` keeps pixels: all steps before the first random one, without ``Normalize``. ``fp16``
                 keeps what the network takes.
 

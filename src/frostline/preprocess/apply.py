@@ -50,9 +50,9 @@ def decode_into(
         preprocess: the steps.
         encoded: the image, or the record of a ready form, as stored; read, not kept.
         out: ``float32[C, H, W]`` of ``preprocess.shape``; its content is undefined after a ``SampleError``.
-        id: of the sample; with the view it seeds the random steps, so that every side draws the same.
+        id: id of the sample; with the view it seeds the random steps, so that every side draws the same.
         view: which random view; None where no step is random.
-        max_pixels: of the image, and of any image on the way; looked up before anything is decoded, so that
+        max_pixels: maximum pixels of the image and of every intermediate image; checked before decoding, so that
             memory stays within ``scratch_bytes``.
 
     Raises:
@@ -84,9 +84,9 @@ def pixels_into(
         preprocess: one that has ``levels``.
         encoded: see ``decode_into``, as everything below, and what is raised.
         out: ``uint8[H, W, C]``.
-        id: of the sample.
+        id: id of the sample.
         view: which random view.
-        max_pixels: of the image.
+        max_pixels: maximum pixels of the image.
     """
     assert preprocess.levels is not None, "there are no pixels left to take"
     np.copyto(out, _pixels(preprocess, encoded, draws(preprocess, id, view), max_pixels))
@@ -100,7 +100,7 @@ def decode_applied(
     Args:
         applied: the steps.
         encoded: the image as stored.
-        rest: what is left of the steps, where ``encoded`` is the record of another ready form; by default all of them.
+        rest: remaining steps, where ``encoded`` is the record of another ready form; by default all steps.
         max_pixels: see ``decode_into``.
 
     Returns:

@@ -53,7 +53,7 @@ def pixels_of(encoded: bytes | memoryview) -> npt.NDArray[np.uint8]:
     """The pixels, a view of ``encoded``: ``uint8[H, W]``, or ``uint8[H, W, C]`` with three or four channels.
 
     Raises:
-        SampleError: it is another array, or cut off. Objects, which would be pickles, are never read.
+        SampleError: the array is of another kind, or cut off. Objects, which would be pickles, are never read.
     """
     shape, start = _image_header(encoded)
     pixels: npt.NDArray[np.uint8] = _values(encoded, shape, np.dtype(np.uint8), start).reshape(shape)
@@ -64,7 +64,7 @@ def classes_of(encoded: bytes | memoryview, max_pixels: int) -> npt.NDArray[np.i
     """The whole numbers of a mask ``[H, W]``, or ``[H, W, 1]``, a view of ``encoded``.
 
     Raises:
-        SampleError: it is another array, cut off, or has more pixels than allowed.
+        SampleError: the array is of another kind, cut off, or has more pixels than allowed.
     """
     shape, is_fortran, dtype, start = _header(encoded)
     if dtype.kind not in "biu" or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)) or not all(shape):

@@ -23,7 +23,7 @@ def jittered(step: ColorJitter, image: Image.Image, draw: Callable[[], float]) -
 
     Args:
         step: the amounts.
-        image: of mode RGB or L; it is left as it is.
+        image: image of mode RGB or L; it is left as it is.
         draw: gives the next number from 0 to below 1.
     """
     order = _drawn_order(draw)
@@ -56,5 +56,5 @@ def _turned(image: Image.Image, turn: float) -> Image.Image:
         return image
     hue, saturation, value = image.convert("HSV").split()
     steps = int(turn * 255)  # towards 0, as torchvision does
-    hue = hue.point([(one + steps) % 256 for one in range(256)])
+    hue = hue.point([(level + steps) % 256 for level in range(256)])
     return Image.merge("HSV", (hue, saturation, value)).convert(image.mode)

@@ -50,12 +50,12 @@ def decoded(
     Args:
         encoded: the image as stored.
         mode: to convert to, as Pillow does.
-        max_pixels: of the image; looked up in its header before anything is decoded.
+        max_pixels: maximum pixels of the image; looked up in its header before anything is decoded.
         enough: from the image's size the least one that is still large enough: a JPEG is then decoded at the smallest
             scale that keeps it. None decodes whole.
 
     Raises:
-        SampleError: it is broken, too large or of a kind that is not read.
+        SampleError: the image is broken, too large or of a kind that is not read.
     """
     if is_array(encoded):
         check_size(size_of_array(encoded), max_pixels, "it has")
@@ -81,7 +81,7 @@ def decoded_classes(encoded: bytes | memoryview, *, max_pixels: int) -> npt.NDAr
         max_pixels: see ``decoded``.
 
     Raises:
-        SampleError: it is broken, too large, or has colours and no palette.
+        SampleError: the image is broken, too large, or has colours and no palette.
     """
     if is_array(encoded):
         return classes_of(encoded, max_pixels)

@@ -29,7 +29,7 @@ IGNORED = 255
 """What stands where a crop reaches beyond the mask: the number that losses are told to ignore."""
 
 MASK_DTYPE = "uint16"
-"""Of masks while they are carried and kept: the classes of 8-bit and 16-bit ones."""
+"""The dtype in which masks are carried and kept; it holds the classes of 8-bit and 16-bit masks."""
 
 _MAX_OF_A_BYTE = (1 << 8) - 1
 _MAX_CLASS = (1 << 16) - 1
@@ -49,10 +49,10 @@ def mask_into(
     """Decode one mask and write the classes that belong to the network's input into ``out``.
 
     Args:
-        preprocess: of the image, from ``Decode`` on.
+        preprocess: preprocessing of the image, from ``Decode`` on.
         encoded: the mask as stored; read, not kept.
         out: ``uint16[H, W]``, height and width of ``preprocess.shape``; undefined after a ``SampleError``.
-        id: of the sample; with the view it seeds the random steps, as it does for the image.
+        id: id of the sample; with the view it seeds the random steps, as it does for the image.
         view: which random view; None where no step is random.
         size: width and height of the image; zeros where nobody knows them.
         max_pixels: see ``apply.decode_into``.
@@ -74,7 +74,7 @@ def open_mask(
     """A mask whose pixels are classes; see ``mask_into``.
 
     Raises:
-        SampleError: it is broken, of a kind that is not read or of another size than its image.
+        SampleError: the mask is broken, of a kind that is not read or of another size than its image.
     """
     mask = _as_image(decoded_classes(encoded, max_pixels=max_pixels))
     if 0 not in size and mask.size != size:
@@ -103,7 +103,7 @@ def kept_mask(preprocess: Preprocess, encoded: bytes | memoryview, *, size: tupl
     """A mask as a ready form keeps it beside its image: as large as the pixels, a grey PNG of 8 or 16 bits.
 
     Args:
-        preprocess: what is done to the image before it is kept, none of it random.
+        preprocess: preprocessing of the image before it is kept, none of it random.
         encoded: the mask as stored.
         size: see ``mask_into``.
 

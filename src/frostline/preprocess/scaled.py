@@ -14,13 +14,13 @@ _QUALITY = 95
 
 
 def scaled(encoded: bytes | memoryview, shorter_side: int) -> bytes:
-    """An image whose shorter side has at most so many pixels.
+    """Scale an image so that its shorter side has at most so many pixels.
 
     One that is small enough keeps its bytes. Others become JPEG where they were JPEG, and PNG elsewhere, in the
     orientation in which they are stored; scaling is bicubic with antialiasing, as in ``preprocess.Resize``.
 
     Raises:
-        SampleError: it is broken, too large or of a kind that is not read.
+        SampleError: the image is broken, too large or of a kind that is not read.
     """
     width, height = size_of(encoded)
     if 0 < min(width, height) <= shorter_side:

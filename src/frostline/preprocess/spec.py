@@ -116,7 +116,7 @@ class Preprocess:
         if len(value["steps"]) > _MAX_STEPS:
             raise BadRequest(f"preprocess has more than {_MAX_STEPS} steps")
         try:
-            return cls(steps=tuple(step_from_json(one) for one in value["steps"]))
+            return cls(steps=tuple(step_from_json(step) for step in value["steps"]))
         except SettingError as error:
             raise BadRequest(f"preprocess: {error}") from error
 
@@ -142,7 +142,7 @@ def step_from_json(value: object) -> Step:
     expected = {"step", *(field.name for field in fields(kind))}
     if set(value) != expected:
         raise BadRequest(f"preprocess: the step {value['step']} has exactly the fields {', '.join(sorted(expected))}")
-    return kind(**{name: one for name, one in value.items() if name != "step"})
+    return kind(**{name: field for name, field in value.items() if name != "step"})
 
 
 @cache

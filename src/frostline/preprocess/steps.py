@@ -25,7 +25,7 @@ Filter = Literal["bilinear", "bicubic"]
 
 _MAX_SIDE = 4096
 CHANNELS = {"RGB": 3, "L": 1}
-"""Of the modes that pixels are decoded to."""
+"""The number of channels of each mode that pixels are decoded to."""
 _DTYPES = ("uint8", "fp16")
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -82,7 +82,7 @@ class RandomResizedCrop:
         max_area: greatest share of it.
         min_ratio: least width over height of the part.
         max_ratio: greatest one.
-        filter: of the scaling.
+        filter: resampling filter of the scaling.
     """
 
     size: int
@@ -164,7 +164,7 @@ class Stored:
     the form was made.
 
     Attributes:
-        side: of the square, in pixels.
+        side: side of the square, in pixels.
         mode: ``RGB`` or ``L``, what was decoded to.
         dtype: ``uint8``, pixels before ``Normalize``; or ``fp16``, what comes out of it, so that no step is left.
         applied: digest of the steps that were applied, and of the decoder.

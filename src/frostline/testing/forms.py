@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, Form, ListedSamples
+from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, Format, ListedSamples
 from frostline.datasets.open import open_samples
 from frostline.errors import EmptyDataset
 from frostline.stores.base.protocols import Buffer, Entry, ObjectStore, Tabular
@@ -96,9 +96,9 @@ MASKED_EXAMPLES = tuple(
 
 
 class FormTests:
-    """For every ``Form``."""
+    """For every ``Format``."""
 
-    form: Form
+    form: Format
     """The form under test."""
     odd: Sequence[Example] = ODD_EXAMPLES
     """What is found as it is; leave out what the form itself cannot name."""
@@ -218,9 +218,9 @@ class FormTests:
 
 
 class MaskTests:
-    """For every ``Form`` whose samples may have masks."""
+    """For every ``Format`` whose samples may have masks."""
 
-    form: Form
+    form: Format
     """The form under test."""
     needs_masks: bool = False
     """Where none of them is there, it is another form's data."""

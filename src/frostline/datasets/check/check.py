@@ -39,13 +39,13 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What reading every sample showed.
+    """The result of a check that read every sample.
 
     Attributes:
-        samples: that were read.
+        samples: number of samples that were read.
         unreadable: those that cannot be read or decoded, or whose masks cannot, and why.
         duplicates: groups of names of samples whose bytes are the same, the largest group first.
-        seconds: that it took.
+        seconds: duration of the check.
     """
 
     samples: int
@@ -126,9 +126,9 @@ class _Check:
         """Take in what was found, now or by an earlier run."""
         for row, digest in piece.digests.items():
             self._rows_by_digest[digest].append(row)
-        for one in piece.unreadable:
-            self.unreadable.append(one)
-            observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason))
+        for sample in piece.unreadable:
+            self.unreadable.append(sample)
+            observe(SampleSkipped(id=sample.id, object=sample.object, reason=sample.reason))
         self.done = piece.stop
         observe(Counted(done=self.done, total=len(self._data)))
 
@@ -140,8 +140,10 @@ class _Check:
         return CheckedRows(
             start=self.done,
             stop=self.done + len(rows),
-            digests={row: one for row, one in zip(rows.tolist(), found, strict=True) if isinstance(one, bytes)},
-            unreadable=tuple(one for one in found if isinstance(one, Skipped)),
+            digests={
+                row: digest for row, digest in zip(rows.tolist(), found, strict=True) if isinstance(digest, bytes)
+            },
+            unreadable=tuple(skipped for skipped in found if isinstance(skipped, Skipped)),
         )
 
     def duplicates(self) -> tuple[tuple[str, ...], ...]:

@@ -31,11 +31,11 @@ class CheckedRows:
     unreadable: tuple[Skipped, ...]
 
     def to_line(self) -> bytes:
-        """As it is kept."""
+        """The line of the progress file for these rows."""
         value = {
             "rows": [self.start, self.stop],
             "digests": {str(row): digest.hex() for row, digest in self.digests.items()},
-            "unreadable": [asdict(one) for one in self.unreadable],
+            "unreadable": [asdict(skipped) for skipped in self.unreadable],
         }
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
@@ -44,13 +44,13 @@ class CheckedRows:
         """The inverse of ``to_line``.
 
         Raises:
-            ValueError: it is none, or was cut off.
+            ValueError: the line is no such record, or was cut off.
         """
         value = json.loads(line)
         try:
             start, stop = value["rows"]
             digests = {int(row): bytes.fromhex(digest) for row, digest in value["digests"].items()}
-            unreadable = tuple(Skipped(**one) for one in value["unreadable"])
+            unreadable = tuple(Skipped(**skipped) for skipped in value["unreadable"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError("not a piece of a check") from error
         return cls(start=start, stop=stop, digests=digests, unreadable=unreadable)
@@ -62,7 +62,7 @@ class CheckProgress:
     Where they cannot be written they are not kept, and a check that is broken off begins anew.
 
     Args:
-        path: of the file; it and its folder are made when needed.
+        path: location of the file; the file and its folder are made when needed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +89,7 @@ class CheckProgress:
             self._before = b""
 
     def remove(self) -> None:
-        """The check is whole: nothing is to be taken up."""
+        """Remove the file: the check is complete, and nothing is left to resume."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 

@@ -13,8 +13,8 @@ class WrittenObject(NamedTuple):
     """An object that was written and read back.
 
     Attributes:
-        size: of it in bytes.
-        sha256: of it.
+        size: size of the object in bytes.
+        sha256: SHA-256 of the object.
         etag: its version then; empty where the store tells none.
     """
 
@@ -25,12 +25,12 @@ class WrittenObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenPart:
-    """A part that is whole.
+    """A part that was written completely.
 
     Attributes:
-        number: of it.
+        number: index of the part.
         samples: in it.
-        objects: that hold them, by name.
+        objects: the written objects, by name.
         skipped: samples that could not be read.
         about: names the values of the metadata that went along; empty where none did.
     """
@@ -51,9 +51,10 @@ class WrittenPart:
         try:
             value = json.loads(data)
             objects = {
-                name: WrittenObject(int(one[0]), str(one[1]), str(one[2])) for name, one in value["objects"].items()
+                name: WrittenObject(int(fields[0]), str(fields[1]), str(fields[2]))
+                for name, fields in value["objects"].items()
             }
-            skipped = tuple(Skipped(**one) for one in value["skipped"])
+            skipped = tuple(Skipped(**fields) for fields in value["skipped"])
             part = cls(
                 number=value["number"],
                 samples=int(value["samples"]),

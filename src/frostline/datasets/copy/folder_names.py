@@ -24,7 +24,7 @@ class FolderNames:
     called by the sample's id.
 
     Args:
-        source: whose samples have labels.
+        source: data set with labels.
     """
 
     def __init__(self, source: Dataset) -> None:

@@ -1,4 +1,4 @@
-"""Makes a ready form of a data set: decodes each image once, object by object, so that it can be taken up again."""
+"""Makes a ready format of a data set: decodes each image once, object by object, so that it can be taken up again."""
 
 import hashlib
 import json
@@ -53,16 +53,16 @@ _THREADS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """What making a ready form did.
+    """The result of making a ready format.
 
     Attributes:
         url: where it is.
-        digest: of the form.
+        digest: digest of the ready format.
         samples: in it.
-        objects: that hold them.
-        nbytes: of these objects.
+        objects: number of objects that hold the samples.
+        nbytes: size of these objects in bytes.
         made: objects that were made now; the others were there from before.
-        seconds: that it took now.
+        seconds: duration of this run.
         skipped: samples that could not be read; they have no record.
     """
 
@@ -77,7 +77,7 @@ class Ingested:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
+        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
 
 
 def ingest(
@@ -94,30 +94,30 @@ def ingest(
     """Keep the pixels of a data set's images, as far as they are the same in every epoch.
 
     Every object appears whole, is read back and compared by its SHA-256, and is never written twice; what was made
-    before a run was broken off is taken up, and a form that is whole is left as it is. The data set can be used when
+    before a run was broken off is taken up, and a format that is whole is left as it is. The data set can be used when
     the last file, its table, is there. Metadata columns go along, but for those of lists and the like, which are named
     before it begins; values that changed since an object was made are written to the tables alone. Masks go the way of
     their images, of the pixels the nearest. Memory is that of two objects, of the requests under way and of the images
     in work.
 
     Args:
-        source: images; or a ready form, of which the same is kept, or what can be made of its pixels as it would be of
+        source: images; or a ready format, of which the same is kept, or what its pixels give, as it would be of
             the images.
-        destination: URL or folder; empty, or with a part of the same form.
-        applied: what to do to each image.
-        object_bytes: of one object.
+        destination: URL or folder; empty, or with a part of the same format.
+        applied: preprocessing to apply to each image.
+        object_bytes: size of one object in bytes.
         workers: images read and decoded at once.
         skip_allowance: share of the images that may be unreadable.
         verify: read the objects that are there already, and make those again whose SHA-256 is another one.
         observe: told what happens.
 
     Raises:
-        SettingError: the source is a ready form that was made with other steps, or something else lies at the
+        SettingError: the source is a ready format that was made with other steps, or something else lies at the
             destination.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more images were unreadable than allowed.
         DataError: none of them can be read, an object came back otherwise than it was written, or another process is
-            making a form at the same place.
+            making a format at the same place.
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
@@ -165,7 +165,7 @@ def _ingest(
         nbytes=sum(map(layout.size, range(layout.objects))),
         made=made,
         seconds=time.perf_counter() - started,
-        skipped=tuple(one for part in parts for one in part.skipped),
+        skipped=tuple(skipped for part in parts for skipped in part.skipped),
     )
 
 
@@ -201,8 +201,8 @@ def _parts(maker: "_Maker", there: dict[str, int], max_skipped: int, observe: Ob
         if part is None:
             part, contents, masks = maker.made(number)
             made += 1
-            for one in part.skipped:
-                observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
+            for sample in part.skipped:
+                observe(SampleSkipped(id=sample.id, object=sample.object, reason=sample.reason, changed=sample.changed))
             # One object is written while the next one is made, and no third one takes memory.
             while written:
                 written.pop().result()
@@ -221,7 +221,7 @@ def _parts(maker: "_Maker", there: dict[str, int], max_skipped: int, observe: Ob
 
 
 class _Maker:
-    """Makes the objects of one ready form; ``stack`` ends its threads."""
+    """Makes the objects of one ready format; ``stack`` ends its threads."""
 
     def __init__(
         self,
@@ -318,7 +318,7 @@ class _Maker:
             self._store.seal(name)
 
     def _sha256(self, name: str, nbytes: int) -> str:
-        """Of an object as it is in its store."""
+        """Compute the SHA-256 of an object as its store returns it."""
         digest = hashlib.sha256()
         for offset in range(0, nbytes, _READ_BACK_BYTES):
             digest.update(self._store.read(name, offset, min(_READ_BACK_BYTES, nbytes - offset)))

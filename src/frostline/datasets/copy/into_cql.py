@@ -36,14 +36,14 @@ _SHA256_BYTES, _ORIGIN_BYTES, _SOURCE_BYTES = 32, 16, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """What putting samples into a table did.
+    """The result of writing samples into a table.
 
     Attributes:
-        url: of the table.
-        samples: that are there now, each read back.
+        url: address of the table.
+        samples: number of samples in the table now, each read back.
         made: those that were put now; the others were there from before.
-        nbytes: of their data.
-        seconds: that it took.
+        nbytes: size of their data in bytes.
+        seconds: duration of this run.
         skipped: samples that could not be read.
     """
 
@@ -56,7 +56,7 @@ class Put:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
+        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
 
 
 def put_into_table(
@@ -79,7 +79,7 @@ def put_into_table(
     where this user may not do that, which metadata stays behind is said before it begins.
 
     Args:
-        source: samples in any form; of a ready form, the pixels become PNGs, which decode to them.
+        source: samples in any format; of a ready format, the pixels become PNGs, which decode to them.
         destination: ``cql://user@host/keyspace/table``.
         shorter_side: pixels to which images and masks are scaled down and encoded again; None leaves their bytes as
             they are.

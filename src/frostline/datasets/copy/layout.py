@@ -49,7 +49,7 @@ class OutputObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loose:
-    """A sample on its way from one form to another.
+    """A sample on its way from one format to another.
 
     Attributes:
         id: in the source, which names it in the destination where a name is needed.
@@ -58,8 +58,8 @@ class Loose:
         about: its metadata columns.
         encoded: its image.
         is_remade: the image was made of kept pixels, so that it may be of another kind than its name says.
-        object: what it is called in class folders, but for its suffix; empty where its id names it.
-        mask: of it, encoded; empty where it has none, and None where nothing in the data set has.
+        object: name of the image in class folders, without its suffix; empty where the id names it.
+        mask: encoded mask; empty where the sample has none, and None where no sample of the data set has a mask.
     """
 
     id: int
@@ -95,11 +95,11 @@ class Packer(Protocol):
 
         Args:
             part: its number.
-            samples: of it, in the source's order.
+            samples: samples of the part, in the source's order.
             classes: names, by label.
 
         Raises:
-            SettingError: the form cannot hold these samples.
+            SettingError: the format cannot hold these samples.
         """
 
 
@@ -207,14 +207,14 @@ class Tables:
 
 
 PACKERS: Mapping[str, Packer] = {"original": ClassFolderLayout(), "parquet": Tables(), "webdataset": Shards()}
-"""By the name of the form."""
+"""By the name of the format."""
 
 
 def packer_named(form: str) -> Packer:
-    """The packer of a form.
+    """The packer of a format.
 
     Raises:
-        SettingError: none makes such a form.
+        SettingError: no packer makes such a format.
     """
     if form not in PACKERS:
         raise SettingError(f"samples cannot be packed as {form!r}, only as {', '.join(PACKERS)}")
@@ -226,8 +226,8 @@ def divided(lengths: npt.NDArray[np.int64], *, max_bytes: int, max_rows: int) ->
 
     Args:
         lengths: ``int64[n]``, encoded bytes of each; less than 0 counts as nothing.
-        max_bytes: of a part.
-        max_rows: of a part.
+        max_bytes: maximum size of a part in bytes.
+        max_rows: maximum number of rows of a part.
     """
     parts: list[range] = []
     start = 0

@@ -25,7 +25,7 @@ def say_what_is_left(source: Dataset, observe: Observer, left: Sequence[str] | N
     """Tell which metadata columns of a data set stay behind, before something without them is made of it.
 
     Args:
-        source: that has them.
+        source: data set that has the metadata.
         observe: told, if there are any.
         left: their names; None for all that there are.
     """
@@ -55,7 +55,7 @@ class Metadata:
         }
 
     def without(self, names: Sequence[str]) -> "Metadata":
-        """The others."""
+        """The metadata without some columns."""
         rest = object.__new__(Metadata)
         rest.nested = self.nested
         rest._columns = {name: column for name, column in self._columns.items() if name not in names}

@@ -1,4 +1,4 @@
-"""Copies a data set into another form or store, part by part, so that it can be taken up again after a kill."""
+"""Copies a data set into another format or store, part by part, so that it can be taken up again after a kill."""
 
 import hashlib
 import json
@@ -45,17 +45,17 @@ _CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repacked:
-    """What copying did.
+    """The result of a copy.
 
     Attributes:
         url: where the copy is.
-        form: of it.
+        form: format of the copy.
         samples: in it.
-        objects: that hold them.
-        nbytes: of these objects.
+        objects: number of objects that hold the samples.
+        nbytes: size of these objects in bytes.
         made: parts that were written now.
-        parts: of the copy; those that were not made now were there from before.
-        seconds: that it took now.
+        parts: number of parts of the copy; those that were not made now were there from before.
+        seconds: duration of this run.
         skipped: samples that could not be read; they are not in the copy.
     """
 
@@ -71,7 +71,7 @@ class Repacked:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
+        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
 
 
 def repack(
@@ -86,7 +86,7 @@ def repack(
     verify: bool = False,
     observe: Observer,
 ) -> Repacked:
-    """Copy a data set's samples into another form, in the same store or in another.
+    """Copy a data set's samples into another format, in the same store or in another.
 
     Every object appears whole, is read back and compared by its SHA-256. What is there from a run that was broken off
     is taken up, and a copy that is whole is left as it is: names follow from the source's names and ids, so no sample
@@ -95,20 +95,20 @@ def repack(
     requests under way.
 
     Args:
-        source: samples; of a ready form, the pixels become PNGs, which decode to them.
+        source: samples; of a ready format, the pixels become PNGs, which decode to them.
         destination: URL or folder; empty, or with a part of the same copy.
         form: one of ``packing.PACKERS``.
         shorter_side: pixels to which images and masks are scaled down and encoded again; None leaves their bytes as
             they are.
-        part_bytes: of encoded images in a part, which is one tar or one Parquet file.
+        part_bytes: bytes of encoded images in a part, which is one tar or one Parquet file.
         workers: samples read, and objects written, at once.
         skip_allowance: share of the samples that may be unreadable.
         verify: read all objects that are there already, also those whose versions say that nobody touched them.
-        observe: told what happens; before it begins, which metadata columns the form has no place for.
+        observe: told what happens; before it begins, which metadata columns the format has no place for.
 
     Raises:
-        SettingError: the form cannot hold the source, something else lies at the destination, or the record of what is
-            copied there is damaged.
+        SettingError: the format cannot hold the source, something else lies at the destination, or the record of what
+            is copied there is damaged.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: an object came back otherwise than it was written, or another process writes to the same place.
@@ -203,11 +203,11 @@ class _Copier:
             form=self._form,
             samples=sum(part.samples for part in parts),
             objects=sum(len(part.objects) for part in parts),
-            nbytes=sum(one.size for part in parts for one in part.objects.values()),
+            nbytes=sum(written.size for part in parts for written in part.objects.values()),
             made=made,
             parts=len(parts),
             seconds=time.perf_counter() - started,
-            skipped=tuple(one for part in parts for one in part.skipped),
+            skipped=tuple(skipped for part in parts for skipped in part.skipped),
         )
 
     def _lengths(self) -> npt.NDArray[np.int64]:
@@ -255,29 +255,33 @@ class _Copier:
         if name not in there or there[name].size >= _PART_RECORD_BYTES:
             return None
         part = WrittenPart.from_json(bytes(self._records.read(name, 0, there[name].size)), number)
-        if part is None or any(name not in there or there[name].size != one.size for name, one in part.objects.items()):
+        if part is None or any(
+            name not in there or there[name].size != written.size for name, written in part.objects.items()
+        ):
             return None
         unsure = {
-            name: one
-            for name, one in part.objects.items()
-            if self._verify or is_other_version(there[name].etag, one.etag)
+            name: written
+            for name, written in part.objects.items()
+            if self._verify or is_other_version(there[name].etag, written.etag)
         }
         if not unsure:
             return part
         versions = dict(zip(unsure, self._writers.map(self._version_of, unsure.items()), strict=True))
         if None in versions.values():
             return None
-        objects = {name: one._replace(etag=versions.get(name) or one.etag) for name, one in part.objects.items()}
+        objects = {
+            name: written._replace(etag=versions.get(name) or written.etag) for name, written in part.objects.items()
+        }
         return part if objects == part.objects else self._kept(replace(part, objects=objects))
 
     def _version_of(self, written: tuple[str, WrittenObject]) -> str | None:
         """The version of an object that has the bytes that were written; None where it has others."""
-        name, one = written
+        name, about = written
         try:
-            data, version = self._store.read_version(name, 0, one.size)
+            data, version = self._store.read_version(name, 0, about.size)
         except ObjectNotFound:
             return None
-        return version if hashlib.sha256(data).hexdigest() == one.sha256 else None
+        return version if hashlib.sha256(data).hexdigest() == about.sha256 else None
 
     def _kept(self, part: WrittenPart) -> WrittenPart:
         """A part with its record in its place: from then on it is whole."""
@@ -288,15 +292,15 @@ class _Copier:
         samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._source.names[rows.start : rows.stop]
         read = self._scaling.read(samples, names)
-        kept = [(row, one) for row, one in enumerate(read) if isinstance(one, Pictures)]
+        kept = [(row, found) for row, found in enumerate(read) if isinstance(found, Pictures)]
         objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
-        loose = [self._loose(samples, names, about, objects, row, one) for row, one in kept]
-        skipped = [one for one in read if isinstance(one, Skipped)]
+        loose = [self._loose(samples, names, about, objects, row, pictures) for row, pictures in kept]
+        skipped = [found for found in read if isinstance(found, Skipped)]
         for lost in skipped:
             observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
         packed = packer_named(self._form).pack(number, loose, self._source.classes)
-        written: list[Future[tuple[str, WrittenObject]]] = [self._writers.submit(self._write, one) for one in packed]
-        done = dict(one.result() for one in written)
+        written: list[Future[tuple[str, WrittenObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
+        done = dict(future.result() for future in written)
         return self._kept(
             WrittenPart(number=number, samples=len(loose), objects=done, skipped=tuple(skipped), about=_named(about))
         )

@@ -18,10 +18,10 @@ __all__ = ("Pictures", "Scaling", "check_side")
 
 
 def check_side(side: int | None) -> None:
-    """Do nothing if images can be scaled to that.
+    """Check that images can be scaled to a shorter side of this many pixels.
 
     Raises:
-        SettingError: they cannot.
+        SettingError: images cannot be scaled to that side.
     """
     if side is not None and side < 1:
         raise SettingError(f"--resize must be at least 1, not {side}")
@@ -42,7 +42,7 @@ class Pictures(NamedTuple):
 class Scaling:
     """Reads what a copy is made of.
 
-    Of a ready form, the pixels become images without loss.
+    Of a ready format, the pixels become images without loss.
 
     Args:
         source: samples.

@@ -1,1 +1,1 @@
-"""Forms: the ways in which data lies in a store, each read in place."""
+"""Formats: the ways in which data lies in a store, each read in place."""

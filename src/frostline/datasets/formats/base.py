@@ -1,4 +1,4 @@
-"""What a form of data is: one protocol, and the table that it makes of a store's listing."""
+"""What a format of data is: one protocol, and the table that it makes of a store's listing."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from frostline.preprocess import Applied
 from frostline.stores.base.listing import Entries
 from frostline.stores.base.protocols import Entry, ObjectStore
 
-__all__ = ("COLUMNS", "TARGET_COLUMNS", "Form", "ListedSamples", "Widespread", "digest_of", "is_hidden", "is_named")
+__all__ = ("COLUMNS", "TARGET_COLUMNS", "Format", "ListedSamples", "Widespread", "digest_of", "is_hidden", "is_named")
 
 COLUMNS = pa.schema(
     {
@@ -48,9 +48,9 @@ class ListedSamples:
             from the listing alone, and is that of objects and offsets, so that reading all of it is reading on. Ids are
             ``stable_ids`` of the names, labels are -1 where there is none, etags are those of the samples' objects.
         classes: names, by label.
-        digest: what the form's ``digest`` gives for this listing.
+        digest: result of the format's ``digest`` for this listing.
         reading: how the bytes at the samples' addresses are found.
-        applied: what was done to the images before they were kept; None where they are encoded.
+        applied: preprocessing done before the images were kept; None where they are encoded.
         kept_at: name of the object that holds the table already; empty where it is to be kept as a manifest.
         divided_by_names: the column ``split`` was made of the names of folders or files, and is not the data's own.
     """
@@ -70,7 +70,7 @@ class ListedSamples:
             raise ValueError(f"there is no reading {self.reading!r}")
 
 
-class Form(Protocol):
+class Format(Protocol):
     """One way in which data lies in a store. Deciding what is mine is pure; only ``read`` asks the store."""
 
     @property
@@ -82,9 +82,9 @@ class Form(Protocol):
         """``read`` takes rows from an earlier listing; where it does not, none is opened for it."""
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """Whether a listing looks like this form.
+        """Whether a listing looks like this format.
 
-        It may be columns (``stores.base.listing``), which a form that has many objects looks at as a whole.
+        It may be columns (``stores.base.listing``), which a format that has many objects looks at as a whole.
         """
 
     def digest(self, entries: Sequence[Entry]) -> str:
@@ -97,21 +97,21 @@ class Form(Protocol):
         """Make the table of a listing's samples.
 
         Args:
-            store: that was listed.
+            store: store that was listed.
             entries: its listing.
-            before: what this form made of an earlier listing; rows of objects that have their old name and etag, where
+            before: table that this format made of an earlier listing; rows of objects with their old name and etag, if
                 that is not empty, are taken from it, and those objects are not read. Its texts may have wide offsets.
 
         Raises:
-            EmptyDataset: not one sample is there.
+            EmptyDataset: the listing has no sample.
             DataError: the data cannot be used as it is; the sentence names the object.
             StoreError: the store failed.
         """
 
 
 @runtime_checkable
-class Widespread(Form, Protocol):
-    """A form whose samples may lie elsewhere than in the place that is listed: their objects are URLs."""
+class Widespread(Format, Protocol):
+    """A format whose samples may lie elsewhere than in the place that is listed: their objects are URLs."""
 
     def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
         """What objects elsewhere are now, by their URLs; those that are not there are left out.
@@ -122,11 +122,11 @@ class Widespread(Form, Protocol):
 
 
 def digest_of(rule: str, entries: Iterable[Entry]) -> str:
-    """SHA-256 of a form's rule and of the entries that belong to it, in any order.
+    """SHA-256 of a format's rule and of the entries that belong to it, in any order.
 
     Args:
-        rule: names the form and the version of what it makes: another table of the same entries needs another rule.
-        entries: whose names, sizes and etags count.
+        rule: names the format and the version of what it makes: another table of the same entries needs another rule.
+        entries: objects of the listing; their names, sizes and etags count.
     """
     return Entries.of(entries).digest(rule)
 
@@ -137,5 +137,5 @@ def is_named(entries: Sequence[Entry], name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a part of an object's name starts with a dot: such objects belong to no form but Frostline's own."""
+    """Whether a part of an object's name starts with a dot: such objects belong to no format but Frostline's own."""
     return name.startswith(".") or "/." in name

@@ -40,7 +40,7 @@ class SelectedRows(Protocol):
     """Rows chosen of a table; see ``ordering.Chosen`` and ``ordering.RowIndices``."""
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of rows."""
 
     @property
     def fingerprint(self) -> bytes:
@@ -57,7 +57,7 @@ class ArrowTexts(Texts):
     """A column of strings.
 
     Args:
-        column: of strings without nulls, or a dictionary of such.
+        column: strings without nulls, or a dictionary of such strings.
     """
 
     def __init__(self, column: pa.Array) -> None:
@@ -110,7 +110,7 @@ class ManifestColumns:
     Args:
         table: without nulls in the columns that every table of samples has.
         mapped: the memory map that it lies in; None where it lies in memory.
-        known: of its labels; None where nothing is.
+        known: known classes of the labels; None where nothing is known.
     """
 
     def __init__(self, table: pa.Table, mapped: Any = None, known: KnownLabels | None = None) -> None:

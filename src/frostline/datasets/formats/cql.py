@@ -40,15 +40,15 @@ class CqlTables:
     is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Form.claims``: the store says that there are labels."""
+        """See ``Format.claims``: the store says that there are labels."""
         return is_named(entries, LABELS)
 
     def digest(self, entries: Sequence[Entry]) -> str:
-        """See ``Form.digest``."""
+        """See ``Format.digest``."""
         return digest_of(_RULE, entries)
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
-        """See ``Form.read``. Data is read only to know its length, where no column says it, or its masks' and sizes."""
+        """See ``Format.read``. Reads data only for lengths that no column says, or for masks and sizes."""
         if not isinstance(store, Tabular):
             raise DataError(f"{store.url} is no table: the form cql is that of cql://host/keyspace/table")
         there = {entry.object: entry for entry in entries if entry.object != LABELS}
@@ -57,7 +57,7 @@ class CqlTables:
         rows = _samples(store, store.url, label, there, has_masks=bool(masks))
         objects = rows[_OBJECT].to_pylist()
         said = rows[label].to_pylist() if label in rows.schema.names else [None] * len(objects)
-        labels, classes = classified([said_by(one) for one in said])
+        labels, classes = classified([said_by(value) for value in said])
         measured = _measured(store, [there[name] for name in objects], masks, before)
         table = pa.table(
             [
@@ -65,7 +65,7 @@ class CqlTables:
                 rows[_NAME],
                 rows[_OBJECT],
                 pa.array(np.zeros(len(objects), np.int64)),
-                pa.array([one.length for one in measured], pa.int64()),
+                pa.array([sample.length for sample in measured], pa.int64()),
                 pa.array(labels),
                 pa.array([there[name].etag for name in objects], pa.string()),
             ],
@@ -75,7 +75,7 @@ class CqlTables:
             if field not in (label, store.name_column):
                 table = table.append_column(column_name(field), rows[field])
         if masks:
-            found = target_columns([one.mask for one in measured], [one.size for one in measured])
+            found = target_columns([sample.mask for sample in measured], [sample.size for sample in measured])
             for name, column in found.items():
                 table = table.append_column(name, column)
         # One whose data went away while it was measured is gone from the next listing too.
@@ -145,12 +145,14 @@ def _measured(
         )
         for entry in entries
     ]
-    read = [row for row, one in enumerate(found) if one.length < 0 or (one.mask.object and one.size == _NO_SIZE)]
+    read = [
+        row for row, sample in enumerate(found) if sample.length < 0 or (sample.mask.object and sample.size == _NO_SIZE)
+    ]
     for place, data in store.contents([entries[row].object for row in read]) if read else ():
         row = read[place]
         size = size_of(data) if found[row].mask.object and data is not None else _NO_SIZE
         found[row] = found[row]._replace(length=-1 if data is None else len(data), size=size)
-    read = [row for row, one in enumerate(found) if one.mask.length < 0]
+    read = [row for row, sample in enumerate(found) if sample.mask.length < 0]
     for place, data in store.contents([found[row].mask.object for row in read]) if read else ():
         row = read[place]
         found[row] = found[row]._replace(mask=found[row].mask._replace(length=0 if data is None else len(data)))

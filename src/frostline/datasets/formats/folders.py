@@ -42,15 +42,15 @@ class ClassFolderFormat:
     is_incremental = False
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Form.claims``: one image in a folder is enough."""
+        """See ``Format.claims``: one image in a folder is enough."""
         return len(_labelled(entries)) > 0
 
     def digest(self, entries: Sequence[Entry]) -> str:
-        """See ``Form.digest``."""
+        """See ``Format.digest``."""
         return digest_of(_RULE, _labelled(entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:  # noqa: ARG002
-        """See ``Form.read``; nothing but the listing is needed."""
+        """See ``Format.read``; nothing but the listing is needed."""
         labelled = _labelled(entries).in_order()
         if not labelled:
             raise EmptyDataset(_nothing_at(store.url, entries))

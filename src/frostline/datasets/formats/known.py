@@ -1,22 +1,22 @@
-"""Decides which form a listing has: the first that claims it, or the one that was named."""
+"""Decides which format a listing has: the first that claims it, or the one that was named."""
 
 from collections.abc import Sequence
 
-from frostline.datasets.formats.base import Form
+from frostline.datasets.formats.base import Format
 from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import ClassFolderFormat
 from frostline.datasets.formats.masks import MaskPairs
 from frostline.datasets.formats.parquet import Parquet
-from frostline.datasets.formats.ready_form import ReadyForm
+from frostline.datasets.formats.ready_form import ReadyFormat
 from frostline.datasets.formats.url_lists import UrlLists
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.errors import SettingError, nearest
 from frostline.stores.base.protocols import Entry
 
-__all__ = ("FORMS", "form_named", "form_of")
+__all__ = ("FORMATS", "format_named", "format_of")
 
-FORMS: tuple[Form, ...] = (
-    ReadyForm(),
+FORMATS: tuple[Format, ...] = (
+    ReadyFormat(),
     CqlTables(),
     MaskPairs(),
     ClassFolderFormat(),
@@ -26,22 +26,22 @@ FORMS: tuple[Form, ...] = (
 )
 """In the order in which they are asked."""
 
-# Says what it found nothing of, where no form claims a listing.
-_LAST: Form = ClassFolderFormat()
+# Says what it found nothing of, where no format claims a listing.
+_LAST: Format = ClassFolderFormat()
 
 
-def form_of(entries: Sequence[Entry]) -> Form:
-    """The first form that claims a listing; class folders where none does."""
-    return next((form for form in FORMS if form.claims(entries)), _LAST)
+def format_of(entries: Sequence[Entry]) -> Format:
+    """The first format that claims a listing; class folders where none does."""
+    return next((form for form in FORMATS if form.claims(entries)), _LAST)
 
 
-def form_named(name: str) -> Form:
-    """The form of that name.
+def format_named(name: str) -> Format:
+    """The format of that name.
 
     Raises:
-        SettingError: there is none.
+        SettingError: no format has that name.
     """
-    names = [form.name for form in FORMS]
+    names = [form.name for form in FORMATS]
     if name not in names:
         raise SettingError(f"form: there is no {name!r}, only {', '.join(names)}{nearest(name, names)}")
-    return FORMS[names.index(name)]
+    return FORMATS[names.index(name)]

@@ -37,8 +37,8 @@ def classified(said: Sequence[str | None], names: Sequence[str] = ()) -> tuple[n
     classes, from 0 to the greatest. Else the texts are names, in their order.
 
     Args:
-        said: of each sample; None where it says nothing.
-        names: of all classes, by label, where the data itself tells them; they count where every label is one of them.
+        said: label that each sample states; None where it states none.
+        names: names of all classes, by label, where the data has them; they count where every label is one of them.
 
     Raises:
         DataError: a number is too large to be that of a class, or the labels are targets of another kind: negative

@@ -62,9 +62,9 @@ class _Place(NamedTuple):
     """What a name says of an object.
 
     Attributes:
-        key: what is left of it without what tells images from masks: the same for both of a pair.
+        key: name without the part that tells images from masks: the same for both of a pair.
         is_mask: it is a mask.
-        rank: of several masks of an image, the lowest one counts.
+        rank: precedence of the mask: of several masks of an image, the lowest rank counts.
         is_some_only: masks like it belong to some of the images.
     """
 
@@ -87,18 +87,18 @@ class MaskPairs:
     is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Form.claims``: one pair is enough."""
-        # Most listings are of other forms, and may be of millions: one look at each name tells.
+        """See ``Format.claims``: one pair is enough."""
+        # Most listings are of other formats, and may be of millions: one look at each name tells.
         likely = Entries.of(entries).matching(_LIKELY)
         masks = {place.key for _, place in _placed(likely) if place.is_mask}
         return bool(masks) and any(place.key in masks for _, place in _placed(entries) if not place.is_mask)
 
     def digest(self, entries: Sequence[Entry]) -> str:
-        """See ``Form.digest``."""
+        """See ``Format.digest``."""
         return digest_of(_RULE, (entry for entry in entries if is_image(entry.object)))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
-        """See ``Form.read``; of images that are new or have changed, the head is read: masks must be as large."""
+        """See ``Format.read``; of images that are new or have changed, the head is read: masks must be as large."""
         pairs = pairs_of(entries)
         if not pairs:
             raise EmptyDataset(f"{store.url} holds no images with masks (such as images/1.jpg and masks/1.png)")

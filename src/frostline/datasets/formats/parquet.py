@@ -45,22 +45,22 @@ class Parquet:
     with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
     change only the end is read again. Scalar columns become metadata. A second column of images, called ``mask``,
     ``segmentation``, ``annotation`` or ``label``, is that of the masks. Files whose names or folders say ``train``,
-    ``val``, ``test`` or the like are splits (``forms.split_names``).
+    ``val``, ``test`` or the like are splits (``formats.split_names``).
     """
 
     name = "parquet"
     is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Form.claims``: one Parquet file is enough."""
+        """See ``Format.claims``: one Parquet file is enough."""
         return any(map(is_parquet, entries))
 
     def digest(self, entries: Sequence[Entry]) -> str:
-        """See ``Form.digest``."""
+        """See ``Format.digest``."""
         return digest_of(_RULE, filter(is_parquet, entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
-        """See ``Form.read``."""
+        """See ``Format.read``."""
         found = sorted(filter(is_parquet, entries))
         if not found:
             raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
@@ -148,7 +148,7 @@ def _targets(parquet: pq.ParquetFile, entry: Entry, image: str, mask: str) -> di
 
 def _lengths(parquet: pq.ParquetFile, path: str) -> pa.ChunkedArray:
     found = [pc.cast(pc.binary_length(column), pa.int64()) for column in _groups(parquet, path)]
-    return pa.chunked_array([chunk for one in found for chunk in one.chunks], pa.int64())
+    return pa.chunked_array([chunk for column in found for chunk in column.chunks], pa.int64())
 
 
 def _groups(parquet: pq.ParquetFile, path: str) -> Iterator[pa.ChunkedArray]:

@@ -43,7 +43,7 @@ def columns_of_schema(schema: pa.Schema) -> ColumnRoles | None:
     """What the columns are; None where none can hold images.
 
     Args:
-        schema: of the file; what Hugging Face's ``datasets`` writes into its metadata tells images, labels and classes.
+        schema: schema of the file; the metadata of Hugging Face's ``datasets`` names images, labels and classes.
     """
     features = _features(schema)
     leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}

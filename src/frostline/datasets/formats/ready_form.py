@@ -6,31 +6,31 @@ import pyarrow as pa
 
 from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named
 from frostline.datasets.formats.targets import NO_MASK, Mask, target_columns
-from frostline.datasets.ready.layout import LAYOUT, TABLE, ReadyTable, is_part_of_form, masks_beside
+from frostline.datasets.ready.layout import LAYOUT, TABLE, ReadyTable, is_part_of_format, masks_beside
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.base.protocols import Entry, ObjectStore
 
-__all__ = ("ReadyForm",)
+__all__ = ("ReadyFormat",)
 
 _RULE = "frostline ready 1"
 
 
-class ReadyForm:
+class ReadyFormat:
     """What ``ingest`` made: its table is read each time, and no manifest is kept beside it."""
 
     name = "ready"
     is_incremental = False
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Form.claims``: the file that is written first is enough, so that a form that is not whole is said."""
+        """See ``Format.claims``: the file that is written first is enough, so an unfinished format is refused."""
         return is_named(entries, LAYOUT)
 
     def digest(self, entries: Sequence[Entry]) -> str:
-        """See ``Form.digest``."""
-        return digest_of(_RULE, (entry for entry in entries if is_part_of_form(entry.object)))
+        """See ``Format.digest``."""
+        return digest_of(_RULE, (entry for entry in entries if is_part_of_format(entry.object)))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:  # noqa: ARG002
-        """See ``Form.read``; names are those of the images that the records were made from.
+        """See ``Format.read``; names are those of the images that the records were made from.
 
         A sample's image is what is kept of it, so that its mask has that size too.
         """

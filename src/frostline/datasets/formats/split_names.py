@@ -62,9 +62,9 @@ def with_splits(table: pa.Table, files: Sequence[str], rows: Sequence[int]) -> t
     A column that the data itself calls so stays as it is.
 
     Args:
-        table: of the samples of all files.
+        table: samples of all files.
         files: their names, in the table's order.
-        rows: of each file.
+        rows: number of rows of each file.
     """
     splits = splits_of(files)
     if splits is None or SPLIT in table.schema.names:

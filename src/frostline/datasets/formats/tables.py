@@ -1,4 +1,4 @@
-"""What forms whose objects hold many samples share: tables of single objects, made into the table of all."""
+"""What formats whose objects hold many samples share: tables of single objects, made into the table of all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ def known_parts(before: ListedSamples | None, object_of: Callable[[str], str] = 
     """The rows of each object of an earlier listing, as they were before they were put together, by name and etag.
 
     Args:
-        before: what was made of that listing.
+        before: table made of that listing.
         object_of: the store's object that a sample's object lies in.
     """
     if before is None:

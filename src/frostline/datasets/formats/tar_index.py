@@ -42,12 +42,12 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...]) -> Ite
     Names may be long in GNU's or in PAX's way, and hold any characters that UTF-8 has.
 
     Args:
-        store: that holds it.
+        store: store that holds the tar.
         shard: its entry in the store's listing.
         contents_of: endings of the names whose contents are wanted.
 
     Raises:
-        DataError: it is cut off, damaged, compressed, or has changed since it was listed.
+        DataError: the tar is cut off, damaged, compressed, or has changed since it was listed.
         StoreError: the store failed.
     """
     ranges = _Ranges(store, shard)

@@ -1,4 +1,4 @@
-"""What forms with masks share: the fields that name masks, and the columns that a table gets for them."""
+"""What formats with masks share: the fields that name masks, and the columns that a table gets for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

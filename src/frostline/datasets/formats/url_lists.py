@@ -49,19 +49,19 @@ class UrlLists:
     Objects that do not lie beside the lists are asked for their sizes and etags once; those that are not there stay
     samples, which are left out, named and counted when they are read. The digest is that of the lists and of the images
     beside them: of those elsewhere a change is noticed when they are read, and by whoever asks for them again. Lists
-    that are Parquet files are only read where this form is named: other Parquet files hold the images themselves.
-    Lists that are called ``train``, ``val``, ``test`` or the like are splits (``forms.split_names``).
+    that are Parquet files are only read where this format is named: other Parquet files hold the images themselves.
+    Lists that are called ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``).
     """
 
     name = "urls"
     is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Form.claims``: one CSV file is enough."""
+        """See ``Format.claims``: one CSV file is enough."""
         return any(map(_is_csv, entries))
 
     def digest(self, entries: Sequence[Entry]) -> str:
-        """See ``Form.digest``."""
+        """See ``Format.digest``."""
         return digest_of(_RULE, (entry for entry in entries if _is_list(entry) or is_image(entry.object)))
 
     def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
@@ -69,7 +69,7 @@ class UrlLists:
         return entries_of(urls)
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
-        """See ``Form.read``; lists are small, and what they lead to may have changed, so all is looked at again.
+        """See ``Format.read``; lists are small, and what they lead to may have changed, so all is looked at again.
 
         Only the sizes of images that have masks are taken from before.
         """
@@ -114,7 +114,7 @@ def _table(store: ObjectStore, entry: Entry) -> pa.Table:
     url, label, mask = (_column(table.schema, names) for names in (URL_FIELDS, LABEL_FIELDS, _MASK_FIELDS))
     if url is None or plain(table[url]).type != pa.string() or table[url].null_count:
         raise DataError(f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}")
-    urls = [_canonical(one, store.url, entry.object) for one in plain(table[url]).to_pylist()]
+    urls = [_canonical(name, store.url, entry.object) for name in plain(table[url]).to_pylist()]
     masks = [] if mask is None else plain(table[mask]).cast(pa.string()).to_pylist()
     about = [field.name for field in table.schema if is_scalar(field.type) and field.name not in (url, label, mask)]
     said = pa.nulls(len(urls), pa.string()) if label is None else plain(table[label]).cast(pa.string())
@@ -125,7 +125,7 @@ def _table(store: ObjectStore, entry: Entry) -> pa.Table:
             "offset": pa.array([0] * len(urls), pa.int64()),
             SAID: said,
             **{column_name(name): plain(table[name]) for name in about},
-            **({_MASK: [one and _canonical(one, store.url, entry.object) for one in masks]} if any(masks) else {}),
+            **({_MASK: [mask and _canonical(mask, store.url, entry.object) for mask in masks]} if any(masks) else {}),
         }
     )
 
@@ -148,7 +148,9 @@ def _with_masks(
     with ThreadPoolExecutor(_HEADS_AT_ONCE, "frostline-index") as threads:
         sizes = list(threads.map(size, range(len(images))))
     there = [found.get(url, _MISSING) if url else None for url in urls]
-    masks = [Mask(url or "", 0, one.size, one.etag) if one else NO_MASK for url, one in zip(urls, there, strict=True)]
+    masks = [
+        Mask(url or "", 0, entry.size, entry.etag) if entry else NO_MASK for url, entry in zip(urls, there, strict=True)
+    ]
     for name, column in target_columns(masks, sizes).items():
         table = table.append_column(name, column)
     return table

@@ -17,7 +17,7 @@ def place_of(url: str) -> str:
     """The widest root that a URL lies in: all files of this machine, or its bucket, options and all.
 
     Raises:
-        SettingError: it is no URL that Frostline reads.
+        SettingError: Frostline cannot read this URL.
     """
     path, mark, options = normalise_url(url).partition("?")
     scheme, _, rest = path.partition("://")
@@ -42,7 +42,7 @@ class UrlReader:
 
     Args:
         roots: canonical URLs; what lies in none of them is not read, and no name leads out of one.
-        limits: What the stores are allowed.
+        limits: limits on the stores that may be read.
     """
 
     def __init__(self, roots: Iterable[str], limits: StoreLimits = NO_LIMITS) -> None:
@@ -55,7 +55,7 @@ class UrlReader:
         """Do nothing if a URL may be read.
 
         Raises:
-            BadRequest: it lies in no root, or is no URL.
+            BadRequest: the name lies in no root, or is no URL.
         """
         self._split(object)
 

@@ -31,8 +31,8 @@ class ShardSample(NamedTuple):
 
     Attributes:
         name: the shard's and the member's.
-        offset: of the member that is the image.
-        length: of it.
+        offset: offset of the image's member in bytes.
+        length: length of the image in bytes.
         said: its label, as text; None where nothing says one.
         about: the fields of its JSON.
         mask: the member that is its mask; None where there is none.
@@ -53,22 +53,22 @@ class WebDataset:
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
     ``label`` that is null says that there is none. The other scalar fields of the JSON become columns. Shards whose
-    names or folders say ``train``, ``val``, ``test`` or the like are splits (``forms.split_names``).
+    names or folders say ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``).
     """
 
     name = "webdataset"
     is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Form.claims``: one tar is enough."""
+        """See ``Format.claims``: one tar is enough."""
         return any(_is_shard(entry) for entry in entries)
 
     def digest(self, entries: Sequence[Entry]) -> str:
-        """See ``Form.digest``."""
+        """See ``Format.digest``."""
         return digest_of(_RULE, filter(_is_shard, entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
-        """See ``Form.read``; of shards that are new or have changed, the headers are read.
+        """See ``Format.read``; of shards that are new or have changed, the headers are read.
 
         Where images have masks, their heads are read too: a mask must be as large as its image.
         """

@@ -47,7 +47,7 @@ NO_CHANGES = Changes()
 
 def listed_elsewhere(table: pa.Table, url: str) -> dict[str, Entry]:
     """What a table of URLs says of the objects that do not lie within the data's root, by their URLs."""
-    return {one.object: one for one in _entries_of(table) if not is_within(one.object, url)}
+    return {entry.object: entry for entry in _entries_of(table) if not is_within(entry.object, url)}
 
 
 def changes_elsewhere(listed: Mapping[str, Entry], now: Mapping[str, Entry]) -> Changes:
@@ -72,18 +72,18 @@ def changes_in_words(
     """What is other in a listing than in a manifest: which objects changed, and which are gone.
 
     Args:
-        table: of the manifest.
+        table: table of the manifest.
         reading: how the bytes at its addresses are found.
-        url: of the data's root.
+        url: address of the data's root.
         entries: the listing.
-        elsewhere: what changed that does not lie there.
+        elsewhere: changes of objects that lie outside that root.
     """
     now = _by_address(entries, reading, url)
     was = _listed(table, reading)
     # Lists name objects elsewhere too, of which this listing knows nothing.
     within = url.partition("?")[0] if reading == URLS else ""
-    gone = sorted(one for one in was if one not in now and one.startswith(within))
-    changed = sorted(one for one, etag in was.items() if one in now and is_other_version(etag, now[one]))
+    gone = sorted(name for name in was if name not in now and name.startswith(within))
+    changed = sorted(name for name, etag in was.items() if name in now and is_other_version(etag, now[name]))
     said = [
         _counted([*changed, *elsewhere.changed], "changed"),
         _counted([*gone, *elsewhere.gone], "not there any more"),
@@ -145,7 +145,7 @@ def _entries_of(table: pa.Table) -> Iterator[Entry]:
     for objects, etags in _COLUMNS:
         if objects in table.schema.names:
             columns = (table[name].to_pylist() for name in (objects, _LENGTHS[objects], etags))
-            yield from (Entry(*one) for one in zip(*columns, strict=True) if one[0])
+            yield from (Entry(*row) for row in zip(*columns, strict=True) if row[0])
 
 
 def _file_of(object: str) -> str:

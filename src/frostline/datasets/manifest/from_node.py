@@ -75,7 +75,7 @@ class NodeListing:
         relist: likewise.
         changed: likewise.
         cache: folder in which manifests are kept.
-        token: who asks; None takes ``FROSTLINE_TOKEN``.
+        token: secret with which to ask the node; None takes ``FROSTLINE_TOKEN``.
         sleep: waits so many seconds.
     """
 

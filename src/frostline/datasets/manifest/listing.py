@@ -37,9 +37,9 @@ def _by_folders(store: Sectioned, observe: Observer) -> list[Entries]:
     with ThreadPoolExecutor(_FOLDERS_AT_ONCE, "frostline-list") as threads:
         asked = {threads.submit(store.list_section, folder) for folder in folders}
         try:
-            for one in as_completed(asked):
-                asked.discard(one)  # which holds what it found
-                found.append(Entries.of(one.result()))
+            for future in as_completed(asked):
+                asked.discard(future)  # which holds what it found
+                found.append(Entries.of(future.result()))
                 count += len(found[-1])
                 observe(Counted(done=count, total=0))
         finally:

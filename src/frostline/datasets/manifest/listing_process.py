@@ -53,9 +53,9 @@ class _Orders:
         folders: within which symbolic links of a folder may lead; None lets them lead anywhere.
         deadline_s: how long a store may be silent; None for as long as the environment says.
         known: SHA-256 of files that the client has.
-        max_samples: of the data set.
-        max_bytes: of the manifest's file.
-        memory_bytes: that this process may have.
+        max_samples: maximum number of samples of the data set.
+        max_bytes: maximum size of the manifest's file.
+        memory_bytes: memory that this process may use.
         out: number of the open file for the manifest and the splits.
     """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from frostline.core import OBJECTS, URLS, SampleTable
 from frostline.datasets.formats.base import Widespread, digest_of
 from frostline.datasets.formats.columns import ManifestColumns, WholeSamples
-from frostline.datasets.formats.known import form_named, form_of
+from frostline.datasets.formats.known import format_named, format_of
 from frostline.datasets.manifest.changes import NO_CHANGES, changes_elsewhere, changes_in_words, listed_elsewhere
 from frostline.datasets.manifest.listing import list_all, nobody
 from frostline.datasets.manifest.manifest_store import ManifestStore, StoredManifest, about_of, listed_in
@@ -30,17 +30,17 @@ class Manifest:
     """A data set's samples and where their table is kept.
 
     Attributes:
-        samples: one row a sample, in the order in which the form lists them.
-        names: of the images; where they are kept as a ready form, those that it was made from.
-        etags: of each sample's object, as the store gives them.
+        samples: one row a sample, in the order in which the format lists them.
+        names: names of the images; in a ready format, those of the images that it was made from.
+        etags: etag of each sample's object, as the store gives it.
         columns: the table itself, metadata too; of a part, still that of the whole.
         classes: names, by label.
         digest: SHA-256 of the listing; the name of the table.
         place: URL of the table.
         found: it was there already; False where it was built now.
-        applied: what was done to the images before they were kept; None where they are encoded.
+        applied: preprocessing done before the images were kept; None where they are encoded.
         reading: how the bytes at the samples' addresses are found.
-        splits: that the data itself names in its column ``split``.
+        splits: splits that the data itself names in its column ``split``.
         saved: splits that came with it from the node that listed the data, by name; none where it was listed here.
     """
 
@@ -74,15 +74,15 @@ def load_manifest(
     """List a store, and find the manifest of that listing or build it.
 
     A listing that has changed has another digest, so its manifest is built anew, from the one before as far as the
-    form can: what did not change is not read again. A damaged one is built anew too. A ready form brings its own.
+    format can: what did not change is not read again. A damaged one is built anew too. A ready format brings its own.
 
     Args:
-        store: that holds the data.
+        store: store that holds the data.
         cache: folder for the manifests of local folders and of stores that take no writes, and for the mapped copies
             of large ones; made when needed.
-        form: name of the data's form; by default what the listing looks like.
+        form: name of the data's format; by default what the listing looks like.
         relist: False takes the manifest that was built last, and does not look whether the data is still the same. A
-            ready form is listed all the same: it has few objects, and a table of its own.
+            ready format is listed all the same: it has few objects, and a table of its own.
         in_memory_bytes: larger tables are mapped from a copy in the cache folder.
         beside: keep the manifest beside the data in a local folder too.
         refuses_changes: a listing that differs from that of the manifest that was built last is refused.
@@ -93,10 +93,10 @@ def load_manifest(
     Raises:
         NotAllowed: the samples may lie elsewhere, and that is refused.
         DataNotFound: nothing is at the store's URL, or no manifest was built for it where it is not to be listed.
-        EmptyDataset: not one sample of that form is there.
+        EmptyDataset: the data has no sample of that format.
         DataChanged: the listing differs from the last one, and that is refused.
         DataError: the data cannot be used as it is.
-        SettingError: there is no form of that name.
+        SettingError: there is no format of that name.
         AccessDenied: the store refused to be listed.
         OutOfSpace: the disk is full.
         StoreUnavailable: asking again may help.
@@ -109,7 +109,7 @@ def load_manifest(
         # Mostly the listing is the last one again: its manifest is read meanwhile, which spares some round trips.
         likely = meanwhile.submit(shelf.likely)
         entries = list_all(store, observe)
-        chosen = form_of(entries) if form is None else form_named(form)
+        chosen = format_of(entries) if form is None else format_named(form)
         _check_within(store, is_refused=only_within and isinstance(chosen, Widespread))
         digest = chosen.digest(entries)
         sizes = {entry.object: entry.size for entry in entries.under(".frostline/")}

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from frostline.datasets.formats.base import COLUMNS, Form, ListedSamples, Widespread
+from frostline.datasets.formats.base import COLUMNS, Format, ListedSamples, Widespread
 from frostline.datasets.formats.columns import ManifestColumns
 from frostline.datasets.formats.split_names import splits_said
 from frostline.datasets.manifest.location import LAST_MANIFEST, lies_beside
@@ -39,9 +39,9 @@ class _Last(NamedTuple):
     """The manifest of some data that was built last.
 
     Attributes:
-        digest: of it.
-        form: that built it.
-        nbytes: of its table.
+        digest: digest of the manifest.
+        form: format that built the manifest.
+        nbytes: size of the manifest's table in bytes.
         listing: digest of the listing; another one where objects elsewhere had changed and the listing had not.
     """
 
@@ -56,7 +56,7 @@ class StoredManifest(NamedTuple):
 
     Attributes:
         columns: its table.
-        about: what it says of itself; see ``about_of``.
+        about: description of the manifest; see ``about_of``.
         place: its URL.
     """
 
@@ -69,7 +69,7 @@ class ManifestStore:
     """Where the manifests of one store's data are: beside it, or in the cache folder.
 
     Args:
-        store: that holds the data.
+        store: store that holds the data.
         cache: folder for the manifests of local folders and of stores that take no writes, and for the mapped copies
             of large ones.
         in_memory_bytes: larger tables are mapped.
@@ -99,7 +99,7 @@ class ManifestStore:
             return None
         return self._opened(self._in_cache(), name, path.stat().st_size, digest)
 
-    def of_listing(self, form: Form, digest: str, sizes: Mapping[str, int]) -> StoredManifest | None:
+    def of_listing(self, form: Format, digest: str, sizes: Mapping[str, int]) -> StoredManifest | None:
         """The manifest of a listing with that digest: the newest, where objects elsewhere changed after the first."""
         last = self._last_of(sizes) if isinstance(form, Widespread) else None
         if last is not None and (last.form, last.listing) == (form.name, digest):
@@ -120,8 +120,8 @@ class ManifestStore:
         except StoreError:
             return None
 
-    def before(self, form: Form, sizes: Mapping[str, int]) -> ListedSamples | None:
-        """What the form made of an earlier listing."""
+    def before(self, form: Format, sizes: Mapping[str, int]) -> ListedSamples | None:
+        """What the format made of an earlier listing."""
         last = self._last_of(sizes)
         if last is None or last.form != form.name:
             return None
@@ -129,10 +129,10 @@ class ManifestStore:
         return None if kept is None else listed_in(kept)
 
     def last_kept(self, form: str | None) -> StoredManifest | None:
-        """The manifest that was built last, found without listing the data; None where the data is a ready form.
+        """The manifest that was built last, found without listing the data; None where the data is a ready format.
 
         Raises:
-            DataNotFound: there is none, or it is one of another form than that named.
+            DataNotFound: there is no manifest, or it is of another format than the named one.
         """
         last = self._last_of(None)
         name = None if last is None else f"{_FOLDER}/{last.digest}.parquet"
@@ -153,7 +153,7 @@ class ManifestStore:
             return False
         return True
 
-    def keep(self, form: Form, listed: ListedSamples, listing: str) -> StoredManifest:
+    def keep(self, form: Format, listed: ListedSamples, listing: str) -> StoredManifest:
         """Write a manifest, and say that it is the last one, and the digest of the listing that it was made from."""
         name = f"{_FOLDER}/{listed.digest}.parquet"
         data = _file(listed)
@@ -195,12 +195,14 @@ class ManifestStore:
         before = _history(place, name)
         # The cache folder has manifests of other data too: of those nothing is known, and they stay.
         there = _digests(sizes, _FOLDER, ".parquet") if self._keeps_beside else frozenset(before)
-        named = _digests(sizes, SPLITS, ".json") | {one for one in there if self._splits_in_cache(one).is_file()}
+        named = _digests(sizes, SPLITS, ".json") | {
+            digest for digest in there if self._splits_in_cache(digest).is_file()
+        }
         history = tidied(before, digest, there=there, named=named)
         with suppress(AccessDenied):
             place.write(name, history_text(history.digests))
-            for one in history.gone:
-                place.remove(f"{_FOLDER}/{one}.parquet")
+            for digest in history.gone:
+                place.remove(f"{_FOLDER}/{digest}.parquet")
 
     def _splits_in_cache(self, digest: str) -> Path:
         return self._cache / SPLITS / f"{digest}.json"
@@ -300,8 +302,8 @@ def write_manifest(table: pa.Table, about: Mapping[str, Any], sink: Any) -> None
     """Write a manifest as Parquet.
 
     Args:
-        table: of its samples; wide texts, as mapped ones are, become narrow, and dictionaries are written out.
-        about: what it says of itself; see ``about_of``.
+        table: samples; wide texts, as mapped ones are, become narrow, and dictionaries are written out.
+        about: description of the manifest; see ``about_of``.
         sink: a file of Arrow's or Python's, open for writing.
     """
     schema = pa.schema(map(_narrow, table.schema), {ABOUT: json.dumps(about)})

@@ -32,9 +32,9 @@ class NamedSplits:
     """The splits of one listing of some data; of another listing there are others.
 
     Args:
-        store: that holds the data; None where a node listed it, and only the cache folder takes splits.
+        store: store that holds the data; None where a node listed it, and only the cache folder takes splits.
         cache: folder for the splits of local folders and of stores that take no writes.
-        digest: of the listing.
+        digest: digest of the listing.
         size: samples of all of the data.
         beside: keep them beside the data in a local folder too.
         given: splits that came with the listing; one of the same name in the cache folder goes first.

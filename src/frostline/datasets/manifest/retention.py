@@ -20,7 +20,7 @@ class History(NamedTuple):
     """What becomes of the manifests of a data set when another one was built.
 
     Attributes:
-        digests: of the manifests that stay, the newest first.
+        digests: digests of the manifests that stay, the newest first.
         gone: digests of those that are to be removed.
     """
 
@@ -37,10 +37,10 @@ def tidied(history: Sequence[str], built: str, *, there: Collection[str], named:
         there: digests of all manifests that lie there; those of which nothing is known are taken for the oldest.
         named: digests that something else names: they stay.
     """
-    known = [built, *(one for one in history if one != built)]
+    known = [built, *(digest for digest in history if digest != built)]
     order = [*known, *sorted(set(there) - set(known))]
-    gone = tuple(one for one in order[KEPT:] if one in there and one not in named)
-    stay = [one for one in order if one not in gone and (one == built or one in there)]
+    gone = tuple(digest for digest in order[KEPT:] if digest in there and digest not in named)
+    stay = [digest for digest in order if digest not in gone and (digest == built or digest in there)]
     return History(tuple(stay[:_REMEMBERED]), gone)
 
 

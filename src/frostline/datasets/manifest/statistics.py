@@ -15,7 +15,7 @@ __all__ = ("DatasetStatistics", "SizeQuantiles", "formats_of", "quantiles_of")
 
 _AT_ONCE = 1 << 18
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-# The suffix of a name, as forms take it: what follows the last dot of its last part, which does not begin with it.
+# The suffix of a name, as formats take it: what follows the last dot of its last part, which does not begin with it.
 _SUFFIX = r"[^/](?P<suffix>\.[^./]*)$"
 
 
@@ -39,10 +39,10 @@ class DatasetStatistics:
         per_class: name and number of samples of each class, by label.
         without_label: samples that have none.
         total_bytes: encoded bytes of all samples.
-        mean_bytes: of one sample.
-        min_bytes: of the smallest.
-        max_bytes: of the largest.
-        quantiles: of the samples' sizes.
+        mean_bytes: mean size of a sample.
+        min_bytes: size of the smallest sample.
+        max_bytes: size of the largest sample.
+        quantiles: quantiles of the samples' sizes.
         formats: suffix and number of samples, the commonest first.
         columns: name and type of each column of the manifest.
         splits: name and number of samples of each split that was saved.
@@ -66,9 +66,9 @@ class DatasetStatistics:
 
 
 def quantiles_of(lengths: npt.NDArray[np.int64]) -> SizeQuantiles:
-    """Of sizes; zeros where there are none."""
+    """Return the quantiles of sizes; zeros where there are none."""
     found = np.quantile(lengths, _QUANTILES, method="nearest") if len(lengths) else np.zeros(len(_QUANTILES))
-    p5, p25, p50, p75, p95 = (int(one) for one in found)
+    p5, p25, p50, p75, p95 = (int(quantile) for quantile in found)
     return SizeQuantiles(p5=p5, p25=p25, p50=p50, p75=p75, p95=p95)
 
 
@@ -78,9 +78,9 @@ def formats_of(manifest: Manifest) -> tuple[tuple[str, int], ...]:
     for names in _pieces(manifest.names):
         found = pc.extract_regex(names, _SUFFIX)
         suffixes = pc.utf8_lower(pc.fill_null(pc.struct_field(found, "suffix"), ""))
-        for one in pc.value_counts(suffixes).to_pylist():
-            counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
-    return tuple(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+        for count in pc.value_counts(suffixes).to_pylist():
+            counts[count["values"]] = counts.get(count["values"], 0) + count["counts"]
+    return tuple(sorted(counts.items(), key=lambda count: (-count[1], count[0])))
 
 
 def _pieces(names: Sequence[str]) -> Iterator[pa.Array]:

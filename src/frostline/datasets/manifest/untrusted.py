@@ -43,7 +43,7 @@ def checked(path: Path, head: ManifestHead) -> None:
     Memory is that of some ten thousand rows, of one page of the file, and of the ids.
 
     Raises:
-        Refused: it does not; the sentence says in what.
+        Refused: the manifest does not match; the message names the difference.
     """
     try:
         # Texts come as they are kept, by their numbers: so it is known what they will take before they take it.
@@ -61,10 +61,10 @@ def opened(path: Path, head: ManifestHead, cache: Path, url: str) -> StoredManif
     """A manifest that was checked; None where it is not there any more.
 
     Args:
-        path: of its file.
-        head: what its node says of it.
+        path: location of the manifest's file.
+        head: description of the manifest by its node.
         cache: folder for the mapped copy of a large one.
-        url: of the data set's root.
+        url: address of the data set's root.
     """
     if head.nbytes <= IN_MEMORY_BYTES:
         try:
@@ -122,7 +122,7 @@ def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
 
 
 def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= _MAX_CLASSES and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and len(value) <= _MAX_CLASSES and all(isinstance(name, str) for name in value)
 
 
 def _check_rows(file: pq.ParquetFile, classes: int, head: ManifestHead) -> None:

@@ -22,7 +22,7 @@ from frostline.stores.base.versions import plain_etag
 __all__ = ("CELLS_BYTES", "Cell", "CellCache", "CellReader", "cells_of")
 
 CELLS_BYTES = 256 << 20
-"""Of decoded columns, where nobody says how many there may be."""
+"""Default memory for decoded columns, in bytes."""
 # What decoding a chunk takes at its peak beside itself: its compressed bytes, and a page more than once.
 _WHILE_DECODED = 3
 _MAX_FILES = 256
@@ -34,7 +34,7 @@ class Cell(NamedTuple):
     Attributes:
         file: name of the object.
         column: path of the leaf column.
-        size: of the file in bytes.
+        size: size of the file in bytes.
         version: digest of the file's etag.
     """
 
@@ -75,7 +75,7 @@ class CellCache:
     """Decoded columns of row groups, the latest used, within a bound. Safe for threads; one decodes it for all.
 
     Args:
-        max_bytes: of them, with what decoding takes.
+        max_bytes: maximum size of the cells, including the memory for decoding.
     """
 
     def __init__(self, max_bytes: int = CELLS_BYTES) -> None:
@@ -95,7 +95,7 @@ class CellCache:
 
         Args:
             key: names it.
-            nbytes: that it will have.
+            nbytes: size that it will have.
             decode: makes it, outside of any lock.
 
         Raises:
@@ -154,7 +154,7 @@ class CellReader:
     """A ``Versioned`` whose objects are columns of Parquet files and whose offsets are rows. Safe for threads.
 
     Args:
-        store: that holds the files.
+        store: store that holds the files.
         cache: may be shared by several readers.
     """
 

@@ -83,13 +83,13 @@ def opened(
     """A Parquet file to read from, in this thread alone: Arrow's own threads would not survive a fork.
 
     Args:
-        store: that holds it.
-        name: of the object.
-        size: of it.
-        metadata: of the file, where it was read before.
+        store: store that holds the file.
+        name: name of the object.
+        size: size of the object in bytes.
+        metadata: metadata of the file, where it was read before.
 
     Raises:
-        DataError: it is damaged, cut off or encrypted, and what the caller reads from it too.
+        DataError: the file is damaged, cut off or encrypted, and what the caller reads from it too.
         StoreError: the store failed.
     """
     source = RangeFile(store, name, size)

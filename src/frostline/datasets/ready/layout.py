@@ -1,4 +1,4 @@
-"""The ready form as data: where its records lie in large objects, and the tables that name them."""
+"""The ready format as data: where its records lie in large objects, and the tables that name them."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ __all__ = (
     "Layout",
     "ReadyPart",
     "ReadyTable",
-    "is_part_of_form",
+    "is_part_of_format",
     "masks_beside",
     "object_name",
     "part_name",
@@ -39,7 +39,7 @@ FOLDERS = (_FOLDER, _PARTS, _PIXELS, _MASKS)
 LAYOUT = f"{_FOLDER}/layout.json"
 """Written first: what is being made."""
 TABLE = f"{_FOLDER}/samples.parquet"
-"""Written last: where it is, the form is whole."""
+"""Written last: where it is, the format is whole."""
 
 _FORMAT = 1
 _SCHEMA = pa.schema(
@@ -59,10 +59,10 @@ class Layout:
     """What goes where; the same for the same source and steps, so that work can be taken up again.
 
     Attributes:
-        source: digest of the data set that the form is made of.
-        applied: what is done to its images.
+        source: digest of the data set that the format is made of.
+        applied: preprocessing of the images.
         samples: how many there are, one record each, in the order of the source.
-        records_per_object: of every object but perhaps the last.
+        records_per_object: number of records of every object; the last may have fewer.
         columns: names of the metadata columns that go with them.
         has_masks: they have masks, which lie beside the records, as large as the pixels.
     """
@@ -126,7 +126,7 @@ class Layout:
             "applied": self.applied.to_json(),
             "samples": self.samples,
             "records_per_object": self.records_per_object,
-            # Only where there are any, so that forms without them are what they were.
+            # Only where there are any, so that formats without them are what they were.
             **({"columns": list(self.columns)} if self.columns else {}),
             **({"has_masks": True} if self.has_masks else {}),
         }
@@ -154,14 +154,14 @@ class ReadyPart:
 
     Attributes:
         layout: digest of the layout.
-        number: of the object.
-        sha256: of the object.
-        samples: that have a record in it.
-        names: of the images that they were made from.
+        number: index of the object.
+        sha256: SHA-256 of the object.
+        samples: samples with a record in the object.
+        names: names of the images that the records were made from.
         about: their metadata columns, by name.
         skipped: samples that could not be read.
         masks: where theirs lie in the object beside it; None where the layout has none.
-        masks_sha256: of that object, empty where there is none.
+        masks_sha256: SHA-256 of the object with the masks, empty where there is none.
     """
 
     layout: str
@@ -191,7 +191,7 @@ class ReadyPart:
 
         ``masks`` are those of the samples that were not skipped, empty where one has none.
         """
-        lost = {one.id for one in skipped}
+        lost = {sample.id for sample in skipped}
         rows = layout.rows(number)
         places = np.flatnonzero([id_ not in lost for id_ in source.ids.tolist()])
         kept = [rows[place] for place in places.tolist()]
@@ -221,7 +221,7 @@ class ReadyPart:
             "layout": self.layout,
             "number": self.number,
             "sha256": self.sha256,
-            "skipped": [asdict(one) for one in self.skipped],
+            "skipped": [asdict(sample) for sample in self.skipped],
             **({"masks_sha256": self.masks_sha256} if self.masks is not None else {}),
         }
         return _file(self.table, {"frostline.part": json.dumps(about)})
@@ -242,7 +242,7 @@ class ReadyPart:
         if (about["layout"], about["number"]) != (layout.digest, number):
             return None
         samples, names = _columns(table)
-        skipped = tuple(Skipped(**one) for one in about["skipped"])
+        skipped = tuple(Skipped(**fields) for fields in about["skipped"])
         return cls(
             layout=about["layout"],
             number=number,
@@ -258,14 +258,14 @@ class ReadyPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReadyTable:
-    """All samples of a ready form that is whole.
+    """All samples of a ready format that is whole.
 
     Attributes:
         digest: SHA-256 of the layout and of every object.
-        layout: what went where.
+        layout: layout of the records in objects.
         classes: names, by label.
         samples: one row a sample, in the order of the source.
-        names: of the images that they were made from.
+        names: names of the images that the records were made from.
         about: their metadata columns, by name.
         masks: where theirs lie, each in the object ``masks_beside`` that of its sample; None where there are none.
     """
@@ -312,7 +312,7 @@ class ReadyTable:
 
 
 def table_file(layout: Layout, parts: Sequence[ReadyPart], classes: Sequence[str]) -> tuple[str, bytes]:
-    """The digest of a ready form and its table as a Parquet file, from all of its parts in order."""
+    """The digest of a ready format and its table as a Parquet file, from all of its parts in order."""
     masks = (part.masks_sha256 for part in parts if layout.has_masks)
     content = "\0".join((layout.digest, *(part.sha256 for part in parts), *masks))
     digest = hashlib.sha256(content.encode()).hexdigest()
@@ -326,7 +326,7 @@ def table_file(layout: Layout, parts: Sequence[ReadyPart], classes: Sequence[str
     return digest, _file(table, {"frostline.ready": json.dumps(about)})
 
 
-def is_part_of_form(name: str) -> bool:
+def is_part_of_format(name: str) -> bool:
     """Whether an object holds records or their masks, or is the table of them."""
     return name == TABLE or name.startswith((f"{_PIXELS}/", f"{_MASKS}/"))
 

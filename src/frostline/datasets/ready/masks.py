@@ -1,4 +1,4 @@
-"""Where the masks of a ready form lie: encoded, one behind the other, in an object beside that of the records."""
+"""Where the masks of a ready format lie: encoded, one behind the other, in an object beside that of the records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ("MASK_COLUMNS", "MaskPlaces")
 
 _OFFSET, _LENGTH = "target_offset", "target_length"
 MASK_COLUMNS = (_OFFSET, _LENGTH)
-"""Of the tables of a ready form that has masks; no metadata has these names."""
+"""Columns in the tables of a ready format with masks; no metadata has these names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class MaskPlaces:
     @classmethod
     def of(cls, encoded: Sequence[bytes]) -> Self:
         """Masks one behind the other; empty where a sample has none."""
-        lengths = np.array([len(one) for one in encoded], np.int64)
+        lengths = np.array([len(mask) for mask in encoded], np.int64)
         return cls(offsets=np.cumsum(lengths) - lengths, lengths=lengths)
 
     @classmethod
@@ -43,7 +43,7 @@ class MaskPlaces:
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """Size of all masks in bytes."""
         return int(self.lengths.sum())
 
     @property

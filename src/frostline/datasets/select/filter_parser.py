@@ -26,11 +26,11 @@ def parse_expression(text: str, schema: pa.Schema, classes: Sequence[str]) -> pc
 
     Args:
         text: written by whoever asks; nothing of it is run.
-        schema: of the table.
+        schema: schema of the table.
         classes: names, by label.
 
     Raises:
-        SettingError: it cannot be read, or names a column or a class that is not there.
+        SettingError: the text cannot be read, or names a column or a class that is not there.
     """
     if len(text) > _LONGEST:
         raise SettingError(f"a selection has up to {_LONGEST} characters, not {len(text)}")

@@ -27,7 +27,7 @@ class Selection:
 
     Attributes:
         whole: the manifest.
-        rows: of it; None where it is all of them.
+        rows: selected rows of the manifest; None selects all of them.
     """
 
     whole: Manifest
@@ -35,7 +35,7 @@ class Selection:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Of these rows alone, with a digest of its own; its columns are still those of the whole."""
+        """The manifest of these rows alone, with a digest of its own; its columns are still those of the whole."""
         if self.rows is None:
             return self.whole
         samples = PartOfSamples(self.whole_samples, self.rows)
@@ -119,7 +119,7 @@ class Selection:
             max_bytes=int(lengths.max(initial=0)),
             quantiles=quantiles_of(lengths),
             formats=formats_of(manifest),
-            columns=tuple((one.name, str(one.type)) for one in manifest.columns.table.schema),
+            columns=tuple((field.name, str(field.type)) for field in manifest.columns.table.schema),
             splits=tuple(splits.items()),
             manifest=manifest.place,
             manifest_found=manifest.found,

@@ -10,7 +10,7 @@ from typing import IO
 from frostline.config import NodeSettings
 from frostline.core import URLS
 from frostline.datasets.formats.base import Widespread
-from frostline.datasets.formats.known import form_named
+from frostline.datasets.formats.known import format_named
 from frostline.errors import BadRequest, NotAllowed, Overloaded, Refused, SettingError, Unavailable
 from frostline.node.process.bounded import BoundedProcess
 from frostline.node.request.validation import Stores
@@ -169,7 +169,7 @@ def _check(url: str, request: ListingRequest) -> None:
     if url.startswith("memory:"):
         raise BadRequest(f"{url} lies in the memory of the node's process, which the node does not list")
     try:
-        form = None if request.form is None else form_named(request.form)
+        form = None if request.form is None else format_named(request.form)
     except SettingError as error:
         raise BadRequest(str(error)) from error
     if form is not None and isinstance(form, Widespread):
