@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 from frostline.core import FeatureBatch
@@ -59,7 +60,8 @@ class LocalTransport:
     def features(self, request: FeatureRequest) -> "LocalAnswer":
         """See ``Transport``."""
         self.count(requests=1)
-        return LocalAnswer(lambda: self._node.features(request), self)
+        answer = self._node.features if request.cut else self._node.direct.answer
+        return LocalAnswer(partial(answer, request), self)
 
     def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
         """See ``ReadsBlocks``."""

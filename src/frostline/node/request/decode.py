@@ -22,7 +22,7 @@ from frostline.stores.base.versions import is_other_version
 from frostline.stores.objects.mmap import MappedFolder
 from frostline.stores.reads.readahead import ReadAhead
 
-__all__ = ("SampleReader", "SharedDecoder")
+__all__ = ("SampleReader", "SharedDecoder", "StoredSamples")
 
 Row = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 """The row of a sample: ``float32[C, H, W]`` as the network takes it, ``uint8[H, W, C]`` for the pixels before that."""
@@ -48,8 +48,78 @@ class SharedDecoder:
     counters: Counters
 
 
-class SampleReader:
-    """Reads the samples of one request. Safe for threads.
+class StoredSamples:
+    """The samples of one request as they are stored. Safe for threads.
+
+    Args:
+        store: store that holds their objects.
+        samples: samples of the request.
+        counters: counters of the request.
+        here: samples on the node's own disk; None if none are kept.
+    """
+
+    def __init__(
+        self, store: Versioned, samples: Samples, counters: Counters, here: LocalSamples | None = None
+    ) -> None:
+        self._store = store
+        self._samples = samples
+        self._counters = counters
+        self._here = here
+        self._unknown: set[int] = set()
+
+    def expect(self, rows: Iterable[int]) -> None:
+        """Start reading these rows ahead, if the store can."""
+        if isinstance(self._store, ReadAhead):
+            here = self._here
+            self._store.expect([self._place(row) for row in rows if here is None or not here.has(row)])
+
+    def encoded(self, row: int) -> Buffer | Skipped:
+        """The sample as it is stored; the caller has reserved memory for its declared length."""
+        try:
+            return self._read(row)
+        except (ObjectNotFound, SampleError) as error:
+            return self._lost(row, error)
+
+    def is_as_listed(self, row: int) -> bool:
+        """Whether the object is known to have the version that the request names."""
+        return bool(self._samples.versions) and row not in self._unknown
+
+    def skipped(self, row: int, reason: str) -> Skipped:
+        """A record of a skipped sample, with the reason."""
+        return Skipped(id=int(self._samples.ids[row]), object=self._samples.objects[row], reason=reason)
+
+    def _lost(self, row: int, error: ObjectNotFound | SampleError) -> Skipped:
+        # An object that was listed and is gone has changed too.
+        return replace(self.skipped(row, str(error)), changed=isinstance(error, ObjectNotFound))
+
+    def _read(self, row: int) -> Buffer:
+        started = time.perf_counter()
+        kept = None if self._here is None else self._here.get(row)
+        if kept is not None:
+            self._counters.add(read_s=time.perf_counter() - started, tier_hits=1)
+            return kept
+        data, version = self._store.read_version(*self._place(row))
+        self._counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
+        self._check_version(row, version)
+        if self._here is not None:
+            self._here.put(row, data, version)
+        return data
+
+    def _check_version(self, row: int, version: str) -> None:
+        samples = self._samples
+        listed = samples.versions[row] if samples.versions else ""
+        if is_other_version(listed, version):
+            raise ObjectNotFound(f"{samples.objects[row]} has changed since it was listed: build the manifest again")
+        if not version:
+            self._unknown.add(row)
+
+    def _place(self, row: int) -> Place:
+        samples = self._samples
+        return Place(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+
+
+class SampleReader(StoredSamples):
+    """Reads and decodes the samples of one request. Safe for threads.
 
     Args:
         store: store that holds their objects.
@@ -71,31 +141,15 @@ class SampleReader:
         is_abandoned: Callable[[], bool],
         here: LocalSamples | None = None,
     ) -> None:
-        self._store = store
-        self._samples = samples
+        super().__init__(store, samples, decoding.counters, here)
         self._preprocess = preprocess
         self._view = view
         self._decoding = decoding
         self._is_abandoned = is_abandoned
-        self._here = here
         within = max(1, _pixels_within(decoding.memory.total_bytes))
         # The size of a ready form's images is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
         self._guess = self._first_guess
-        self._unknown: set[int] = set()
-
-    def expect(self, rows: Iterable[int]) -> None:
-        """Start reading these rows ahead, if the store can."""
-        if isinstance(self._store, ReadAhead):
-            here = self._here
-            self._store.expect([self._place(row) for row in rows if here is None or not here.has(row)])
-
-    def encoded(self, row: int) -> Buffer | Skipped:
-        """The sample as it is stored; the caller has reserved memory for its declared length."""
-        try:
-            return self._read(row)
-        except (ObjectNotFound, SampleError) as error:
-            return self._lost(row, error)
 
     def pixels_into(self, row: int, out: Row) -> Skipped | None:
         """Read and decode a sample into ``out``; fill ``out`` with zeros and return the reason if that fails.
@@ -137,18 +191,6 @@ class SampleReader:
         """Whether samples lie in memory-mapped local files, so that reading waits at most for a page."""
         return isinstance(self._store, MappedFolder)
 
-    def is_as_listed(self, row: int) -> bool:
-        """Whether the object is known to have the version that the request names."""
-        return bool(self._samples.versions) and row not in self._unknown
-
-    def skipped(self, row: int, reason: str) -> Skipped:
-        """A record of a skipped sample, with the reason."""
-        return Skipped(id=int(self._samples.ids[row]), object=self._samples.objects[row], reason=reason)
-
-    def _lost(self, row: int, error: ObjectNotFound | SampleError) -> Skipped:
-        # An object that was listed and is gone has changed too.
-        return replace(self.skipped(row, str(error)), changed=isinstance(error, ObjectNotFound))
-
     def _decode(self, row: int, out: Row) -> None:
         """Guess the image's size; if it is larger, read it again with enough memory.
 
@@ -176,19 +218,6 @@ class SampleReader:
                 f"{readable_bytes(total)} for that; start it with more --memory"
             )
 
-    def _read(self, row: int) -> Buffer:
-        started = time.perf_counter()
-        kept = None if self._here is None else self._here.get(row)
-        if kept is not None:
-            self._decoding.counters.add(read_s=time.perf_counter() - started, tier_hits=1)
-            return kept
-        data, version = self._store.read_version(*self._place(row))
-        self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
-        self._check_version(row, version)
-        if self._here is not None:
-            self._here.put(row, data, version)
-        return data
-
     def _read_all(self, rows: Sequence[int]) -> list[Buffer | Skipped]:
         started, found = time.perf_counter(), list[Buffer | Skipped]()
         for row in rows:
@@ -201,18 +230,6 @@ class SampleReader:
         nbytes = sum(len(buffer) for buffer in found if not isinstance(buffer, Skipped))
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=nbytes)
         return found
-
-    def _check_version(self, row: int, version: str) -> None:
-        samples = self._samples
-        listed = samples.versions[row] if samples.versions else ""
-        if is_other_version(listed, version):
-            raise ObjectNotFound(f"{samples.objects[row]} has changed since it was listed: build the manifest again")
-        if not version:
-            self._unknown.add(row)
-
-    def _place(self, row: int) -> Place:
-        samples = self._samples
-        return Place(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
 
     def _decode_now(self, row: int, encoded: Buffer, out: Row) -> None:
         with self._decoding.slots:

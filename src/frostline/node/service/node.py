@@ -25,6 +25,7 @@ from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import PoolStatistics, cells_bytes
 from frostline.node.scheduling.statistics import Counters, NodeStatistics
 from frostline.node.scheduling.tenants import Account
+from frostline.node.service.direct_reads import DirectReads
 from frostline.node.service.listings import Listings
 from frostline.node.service.open import RequestOpener
 from frostline.node.service.profiler import Profiler
@@ -63,6 +64,7 @@ class Node:
     Attributes:
         trainings: trainings beside the node.
         listings: listings for clients.
+        direct: encoded samples for this process.
 
     Raises:
         SettingError: if a root is not a URL that Frostline reads.
@@ -88,6 +90,8 @@ class Node:
         self._profiler = Profiler(settings, self._opener, self._resources, self._bridge)
         self.trainings = Trainings(settings, self._prefixes.used, self._resources.trained)
         self.listings = Listings(settings, self._stores)
+        work_bytes = self._resources.pools["work"].total_bytes
+        self.direct = DirectReads(self._opener, self._resources.tenants.everybody, work_bytes // 2)
         self._answers: set[BatchStream] = set()
         self._lock = threading.Lock()
         self._started = time.monotonic()
@@ -229,6 +233,7 @@ class Node:
         self.trainings.close()
         self.listings.close()
         self._bridge.close()
+        self.direct.close()
         with self._lock:
             answers = list(self._answers)
         for answer in answers:

@@ -87,7 +87,7 @@ class RequestOpener:
         Raises:
             BadRequest: if they do not lie under a root of this node that the account may read.
         """
-        store = self._store(request, preprocess, account)
+        store = self.store(request, preprocess, account)
         decoding = SharedDecoder(memory=self._memory, slots=self._decoders, counters=counters)
         samples = request.samples
         # A measurement must read every sample from the store, even those on the node's disk.
@@ -139,7 +139,12 @@ class RequestOpener:
         threads = self._waiters.lane(account.name, is_urgent=True)
         return SecondReads(late=late, threads=threads, made=partial(counters.add, read_again=1))
 
-    def _store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:
+    def store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:
+        """The store of the request's samples.
+
+        Raises:
+            BadRequest: if they do not lie under a root of this node that the account may read.
+        """
         return self.stores.store(
             request.data,
             account.settings.roots,
