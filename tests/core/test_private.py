@@ -12,7 +12,7 @@ from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest import source
 from frostline.datasets.manifest.manifest import load_manifest
 from frostline.engines.backends.converted_files import kept
-from frostline.jobs.profile_cache import KeptProfiles, MeasuredPrefix, ProfileKey
+from frostline.jobs.profiling import KeptProfiles, MeasuredPrefix, ProfileKey
 from frostline.private import make_private_folder
 from frostline.stores.objects.disk_tier import LocalTier
 from frostline.stores.objects.local import FolderStore

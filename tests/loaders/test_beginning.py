@@ -14,9 +14,8 @@ from frostline.core import REFERENCE
 from frostline.errors import EngineNotReady, Unavailable
 from frostline.events import BatchTaken, EngineChanged, EpochStarted, MeasuringFailed, PhaseStarted, Replanned
 from frostline.jobs import beginning
-from frostline.jobs.findings import Findings, KeptFindings
-from frostline.jobs.measuring import Measuring
-from frostline.loaders.epoch.node_engine import EngineChoice, NodeEngine
+from frostline.jobs.measuring import Findings, KeptFindings, Measuring
+from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
 from frostline.node.in_process import LocalTransport
 from frostline.profiles import Trial
 from frostline.transport.cancellation import Cancellation

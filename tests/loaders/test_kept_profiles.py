@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from frostline.jobs.profile_cache import KeptProfiles, MeasuredPrefix, ProfileKey
+from frostline.jobs.profiling import KeptProfiles, MeasuredPrefix, ProfileKey
 from frostline.profiles import CodecCost, CutCost
 
 KEY = ProfileKey(

@@ -13,9 +13,8 @@ from frostline.core import REFERENCE, Levels, Route
 from frostline.engines.base.identity import identity
 from frostline.engines.choice.choice import Choice
 from frostline.errors import BadRequest, EngineNotReady, EngineUnfit, UnknownPrefix
-from frostline.loaders.epoch.fetch import Fetcher, Shipment
+from frostline.loaders.epoch.fetch import EngineChoice, Fetcher, NodeEngine, Shipment
 from frostline.loaders.epoch.local_stage import TrainerSide
-from frostline.loaders.epoch.node_engine import EngineChoice, NodeEngine
 from frostline.models.files.artifact import read_prefix, save_prefix
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport

@@ -9,9 +9,8 @@ from frostline.config import cache_folder
 from frostline.core import EXACT
 from frostline.events import MeasuringFailed, NotAsAsked, PhaseStarted
 from frostline.jobs.context import Scene, asked_of, computed_in_all, keeps_features, shares_cores
-from frostline.jobs.findings import Findings, KeptFindings
-from frostline.jobs.measuring import Measuring
-from frostline.loaders.epoch.node_engine import EngineChoice, NodeEngine
+from frostline.jobs.measuring import Findings, KeptFindings, Measuring
+from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, fixed, make_plan
 from frostline.planning.worth import is_worth_measuring, is_worth_trying
 from frostline.transport.cancellation import Cancellation

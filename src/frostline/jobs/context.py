@@ -11,7 +11,7 @@ from frostline.config import LoaderSettings
 from frostline.core import EXACT, FLOAT32, Cut, Samples, View
 from frostline.datasets import Dataset
 from frostline.engines.machine.hardware import hardware_name, host_digest
-from frostline.jobs.cache_setup import keeps_all
+from frostline.jobs.loader_factory import keeps_all
 from frostline.loaders.epoch.fetch import Shipment
 from frostline.loaders.epoch.retry import Asking
 from frostline.preprocess import Preprocess

@@ -8,7 +8,7 @@ from frostline.core import EXACT, REFERENCE, Cut, Route
 from frostline.core.units import in_bytes
 from frostline.events import Tuned
 from frostline.jobs.statistics import JobStatistics
-from frostline.loaders.epoch.node_engine import EngineChoice
+from frostline.loaders.epoch.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
 
 __all__ = ("Explanation", "whereabouts")

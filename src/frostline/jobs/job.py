@@ -13,21 +13,17 @@ from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
-from frostline.jobs.cache_setup import Keeper, keeps_all
 from frostline.jobs.explanation import Explanation, whereabouts
-from frostline.jobs.feedback import follow
-from frostline.jobs.findings import Findings
-from frostline.jobs.loader_factory import LoaderFactory, tuner_of
-from frostline.jobs.measuring import Measuring
+from frostline.jobs.loader_factory import Keeper, LoaderFactory, keeps_all, tuner_of
+from frostline.jobs.measuring import Findings, Measuring, follow
 from frostline.jobs.router import Pilot
 from frostline.jobs.statistics import JobStatistics, Ledger
 from frostline.jobs.worker_setup import Blueprint, Origin
 from frostline.loaders.epoch.arguments import check_names, checked_options
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.epochs import Epochs
-from frostline.loaders.epoch.fetch import Fetcher
+from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture
-from frostline.loaders.epoch.node_engine import EngineChoice
 from frostline.loaders.epoch.ranks import Ranks
 from frostline.ordering import BlockShuffle, RecordedOrder
 from frostline.planning import Plan, Situation

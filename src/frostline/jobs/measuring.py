@@ -1,14 +1,73 @@
 """Measures for a job in a thread of its own, once that pays; the job's loop takes what was found."""
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from frostline.errors import FrostlineError
-from frostline.events import BatchTaken, EpochStarted, Event, MeasuringFailed
-from frostline.jobs.findings import Findings
+from frostline.events import BatchTaken, EngineChanged, EpochStarted, Event, MeasuringFailed
+from frostline.file_cache import FileCache
+from frostline.jobs.router import Pilot
+from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
+from frostline.planning import Situation, make_plan
+from frostline.profiles import Trial
 from frostline.transport.cancellation import Cancellation
+from frostline.version import __version__
 
-__all__ = ("Measure", "Measuring")
+__all__ = ("Findings", "KeptFindings", "Measure", "Measuring", "follow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What measuring found.
+
+    Attributes:
+        choice: the node's engine.
+        situation: what a plan is made from; None where both sides share their cores, so that no plan gains anything.
+    """
+
+    choice: EngineChoice = field(default_factory=EngineChoice)
+    situation: Situation | None = None
+
+
+class KeptFindings:
+    """Findings as JSON files in a folder. Whatever cannot be read or written there is measured again.
+
+    Args:
+        folder: made when something is kept.
+        asked: what findings depend on, as plain values.
+    """
+
+    def __init__(self, folder: Path, asked: dict[str, Any]) -> None:
+        named = json.dumps({"frostline": __version__, **asked}, sort_keys=True, default=str)
+        self._files = FileCache(folder, ".json")
+        self._key = hashlib.sha256(named.encode()).hexdigest()[:40]
+
+    def get(self) -> Findings | None:
+        """What was kept."""
+        body = self._files.get(self._key)
+        if body is None:
+            return None
+        try:
+            value = json.loads(body)
+            choice, situation = value["choice"], value["situation"]
+            trials = tuple(Trial(**trial) for trial in choice["trials"])
+            return Findings(
+                choice=EngineChoice(engine=choice["engine"], error=choice["error"], trials=trials),
+                situation=None if situation is None else Situation.from_json(situation),
+            )
+        except (AssertionError, ValueError, LookupError, TypeError):
+            return None
+
+    def put(self, found: Findings) -> None:
+        """Keep it."""
+        situation = None if found.situation is None else found.situation.to_json()
+        self._files.put(self._key, json.dumps({"choice": asdict(found.choice), "situation": situation}).encode())
+
 
 Measure = Callable[[Cancellation, int], Findings | None]
 """Measures, unless somebody cancels it, given the samples that are left. None where nothing is to be found."""
@@ -95,3 +154,31 @@ class Measuring:
             self._found = self._measure(self._cancellation, samples_left)
         except FrostlineError as error:  # the job goes on as it is
             self._failed = MeasuringFailed(reason=str(error))
+
+
+def follow(found: Findings, fetcher: Fetcher, pilot: Pilot) -> list[Event]:
+    """Use what was found for all that was not asked for yet, and tell what has changed.
+
+    Args:
+        found: The node's engine, and where both sides were measured what a plan is made from.
+        fetcher: Of the job.
+        pilot: Of the job.
+    """
+    changes: list[Event] = []
+    before, engine = fetcher.engine.choice, found.choice
+    fetcher.engine.choice = engine
+    fetcher.unfit.clear()
+    if engine.engine != before.engine:
+        changes.append(
+            EngineChanged(
+                at_s=pilot.age_s,
+                before=before.engine,
+                after=engine.engine,
+                error=engine.error,
+                samples_per_s=engine.samples_per_s,
+            )
+        )
+    if found.situation is not None:
+        replanned = pilot.measured(found.situation, make_plan(found.situation))
+        changes += [] if replanned is None else [replanned]
+    return changes

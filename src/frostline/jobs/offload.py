@@ -17,18 +17,16 @@ from frostline.datasets import Dataset
 from frostline.errors import EngineNotReady, SettingError
 from frostline.events import Event, NodeLeftOut, NotAsAsked, Observer, PhaseStarted
 from frostline.jobs.beginning import Beginning, begin
-from frostline.jobs.cache_setup import Keeper
 from frostline.jobs.connect import reach
 from frostline.jobs.context import Scene, tried
 from frostline.jobs.job import Job
+from frostline.jobs.loader_factory import Keeper
 from frostline.jobs.router import Clocks, Pilot
-from frostline.jobs.statistics import Ledger
+from frostline.jobs.statistics import Ledger, SkipLog
 from frostline.jobs.worker_setup import Blueprint
-from frostline.loaders.epoch.fetch import Fetcher
+from frostline.loaders.epoch.fetch import Fetcher, NodeEngine
 from frostline.loaders.epoch.local_stage import TrainerSide
-from frostline.loaders.epoch.node_engine import NodeEngine
 from frostline.loaders.epoch.retry import Asking
-from frostline.loaders.epoch.skip_log import SkipLog
 from frostline.loaders.torch.forked import serve_forked
 from frostline.models.graph.cuts import pixel_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES

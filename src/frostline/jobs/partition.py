@@ -1,22 +1,23 @@
 """What a network adds to a job: it is cut and shipped, both sides are measured with it, and its rest runs here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
-from frostline.core import Cut
+from frostline.core import Cut, Graph
+from frostline.engines.base.runner import Runner, leaf_values
 from frostline.errors import OverBudget
 from frostline.events import NotAsAsked, Observer, PhaseStarted
 from frostline.jobs.context import Scene, request_of, some_of, tried
-from frostline.jobs.findings import Findings
+from frostline.jobs.measuring import Findings
 from frostline.jobs.situation import agreed, situate
-from frostline.loaders.epoch.fetch import Shipment
-from frostline.loaders.epoch.local_prefix import TorchRest
+from frostline.loaders.epoch.fetch import EngineChoice, Shipment
 from frostline.loaders.epoch.local_stage import Rest
-from frostline.loaders.epoch.node_engine import EngineChoice
 from frostline.loaders.epoch.retry import Asking
 from frostline.models.cutting.cut import CutNetwork, cut_network
 from frostline.models.files.artifact import Prefix, digest_of, read_prefix, write_prefix
@@ -26,7 +27,42 @@ from frostline.transport.cancellation import Cancellation
 from frostline.transport.protocol import Transport
 from frostline.wire.messages import ProfileRequest
 
-__all__ = ("PartitionedModel", "rest_of")
+__all__ = ("PartitionedModel", "TorchRest", "rest_of")
+
+
+class TorchRest:
+    """The frozen part from one cut to the frost line, ready to run.
+
+    Args:
+        graph: of that part.
+        tensors: weights by the names in ``graph.leaves``.
+        device: where it runs, in torch's words.
+    """
+
+    def __init__(self, graph: Graph, tensors: Mapping[str, torch.Tensor], device: str) -> None:
+        self._device = torch.device(device)
+        self._leaves = [leaf.to(self._device) for leaf in leaf_values(graph, tensors)]
+        self._runner = Runner(graph, device=self._device)
+
+    def run(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """See ``loaders.epoch.local_stage.Rest``."""
+        starts = range(0, len(arrays[0]), size)
+        parts = [self._run_batch([array[start : start + size] for array in arrays], size) for start in starts]
+        return parts[0] if len(parts) == 1 else tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+    def _run_batch(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
+        rows = len(arrays[0])
+        inputs = [torch.from_numpy(_filled(array, size)).to(self._device) for array in arrays]
+        with torch.inference_mode():
+            outputs = self._runner.run(inputs, self._leaves)
+        return tuple(output[:rows].contiguous().cpu().numpy() for output in outputs)
+
+
+def _filled(array: npt.NDArray[np.generic], rows: int) -> npt.NDArray[np.generic]:
+    """The array with zeros behind it; a copy where torch could not take it as it is."""
+    if len(array) == rows:
+        return array if array.flags.writeable else array.copy()
+    return np.concatenate([array, np.zeros((rows - len(array), *array.shape[1:]), array.dtype)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

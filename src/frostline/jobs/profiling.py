@@ -1,8 +1,12 @@
 """Measures what a plan needs: the link, on the connection that carries the data, and the trainer's own speed."""
 
+import hashlib
+import json
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,19 +16,101 @@ from frostline.core import Cut, FeatureBatch, Samples, View
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.engines.choice.codec_costs import codec_costs, worth_packing
 from frostline.engines.machine.hardware import hardware_name, host_digest
-from frostline.jobs.profile_cache import KeptProfiles, MeasuredPrefix, ProfileKey
 from frostline.loaders.epoch.fetch import joined
 from frostline.loaders.epoch.local_stage import decode
 from frostline.models.files.artifact import Prefix
 from frostline.planning import Link
 from frostline.prefetch.slabs import Slabs
 from frostline.preprocess import Preprocess
+from frostline.private import make_private_folder
 from frostline.processors import usable_cores
-from frostline.profiles import CutCost, Profile
+from frostline.profiles import CodecCost, CutCost, Profile
 from frostline.transport.protocol import Transport
+from frostline.version import __version__
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("LinkSample", "TrainerProfiler", "measure_link")
+__all__ = ("KeptProfiles", "LinkSample", "MeasuredPrefix", "ProfileKey", "TrainerProfiler", "measure_link")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileKey:
+    """What a measurement holds for.
+
+    Attributes:
+        prefix: its digest.
+        hardware: names the processor or accelerator and its threads.
+        engine: what ran it, with its version.
+        device_batch: rows of a run.
+        codecs: that were to be measured.
+        packed_cuts: numbers of the cuts at which they were.
+    """
+
+    prefix: str
+    hardware: str
+    engine: str
+    device_batch: int
+    codecs: tuple[str, ...]
+    packed_cuts: tuple[int, ...]
+
+    @property
+    def digest(self) -> str:
+        """Names the key."""
+        text = json.dumps({**asdict(self), "version": __version__}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPrefix:
+    """A prefix from its input on; reading and decoding belong to the data and are measured each time.
+
+    Attributes:
+        cuts: ``seconds`` counted from the network's input.
+        codecs: on the activations of a few real samples.
+    """
+
+    cuts: tuple[CutCost, ...]
+    codecs: tuple[CodecCost, ...]
+
+
+class KeptProfiles:
+    """Measurements as JSON files in a folder. Whatever cannot be read or written there is measured again.
+
+    Args:
+        folder: made when something is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, key: ProfileKey) -> MeasuredPrefix | None:
+        """What was kept under this key."""
+        try:
+            value = json.loads(self._path(key).read_bytes())
+            return MeasuredPrefix(
+                cuts=tuple(CutCost(**cut) for cut in value["cuts"]),
+                codecs=tuple(CodecCost(**codec) for codec in value["codecs"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def put(self, key: ProfileKey, measured: MeasuredPrefix) -> None:
+        """Keep it; a file is whole or not there."""
+        value = {"key": asdict(key), "cuts": _plain(measured.cuts), "codecs": _plain(measured.codecs)}
+        try:
+            make_private_folder(self._folder)
+            with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".part", delete=False) as file:
+                json.dump(value, file)
+            Path(file.name).replace(self._path(key))
+        except OSError:
+            return
+
+    def _path(self, key: ProfileKey) -> Path:
+        return self._folder / f"{key.digest}.json"
+
+
+def _plain(costs: Sequence[CutCost | CodecCost]) -> list[dict[str, object]]:
+    return [asdict(cost) for cost in costs]
+
 
 _ROUND_TRIPS = 3
 _REPEATS = 3

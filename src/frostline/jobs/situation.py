@@ -10,8 +10,7 @@ from frostline.core import REFERENCE
 from frostline.engines.machine.hardware import host_digest
 from frostline.errors import OverBudget
 from frostline.jobs.context import Scene, computed_in_all, is_alike, keeps_features, request_of, some_of, tried
-from frostline.jobs.profile_cache import KeptProfiles
-from frostline.jobs.profiling import TrainerProfiler, measure_link
+from frostline.jobs.profiling import KeptProfiles, TrainerProfiler, measure_link
 from frostline.planning import Situation
 from frostline.processors import usable_cores
 from frostline.profiles import Profile

@@ -14,17 +14,14 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import Cut, FeatureBatch, Route, TensorSpec
 from frostline.datasets import Dataset
 from frostline.events import Event
-from frostline.jobs.cache_setup import Keeper
 from frostline.jobs.connect import reach
-from frostline.jobs.loader_factory import LoaderFactory, tuner_of
+from frostline.jobs.loader_factory import Keeper, LoaderFactory, tuner_of
 from frostline.jobs.router import Clocks, Pilot
-from frostline.jobs.statistics import Ledger
+from frostline.jobs.statistics import Ledger, SkipLog
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
-from frostline.loaders.epoch.fetch import Fetcher, Shipment
+from frostline.loaders.epoch.fetch import Fetcher, NodeEngine, Shipment
 from frostline.loaders.epoch.local_stage import TrainerSide
-from frostline.loaders.epoch.node_engine import NodeEngine
 from frostline.loaders.epoch.ranks import Ranks
-from frostline.loaders.epoch.skip_log import SkipLog
 from frostline.loaders.torch.forked import ForkedWorkers
 from frostline.preprocess import Preprocess
 from frostline.processors import usable_cores

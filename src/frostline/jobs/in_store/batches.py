@@ -6,13 +6,12 @@ from frostline.cache import Scope
 from frostline.config import LoaderSettings
 from frostline.core import EXACT, FeatureBatch, Route, Samples, read_as
 from frostline.events import Event, Observer
-from frostline.jobs.cache_setup import Keeper, keeps_all
 from frostline.jobs.in_store.assignment import Assignment
+from frostline.jobs.loader_factory import Keeper, keeps_all
 from frostline.jobs.statistics import Ledger
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
-from frostline.loaders.epoch.fetch import Fetcher, Shipment
+from frostline.loaders.epoch.fetch import EngineChoice, Fetcher, NodeEngine, Shipment
 from frostline.loaders.epoch.local_stage import TrainerSide
-from frostline.loaders.epoch.node_engine import EngineChoice, NodeEngine
 from frostline.loaders.epoch.row_source import RowSource
 from frostline.loaders.torch.loader import Loader
 from frostline.ordering import Order

@@ -6,17 +6,68 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
-from frostline.core import REFERENCE, FeatureBatch, Route, Samples, View
+from frostline.core import REFERENCE, FeatureBatch, Route, Samples, Skipped, View
 from frostline.errors import EngineNotReady, Overloaded, SettingError, UnknownPrefix
 from frostline.loaders.epoch.local_stage import TrainerSide
-from frostline.loaders.epoch.node_engine import NodeEngine
 from frostline.preprocess import Preprocess
+from frostline.profiles import Profile, Trial
 from frostline.transport.protocol import Transport
 from frostline.wire.codecs import unpack
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
-__all__ = ("FetchRows", "Fetcher", "Shipment", "joined")
+__all__ = ("EngineChoice", "FetchRows", "Fetcher", "NodeEngine", "Repeats", "Shipment", "fetch_each", "joined")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """An engine of the node, as it was found for a job.
+
+    Attributes:
+        engine: its name.
+        error: its largest relative error against the reference on the job's samples; 0 for the reference itself.
+        trials: of every engine that was looked at, with why the others are not used.
+    """
+
+    engine: str = REFERENCE
+    error: float = 0.0
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """By its trial up to the last cut, alone on the node; None where it is not known."""
+        mine = [trial for trial in self.trials if trial.engine == self.engine]
+        return max(mine, key=lambda one: one.cut).samples_per_s if mine else None
+
+    @classmethod
+    def of(cls, profile: Profile) -> "EngineChoice":
+        """What a node's profile says."""
+        return cls(engine=profile.engine, error=profile.engine_error, trials=profile.trials)
+
+
+@dataclass(slots=True, eq=False)
+class NodeEngine:
+    """The engine in use. Requests that were made keep theirs; safe for threads, which see one choice or the other.
+
+    Args:
+        accuracy: that the job allows, for engine and codecs together.
+        choice: to begin with.
+    """
+
+    accuracy: str | float
+    choice: EngineChoice = field(default_factory=EngineChoice)
+
+    @property
+    def name(self) -> str:
+        """Of the engine."""
+        return self.choice.engine
+
+    @property
+    def tolerance(self) -> float | None:
+        """Largest relative error that a lossy codec may make; None where the codec itself is the bound."""
+        return None if isinstance(self.accuracy, str) else max(0.0, self.accuracy - self.choice.error)
+
 
 FetchRows = Callable[[Samples, Route], Iterator[FeatureBatch]]
 """Makes one request for samples on a way, no one twice, and yields their rows at the frost line."""
@@ -196,3 +247,77 @@ def joined(parts: Sequence[FeatureBatch]) -> FeatureBatch:
         encoded=[one for part in parts for one in part.encoded],
         skipped=tuple(one for part in parts for one in part.skipped),
     )
+
+
+_Ints = npt.NDArray[np.int64]
+
+
+def fetch_each(fetch: FetchRows, samples: Samples, route: Route) -> Iterator[FeatureBatch]:
+    """The rows of these samples in their order, also where one stands there more than once."""
+    _, firsts, which = np.unique(samples.ids, return_index=True, return_inverse=True)
+    if len(firsts) == len(samples):
+        return fetch(samples, route)
+    asked = samples.take(np.sort(firsts))
+    places = np.argsort(np.argsort(firsts))  # of each id, by where it first stands
+    return Repeats(fetch(asked, route), asked.ids, places[which])
+
+
+class Repeats:
+    """Rows handed out more than once. ``close`` may be called from another thread, as that of the answer.
+
+    Args:
+        answer: rows of samples that differ, in their order.
+        ids: ``int64[m]``, of these samples.
+        which: ``int64[n]``, which of them stands at each place; the first time each comes is in their order.
+    """
+
+    def __init__(self, answer: Iterator[FeatureBatch], ids: _Ints, which: _Ints) -> None:
+        self._answer = answer
+        self._ids = ids
+        self._which = which
+        self._places = 0
+        self._come = 0
+        self._rows = np.full(len(ids), -1, np.int64)
+        self._skipped: dict[int, Skipped] = {}
+        self._kept = 0
+        self._tensors: tuple[npt.NDArray[np.generic], ...] = ()
+        self._encoded: list[bytes | memoryview] = []
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        self._take(next(self._answer))
+        # A sample that has not come yet stands nowhere before the first place that waits for it.
+        waiting = np.flatnonzero(self._which[self._places :] >= self._come)
+        stop = self._places + int(waiting[0]) if len(waiting) else len(self._which)
+        some = self._which[self._places : stop]
+        self._places = stop
+        kept = some[self._rows[some] >= 0]
+        return FeatureBatch(
+            ids=self._ids[kept],
+            tensors=tuple(tensor[self._rows[kept]] for tensor in self._tensors),
+            encoded=[self._encoded[row] for row in self._rows[kept].tolist()] if self._encoded else (),
+            skipped=tuple(self._skipped[one] for one in self._ids[some[self._rows[some] < 0]].tolist()),
+        )
+
+    def close(self) -> None:
+        """Abandon the rest of the answer."""
+        close = getattr(self._answer, "close", None)
+        if close is not None:
+            close()
+
+    def _take(self, batch: FeatureBatch) -> None:
+        """Keep what arrived, for the places further on."""
+        self._skipped |= {one.id: one for one in batch.skipped}
+        stop = self._come + len(batch) + len(batch.skipped)
+        come = np.arange(self._come, stop)
+        there = come[~np.isin(self._ids[come], list(self._skipped))]
+        self._rows[there] = np.arange(self._kept, self._kept + len(there))
+        self._kept += len(there)
+        self._encoded.extend(batch.encoded)
+        if self._tensors and len(there):
+            self._tensors = tuple(np.concatenate(pair) for pair in zip(self._tensors, batch.tensors, strict=True))
+        elif len(there):
+            self._tensors = batch.tensors
+        self._come = stop

@@ -37,7 +37,7 @@ class TrainerSide:
     Args:
         cuts: every cut by number; the last is the frost line, the pixels where there is no model.
         rest: makes the frozen part from a cut to the frost line, None where nothing is left of it
-            (``loaders.epoch.local_prefix``); None where there is no model.
+            (``jobs.partition``); None where there is no model.
         device: where the rest runs, in torch's words.
         device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
 

@@ -1,8 +1,13 @@
 """Batches for a PyTorch training loop: an iterable as it stands, and a data set for its ``DataLoader``."""
 
+import mmap
+import multiprocessing
 import os
+import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.process import BaseProcess
 from typing import Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -15,12 +20,56 @@ from frostline.loaders.epoch.rows import EpochStream, Following
 from frostline.loaders.epoch.worker_state import WorkerState
 from frostline.loaders.torch.augment import Augment
 from frostline.loaders.torch.batch import Batch, arrays_of, batch_of
-from frostline.loaders.torch.parent_watch import end_with_trainer
-from frostline.loaders.torch.pass_owner import Elsewhere
 from frostline.loaders.torch.skip_batches import Skippable
 from frostline.ordering import RecordedOrder
 
-__all__ = ("Loader", "Pass", "in_arrays")
+__all__ = ("Elsewhere", "Loader", "Pass", "end_with_trainer", "in_arrays")
+
+
+class Elsewhere:
+    """Told of each pass, in whichever process it begins. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._renew()
+
+    def __bool__(self) -> bool:
+        """The latest pass is that of a process which this one forked, or had multiprocessing start."""
+        return self._process == os.getpid() and self._mark[0] != 0
+
+    def begin(self) -> None:
+        """A pass begins in the process that calls this, or it was said there where the next one does."""
+        if self._process == os.getpid():
+            self._renew()
+        else:
+            self._mark[0] = 1
+
+    def travels(self) -> None:
+        """The loader is being pickled: to a process that makes passes of it, where multiprocessing starts one."""
+        if get_spawning_popen() is not None:
+            self._mark[0] = 1
+
+    def _renew(self) -> None:
+        # Forked processes share these pages with the one that made them. Those of an older pass, which may still run,
+        # have the mark of that one.
+        self._mark = mmap.mmap(-1, 1)
+
+
+def end_with_trainer() -> None:
+    """Let this process end when the one that asked for it does, however that ends.
+
+    PyTorch's workers look whether they have another parent than at first. A child of a fork server has the server for
+    its parent, which lives as long as one of its children does: so neither would ever end. Such a child is told by a
+    pipe instead, that its training process alone holds open.
+    """
+    trainer = multiprocessing.parent_process()
+    if trainer is not None and trainer.pid != os.getppid():
+        threading.Thread(target=_end_after, args=(trainer,), name="frostline-trainer-watch", daemon=True).start()
+
+
+def _end_after(trainer: BaseProcess) -> None:
+    trainer.join()
+    os._exit(1)  # nobody is left who would take a batch, or be told why
 
 
 class Loader(Skippable, IterableDataset[Batch]):
