@@ -315,7 +315,7 @@ def test_prepares_an_engine_on_request_and_its_features_are_nearly_the_same(new_
         shipment=Shipment(digest=DIGEST, artifact=ARTIFACT),
         trainer_side=TrainerSide(cuts=NETWORK.cuts),
         engine=NodeEngine("exact", EngineChoice(engine=OTHER)),
-        arrived=lambda route, batch: None,
+        arrived=(),
     )
     first = joined(fetcher.fetch(asked.samples, Route(LAST), None))[1][0]
     ids, tensors, *_ = joined(transport.features(asked))
@@ -342,7 +342,7 @@ def test_uses_the_reference_at_a_cut_where_the_engine_cannot_be_used(node):
         shipment=Shipment(digest=DIGEST, artifact=ARTIFACT),
         trainer_side=TrainerSide(cuts=NETWORK.cuts),
         engine=NodeEngine("int8", EngineChoice(engine=other)),
-        arrived=lambda route, batch: None,
+        arrived=(),
     )
     samples = request(images, LAST, DIGEST).samples
     found = joined(fetcher.fetch(samples, Route(LAST), None))

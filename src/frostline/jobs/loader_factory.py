@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Scope, TieredCache
 from frostline.config import LoaderSettings
@@ -255,5 +256,4 @@ def _decodes(fetcher: Fetcher, pilot: Pilot) -> bool:
 
 
 def _decode(fetcher: Fetcher, view: View | None) -> Decode:
-    side, preprocess = fetcher.trainer_side, fetcher.preprocess
-    return lambda batch, samples: side.finish(batch, 0, samples, preprocess, view)
+    return partial(fetcher.trainer_side.finish, cut=0, preprocess=fetcher.preprocess, view=view)

@@ -1,7 +1,6 @@
 """Make a job: reach the node, find the frost line, ship the prefix, and begin with what is known of both sides."""
 
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,18 +10,18 @@ from typing import TYPE_CHECKING
 from frostline.cache import FeatureStore, Scope
 from frostline.checks import check_type
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.core import EXACT, FLOAT32, FeatureBatch, Route, read_as
+from frostline.core import EXACT, FLOAT32, Route, read_as
 from frostline.core.collector import collector_rests
 from frostline.datasets import Dataset
 from frostline.errors import EngineNotReady, SettingError
-from frostline.events import Event, NodeLeftOut, NotAsAsked, Observer, PhaseStarted
+from frostline.events import NodeLeftOut, NotAsAsked, Observer, PhaseStarted
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import reach
 from frostline.jobs.context import Scene, tried
 from frostline.jobs.job import Job
 from frostline.jobs.loader_factory import Keeper
 from frostline.jobs.router import Clocks, Pilot
-from frostline.jobs.statistics import Ledger, SkipLog
+from frostline.jobs.statistics import Ledger, SkipLog, warn_user
 from frostline.jobs.worker_setup import Blueprint
 from frostline.loaders.epoch.fetch import Fetcher, NodeEngine
 from frostline.loaders.epoch.local_stage import TrainerSide
@@ -43,8 +42,6 @@ __all__ = ("offload",)
 
 # Half of the distance between neighbouring 16-bit floats, relative.
 _FP16_ERROR = 2.0**-11
-# From a warning to the call of ``offload`` that it is about.
-_CALLER = 3
 
 
 def offload(
@@ -108,7 +105,7 @@ def offload(
     check_type("preprocess", preprocess, Preprocess, NoneType)
     check_type("settings", settings, LoaderSettings, NoneType)
     check_type("node", node, NodeSettings, NoneType)
-    observe = observe or _warn
+    observe = observe or warn_user
     settings, node = settings or LoaderSettings(), node or NodeSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
     _check_policy(policy, cut, codec)
@@ -197,11 +194,6 @@ def offload(
         )
 
 
-def _warn(event: Event) -> None:
-    if isinstance(event, NotAsAsked):
-        warnings.warn(event.reason, stacklevel=_CALLER)
-
-
 def _fallback(network: "PartitionedModel | None", begun: Beginning) -> str | None:
     if begun.refused is not None:
         return f"the node does not run it, and all of it runs here: {begun.refused}"
@@ -284,10 +276,6 @@ def _pilot(scene: Scene, begun: Beginning, *, follows: bool, cut: int) -> Pilot:
 def _fetcher(
     scene: Scene, network: "PartitionedModel | None", pilot: Pilot, ledger: Ledger, engine: NodeEngine
 ) -> Fetcher:
-    def arrived(route: Route, batch: FeatureBatch) -> None:
-        pilot.arrived(route, batch)
-        ledger.arrived(route, batch)
-
     return Fetcher(
         transport=scene.transport,
         url=scene.data.url,
@@ -301,6 +289,6 @@ def _fetcher(
             device_batch=scene.settings.device_batch,
         ),
         engine=engine,
-        arrived=arrived,
+        arrived=(pilot.arrived, ledger.arrived),
         tried=tried(scene),
     )

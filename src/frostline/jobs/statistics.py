@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 import threading
+import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from frostline.events import (
     BatchTaken,
     EpochFinished,
     Event,
+    NotAsAsked,
     Observer,
     Replanned,
     RequestHedged,
@@ -31,7 +33,7 @@ from frostline.events import (
     Tuned,
 )
 
-__all__ = ("JobStatistics", "Ledger", "SkipLog")
+__all__ = ("JobStatistics", "Ledger", "SkipLog", "warn_user")
 
 
 class SkipLog:
@@ -92,6 +94,8 @@ def _nowhere() -> None:
     return None
 
 
+# From a warning to the call of ``offload`` that it is about.
+_CALLER = 3
 # A job of days has many, and each costs memory.
 _TUNINGS = 100
 
@@ -272,3 +276,9 @@ class Ledger:
             if one.id not in self._skipped:
                 self._skipped[one.id] = one
                 self._untold.append(one)
+
+
+def warn_user(event: Event) -> None:
+    """Warn, as Python does, where a job is not made as it was asked for: what happens to events without an observer."""
+    if isinstance(event, NotAsAsked):
+        warnings.warn(event.reason, stacklevel=_CALLER)

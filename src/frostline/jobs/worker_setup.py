@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from frostline.cache import FeatureStore, Scope
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.core import Cut, FeatureBatch, Route, TensorSpec
+from frostline.core import Cut, Route, TensorSpec
 from frostline.datasets import Dataset
 from frostline.events import Event
 from frostline.jobs.connect import reach
@@ -94,10 +94,6 @@ class Blueprint:
             clocks=Clocks(wall=time.monotonic, busy=time.process_time),
         )
 
-        def arrived(route: Route, batch: FeatureBatch) -> None:
-            pilot.arrived(route, batch)
-            ledger.arrived(route, batch)
-
         fetcher = Fetcher(
             transport=transport,
             url=self.data.url,
@@ -106,7 +102,7 @@ class Blueprint:
             shipment=self.shipment,
             trainer_side=self._trainer_side(),
             engine=self.engine,
-            arrived=arrived,
+            arrived=(pilot.arrived, ledger.arrived),
             tried=self.tried,
         )
         store = None

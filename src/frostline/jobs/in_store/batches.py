@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from frostline.cache import Scope
 from frostline.config import LoaderSettings
-from frostline.core import EXACT, FeatureBatch, Route, Samples, read_as
+from frostline.core import EXACT, Route, Samples, read_as
 from frostline.events import Event, Observer
 from frostline.jobs.in_store.assignment import Assignment
 from frostline.jobs.loader_factory import Keeper, keeps_all
@@ -108,12 +108,8 @@ class Remote:
             shipment=Shipment(digest=self._assignment.prefix, artifact=b""),
             trainer_side=TrainerSide(cuts=()),
             engine=NodeEngine(EXACT, EngineChoice(engine=self._assignment.engine)),
-            arrived=_ignore,
+            arrived=(),
         )
-
-
-def _ignore(_: Route, __: FeatureBatch) -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

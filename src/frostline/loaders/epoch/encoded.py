@@ -72,7 +72,8 @@ class EncodedRowStream:
 
     def __next__(self) -> FeatureBatch:
         batch = next(self._batches)
-        self._arrived(self._route, batch)
+        for count in self._arrived:
+            count(self._route, batch)
         rows = np.empty(len(batch), object)
         for place, encoded in enumerate(batch.encoded):
             rows[place] = bytes(encoded)  # a view would keep the whole answer in memory

@@ -72,6 +72,8 @@ class NodeEngine:
 FetchRows = Callable[[Samples, Route], Iterator[FeatureBatch]]
 """Makes one request for samples on a way, no one twice, and yields their rows at the frost line."""
 
+Arrived = Callable[[Route, FeatureBatch], None]
+
 # Samples on which an engine is tried that the node has not ready.
 _TRIED = 96
 # After which a node that dropped a prefix as soon as it had it is asked again.
@@ -105,7 +107,7 @@ class Fetcher:
         shipment: the prefix; None where there is no model.
         trainer_side: computes the rest of the frozen part.
         engine: that runs the prefix at the node, and may be another one in the next request.
-        arrived: told of every batch that arrived: its way, and the batch as it came.
+        arrived: functions called with the way and the content of every batch, as it came.
         tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
         unfit: numbers of the cuts at which the engine cannot be used, which has been tried up to the plan's own.
         closed: set when the job is, for this and all that were made of it: nobody answers any more.
@@ -118,7 +120,7 @@ class Fetcher:
     shipment: Shipment | None
     trainer_side: TrainerSide
     engine: NodeEngine
-    arrived: Callable[[Route, FeatureBatch], None]
+    arrived: Sequence[Arrived]
     tried: FeatureRequest | None = None
     unfit: set[int] = field(default_factory=set)
     closed: threading.Event = field(default_factory=threading.Event)
@@ -195,7 +197,9 @@ class RowStream:
             except StopIteration:
                 break
         batch = parts[0] if len(parts) == 1 else joined(parts)
-        return side.finish(batch, self._route.cut, self._samples, self._fetcher.preprocess, self._view)
+        return side.finish(
+            batch, self._samples, cut=self._route.cut, preprocess=self._fetcher.preprocess, view=self._view
+        )
 
     def close(self) -> None:
         """Abandon the rest of the answer."""
@@ -212,8 +216,9 @@ class RowStream:
         except EngineNotReady:
             batch = self._prepared()
         self._begun = True
-        self._fetcher.arrived(self._route, batch)
-        return unpack(batch)
+        for count in self._fetcher.arrived:
+            count(self._route, batch)
+        return unpack(batch) if batch.packed else batch
 
     def _uploaded(self) -> FeatureBatch:
         """The node lost the prefix, as after a restart: upload it and ask once more."""

@@ -77,7 +77,7 @@ class TrainerSide:
         return 1 if rest is None else self._device_batch
 
     def finish(
-        self, batch: FeatureBatch, cut: int, samples: Samples, preprocess: Preprocess, view: View | None
+        self, batch: FeatureBatch, samples: Samples, *, cut: int, preprocess: Preprocess, view: View | None
     ) -> FeatureBatch:
         """The same rows at the frost line.
 

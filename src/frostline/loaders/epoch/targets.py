@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -34,9 +35,8 @@ def with_targets(data: Dataset, targets: bool | None) -> bool:
 
 def fetch_of(fetcher: Fetcher, view: View | None, *, has_targets: bool, decodes: bool = True) -> FetchRows:
     """What makes a loader's requests for one view; see ``Fetcher.fetch``."""
-    if has_targets:
-        return lambda samples, route: Masked(fetcher, samples, route, view, decodes=decodes)
-    return lambda samples, route: fetcher.fetch(samples, route, view, decodes=decodes)
+    make = partial(Masked, fetcher) if has_targets else fetcher.fetch
+    return partial(make, view=view, decodes=decodes)
 
 
 def mask_bytes(preprocess: Preprocess) -> int:
