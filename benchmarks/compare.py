@@ -287,7 +287,7 @@ def node_inside(wanted):
     from compare_forms import BUCKET
 
     from frostline.config import NodeSettings
-    from frostline.node.process.launch import start_node
+    from frostline.node.process.subprocess import start_node
 
     with start_node((f"s3://{BUCKET}",), NodeSettings(open_to_all=True), host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)

@@ -300,7 +300,7 @@ def reader_inside(wanted):
 
 def node_inside(wanted):
     from frostline.config import NodeSettings
-    from frostline.node.process.launch import start_node
+    from frostline.node.process.subprocess import start_node
 
     settings = NodeSettings(cache_folder=wanted.cache, cache_bytes=4 << 30, open_to_all=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
@@ -396,7 +396,7 @@ def shared_epochs(wanted, what, url, disk):
 
     import frostline as fl
     from frostline.config import LoaderSettings, NodeSettings
-    from frostline.node.process.launch import start_node
+    from frostline.node.process.subprocess import start_node
     from frostline.training.networks import load_model
 
     network = load_model("demo:efficientnet_lite0", classes=6)
@@ -470,7 +470,7 @@ def killed_nodes(wanted):
     """
     import frostline as fl
     from frostline.config import NodeSettings
-    from frostline.node.process.launch import start_node
+    from frostline.node.process.subprocess import start_node
 
     data = fl.Dataset(wanted.data)
     data = data.take(np_rows(len(data), 64))

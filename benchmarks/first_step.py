@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from frostline.engines.machine.hardware import hardware_name
-from frostline.training.report.versions import versions
+from frostline.training.report.report import versions
 
 LOOP = """
 import json, sys, time, warnings

@@ -59,7 +59,7 @@ def measured(wanted, cut, way):
     from frostline.config import IoSettings, NodeSettings
     from frostline.io_service.process import start_io
     from frostline.io_service.upstream import Upstream
-    from frostline.node.process.launch import start_node
+    from frostline.node.process.subprocess import start_node
 
     roots, settings, memory = (Path(wanted.data).resolve().as_uri(),), NodeSettings(), IoSettings(memory_bytes=3 << 30)
     with ExitStack() as stack:

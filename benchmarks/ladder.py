@@ -43,7 +43,7 @@ from frostline.engines.machine.allocator import keep_freed_memory
 from frostline.engines.machine.hardware import hardware_name
 from frostline.events import PhaseStarted
 from frostline.models import cut_network
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.preprocess import Applied
 from frostline.preprocess.apply import decode_into
 from frostline.stores.open import open_store

@@ -96,7 +96,7 @@ def over_one_link(wanted, round_trip_ms, loss):
 
 def node_inside(wanted):
     from frostline.config import NodeSettings
-    from frostline.node.process.launch import start_node
+    from frostline.node.process.subprocess import start_node
 
     settings = NodeSettings(open_to_all=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:

@@ -171,7 +171,7 @@ def child_job(folder):
     import frostline as fl
     from frostline.config import NodeSettings
     from frostline.models import freeze
-    from frostline.node.process.launch import start_node
+    from frostline.node.process.subprocess import start_node
     from frostline.training.networks import load_model
 
     network = load_model("demo:efficientnet_lite0", classes=1000)

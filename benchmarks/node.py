@@ -26,7 +26,7 @@ from frostline.engines.machine.allocator import keep_freed_memory
 from frostline.engines.machine.hardware import hardware_name
 from frostline.models import cut_network, freeze
 from frostline.models.files.artifact import digest_of, write_prefix
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.preprocess.apply import decode_into
 from frostline.stores.open import open_store
 from frostline.wire.messages import FeatureRequest

@@ -39,7 +39,7 @@ def main():
 
 def far_away(images, count, delay_s):
     from frostline.stores.open import open_store
-    from frostline.stores.wrappers.faults import Delayed
+    from frostline.stores.wrappers.retry import Delayed
     from support.nodes import make_images
 
     class Table(Delayed):

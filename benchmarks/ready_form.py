@@ -33,7 +33,7 @@ from frostline.datasets.copy.ingest import ingest
 from frostline.engines.machine.hardware import hardware_name
 from frostline.models import cut_network, freeze
 from frostline.models.files.artifact import digest_of, write_prefix
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.preprocess import Applied, Preprocess
 from frostline.preprocess.apply import decode_into
 from frostline.stores.objects.local import FolderStore

@@ -103,7 +103,7 @@ def said(row):
 
 def node_inside(wanted):
     from frostline.config import NodeSettings
-    from frostline.node.process.launch import start_node
+    from frostline.node.process.subprocess import start_node
 
     settings = NodeSettings(device_batch=BATCH, open_to_all=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:

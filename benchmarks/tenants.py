@@ -44,7 +44,7 @@ from frostline.engines.machine.hardware import hardware_name
 from frostline.errors import FrostlineError, Unavailable, UnknownPrefix
 from frostline.models import cut_network, freeze
 from frostline.models.files.artifact import digest_of, write_prefix
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.preprocess import imagenet
 from frostline.wire.messages import FeatureRequest
 

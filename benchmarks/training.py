@@ -34,7 +34,7 @@ from frostline.ordering import Order
 from frostline.preprocess.apply import decode_into
 from frostline.stores.open import open_store
 from frostline.training.networks import load_model
-from frostline.training.report.versions import versions
+from frostline.training.report.report import versions
 from frostline.training.run import train
 from frostline.training.settings import JobSettings, TrainSettings
 

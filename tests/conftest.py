@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from frostline.engines.machine.allocator import keep_freed_memory
-from frostline.engines.machine.process_memory import give_back_freed
+from frostline.engines.machine.isolation import give_back_freed
 from support.azurite import azurite as run_azurite
 from support.azurite import find_azurite
 from support.cassandra import cassandra, why_no_cassandra

@@ -4,9 +4,10 @@ import os
 import tempfile
 from pathlib import Path
 
+from frostline.errors import SettingError
 from frostline.private import make_private_folder
 
-__all__ = ("FileCache",)
+__all__ = ("FileCache", "lock", "try_lock")
 
 _MAX_FILES = 200
 
@@ -67,3 +68,36 @@ class FileCache:
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}{self._suffix}"
+
+
+def try_lock(handle: int) -> bool:
+    """Lock an open file or folder, unless another process has locked it; closing it unlocks it.
+
+    Returns:
+        Whether this process has it now.
+
+    Raises:
+        SettingError: The system has no such locks.
+    """
+    try:
+        _flock(handle, may_wait=False)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock(handle: int) -> None:
+    """The same, but wait until no other process has it.
+
+    Raises:
+        SettingError: The system has no such locks.
+    """
+    _flock(handle, may_wait=True)
+
+
+def _flock(handle: int, *, may_wait: bool) -> None:
+    try:
+        import fcntl
+    except ImportError as error:
+        raise SettingError("this system has no locks of files (flock): do this on Linux or macOS") from error
+    fcntl.flock(handle, fcntl.LOCK_EX | (0 if may_wait else fcntl.LOCK_NB))

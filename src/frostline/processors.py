@@ -1,9 +1,12 @@
 """Says which processor cores and how much memory this process may use, on every system."""
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-__all__ = ("usable_cores", "usable_memory_bytes")
+__all__ = ("background", "collector_rests", "in_background", "usable_cores", "usable_memory_bytes")
 
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 """What control groups of version 2 and of version 1 call the limit of a group."""
@@ -49,3 +52,54 @@ def _lines(file: Path) -> list[str]:
         return file.read_text().split("\n")[:-1]
     except OSError:  # no such system, no such group, or none that may be read
         return []
+
+
+def in_background() -> bool:
+    """From now on the calling thread, and whichever it starts, interrupts no other when it wakes.
+
+    Linux's ``SCHED_BATCH`` (sched(7)): its share of the processors stays the same, but it waits until another thread's
+    slice of some milliseconds ends. An answer comes in dozens of pieces, and each would wake a thread or two, which
+    find a few kilobytes and cost whoever decodes two changes of threads and a part of the processor's caches; a slice
+    later they find many pieces.
+
+    Returns:
+        Whether this changed it: not where there is no such policy, where none may be set, or where the thread has
+        another than the usual one.
+    """
+    if not hasattr(os, "SCHED_BATCH"):
+        return False
+    try:
+        is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
+        if is_usual:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:  # a sandbox forbids it
+        return False
+    return is_usual
+
+
+@contextmanager
+def background() -> Iterator[None]:
+    """The same within the block: for a library that starts its threads there."""
+    is_changed = in_background()
+    try:
+        yield
+    finally:
+        if is_changed:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@contextmanager
+def collector_rests() -> Iterator[None]:
+    """Turn the collector off, and on again at the end where it was on.
+
+    To import PyTorch and to trace a network makes millions of objects, nearly all of which stay. The collector would
+    look through them again and again, for a fifth of the time to import PyTorch and two fifths of that to trace
+    (``benchmarks/first_step.py``).
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.batching import Hapi, QueuedRequest
-from frostline.batching.hapi import allotted
+from frostline.batching.forming import allotted
 
 
 @st.composite

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from frostline.cache import SharedStore
 from frostline.cache.shared.object_index import KnownRows
-from frostline.cache.shared.object_layout import Bundle, bundled, keys_of, stretches
-from frostline.cache.shared.write_buffer import Outbox
+from frostline.cache.shared.object_layout import Bundle, Outbox, bundled, keys_of, stretches
 from frostline.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from frostline.stores.open import open_store
 from support import stored

@@ -4,7 +4,7 @@ import pytest
 
 from frostline.cli import main
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.training.settings import JobSettings
 from support.images import image_folder
 

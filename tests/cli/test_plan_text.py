@@ -1,6 +1,6 @@
 """A plan on a terminal: the table first, and what matters most at the end."""
 
-from frostline.cli.plan_text import print_answer
+from frostline.cli.plan import print_answer
 from frostline.planning import POLICIES, table
 from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer
 from support.plans import a_situation

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from frostline.cli import main
 from frostline.cli.start_time import process_began_at
 from frostline.config import NodeSettings
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.training.files import write_tensors
 from support.images import image_folder
 from support.networks import Small

@@ -14,7 +14,7 @@ from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix
 from frostline.node import Node
 from frostline.testing import ScriptedTransport
-from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import Cancellation
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, joined, make_images, request, samples_of, served, small_network
 from support.situations import profile

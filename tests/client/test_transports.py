@@ -18,7 +18,7 @@ from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.preprocess.apply import decode_into
 from frostline.stores.objects.local import FolderStore
-from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import Cancellation
 from frostline.wire.codecs import CODECS, Codec, unpack
 from frostline.wire.messages import ProfileRequest
 from support.nodes import (

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from frostline.background import background, in_background
+from frostline.processors import background, in_background
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
 

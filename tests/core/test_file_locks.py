@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from frostline.errors import SettingError
-from frostline.file_locks import lock, try_lock
+from frostline.file_cache import lock, try_lock
 
 
 def opened(folder):

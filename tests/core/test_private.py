@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from frostline.cache import FeatureStore
-from frostline.datasets.check.progress import CheckedRows, CheckProgress
+from frostline.datasets.check.check import CheckedRows, CheckProgress
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest import source
 from frostline.datasets.manifest.manifest import load_manifest

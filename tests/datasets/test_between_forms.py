@@ -13,7 +13,7 @@ from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.copy.into_cql import put_into_table
 from frostline.datasets.copy.metadata import metadata_in
 from frostline.datasets.copy.repack import repack
-from frostline.datasets.formats.metadata import SOURCE
+from frostline.datasets.formats.labels import SOURCE
 from frostline.datasets.open import open_samples
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize
 from frostline.preprocess.apply import pixels_into

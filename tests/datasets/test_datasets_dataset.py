@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.formats.ids import stable_ids
+from frostline.datasets.formats.base import stable_ids
 from frostline.datasets.manifest.manifest import load_manifest
 from frostline.errors import AccessDenied, DataError, DataNotFound, EmptyDataset, SettingError
 from frostline.stores.open import Entry, open_store

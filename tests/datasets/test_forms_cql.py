@@ -16,7 +16,7 @@ from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.manifest.manifest import load_manifest
 from frostline.errors import DataError, DataNotFound, EmptyDataset, SettingError, TooManySkipped
 from frostline.models import freeze
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.stores.open import open_store
 from support import plain
 from support.cassandra import KEYSPACE, PASSWORD, USER, decay

@@ -9,8 +9,7 @@ import uuid
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.formats.labels import classified
-from frostline.datasets.formats.metadata import columns_of
+from frostline.datasets.formats.labels import classified, columns_of
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.open import open_store

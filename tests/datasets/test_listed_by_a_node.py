@@ -7,7 +7,7 @@ import pytest
 
 import frostline as fl
 from frostline.config import NodeSettings
-from frostline.core.texts import taken
+from frostline.core.samples import taken
 from frostline.datasets.check.check import check
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.manifest import untrusted as strangers
@@ -24,7 +24,7 @@ from frostline.errors import (
     Unidentified,
 )
 from frostline.events import Counted, PhaseStarted
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store
 from support.forms import put_masked_pairs, put_parquet, put_ready, put_urls, put_webdataset

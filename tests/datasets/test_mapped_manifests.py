@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frostline.core.texts import Texts, taken
+from frostline.core.samples import Texts, taken
 from frostline.datasets import Dataset
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.formats.base import COLUMNS

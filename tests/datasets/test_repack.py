@@ -23,12 +23,12 @@ from frostline.datasets.copy import repack as module
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.copy.layout import PACKERS, divided, suffix_by_content
 from frostline.datasets.copy.repack import repack
+from frostline.datasets.copy.scaling import scaled
 from frostline.datasets.formats.base import COLUMNS
 from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import ColumnsLeft
 from frostline.preprocess import Applied, imagenet
-from frostline.preprocess.scaled import scaled
 from frostline.stores.objects.local import FolderStore
 from support.forms import tar_of
 from support.images import image_folder

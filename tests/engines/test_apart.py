@@ -8,7 +8,7 @@ import torch
 from frostline.core import TensorSpec
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.models import cut_network, freeze
-from frostline.models.tracing.trace import trace
+from frostline.models.tracing.trace_cache import trace
 from support.networks import Small
 
 SHAPE = (3, 32, 32)

@@ -5,13 +5,13 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-from frostline.engines.machine.vendors import version_of, versions
+from frostline.engines.machine.hardware import version_of, versions
 
 
 def test_openvino_and_nncf_find_nothing_to_call_home_with():
     code = (
         "import sys\n"
-        "from frostline.engines.machine.vendors import imported, is_installed\n"
+        "from frostline.engines.machine.hardware import imported, is_installed\n"
         "if is_installed('openvino') and is_installed('nncf'):\n"
         "    imported('openvino'), imported('nncf')\n"
         "sys.exit(any(name.startswith('openvino_telemetry') and module for name, module in sys.modules.items()))"
@@ -26,7 +26,7 @@ def test_a_package_has_the_version_of_the_distribution_that_stands_in_its_place(
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: instead-gpu\nVersion: 9.1+cu13\n")
     (about / "top_level.txt").write_text("instead\n")
-    code = "from frostline.engines.machine import vendors as v; print(v.versions('instead'), v.version_of('instead'))"
+    code = "from frostline.engines.machine import hardware as v; print(v.versions('instead'), v.version_of('instead'))"
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     said = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True

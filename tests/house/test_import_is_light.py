@@ -13,7 +13,7 @@ from frostline.io_service.upstream import Upstream
 from support.images import image_folder
 from support.nodes import artifact_of, make_images, small_network
 
-HEAVY = ("cassandra", "frostline.models.tracing.trace", "matplotlib", "pandas", "scipy", "sympy", "torch")
+HEAVY = ("cassandra", "frostline.models.tracing.trace_cache", "matplotlib", "pandas", "scipy", "sympy", "torch")
 """What a loop of another framework, or of none, has no use of."""
 
 

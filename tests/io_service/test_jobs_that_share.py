@@ -16,7 +16,7 @@ from frostline.config import IoSettings, NodeSettings
 from frostline.errors import NodeUnreachable
 from frostline.io_service.process import start_io
 from frostline.io_service.upstream import Upstream
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import until

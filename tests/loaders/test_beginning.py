@@ -18,7 +18,7 @@ from frostline.jobs.measuring import Findings, KeptFindings, Measuring
 from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
 from frostline.node.in_process import LocalTransport
 from frostline.profiles import Trial
-from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import Cancellation
 from support.engines import make_fastest
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

@@ -6,7 +6,7 @@ import numpy as np
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from support.images import image_folder, tiny_preprocess
 
 

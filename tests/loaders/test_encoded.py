@@ -10,7 +10,7 @@ import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets.copy.ingest import ingest
 from frostline.errors import SettingError
-from frostline.prefetch.slabs import Slabs
+from frostline.prefetch.assemble import Slabs
 from frostline.preprocess import Applied
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

@@ -13,7 +13,7 @@ from frostline.core import Route
 from frostline.errors import SettingError
 from frostline.events import Replanned
 from frostline.models import freeze
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

@@ -15,7 +15,7 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import DataError, NodeUnreachable, SettingError, TooManySkipped
 from frostline.events import NotAsAsked, RequestRetried, SampleSkipped
 from frostline.models import freeze
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.ordering import Order
 from frostline.preprocess import CenterCrop, ColorJitter, Decode, Normalize, Preprocess, Resize
 from support import plain

@@ -11,7 +11,7 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import SettingError
 from frostline.events import BatchTaken, RequestFinished
 from frostline.models import freeze
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

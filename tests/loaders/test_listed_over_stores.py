@@ -12,7 +12,7 @@ import pytest
 import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import AccessDenied, StoreError
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.stores.cql.writing import TableSample
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frostline.config import NodeSettings
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from support.images import image_folder
 
 WITHOUT = """

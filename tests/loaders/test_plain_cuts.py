@@ -6,7 +6,7 @@ import torch
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import SettingError
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from support.images import image_folder, tiny_preprocess
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)

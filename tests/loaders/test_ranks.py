@@ -11,7 +11,7 @@ import pytest
 import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import SettingError
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from support.images import image_folder
 
 WORLD = 3

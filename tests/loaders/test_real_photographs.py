@@ -8,7 +8,7 @@ import numpy as np
 
 import frostline as fl
 from frostline.config import NodeSettings
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.training.networks import load_model
 from support import plain
 

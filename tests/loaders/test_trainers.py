@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from support.images import image_folder, tiny_preprocess
 from support.servers import free_ports
 

@@ -21,7 +21,7 @@ from frostline.errors import NodeUnreachable, SettingError, TooManySkipped, Unav
 from frostline.events import SampleSkipped
 from frostline.loaders import ArrayLoader, WorkerLoader
 from frostline.models import freeze
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.ordering import Order
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

@@ -13,8 +13,7 @@ from frostline.core import TensorSpec
 from frostline.models.tracing import export as exporting
 from frostline.models.tracing.comparison import agrees
 from frostline.models.tracing.fingerprint import fingerprint
-from frostline.models.tracing.trace import trace
-from frostline.models.tracing.trace_cache import TraceCache
+from frostline.models.tracing.trace_cache import TraceCache, trace
 
 INPUTS = (TensorSpec((3, 8, 8)),)
 SCALE = 2.0
@@ -83,7 +82,7 @@ def test_a_kept_trace_spares_the_process_all_of_torch_export():
         "import sys, torch",
         "from torch import nn",
         "from frostline.core import TensorSpec",
-        "from frostline.models.tracing.trace import trace",
+        "from frostline.models.tracing.trace_cache import trace",
         "model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())",
         "trace(model, [TensorSpec((4,))], training={path: False for path, _ in model.named_modules()})",
         "print('torch._dynamo' in sys.modules)",

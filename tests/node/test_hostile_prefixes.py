@@ -14,7 +14,7 @@ from frostline.engines.measure.operations import GraphLimits
 from frostline.errors import OverBudget, UnsafeArtifact
 from frostline.file_cache import FileCache
 from frostline.models.files.artifact import header_of, read_prefix, write_prefix
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.node.weights import inspection as inspections
 from frostline.node.weights.inspection import Inspector
 from support.hostile import X, after, artifact, attacks, chain, node, peak_bytes, put

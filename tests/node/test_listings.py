@@ -15,7 +15,7 @@ import pytest
 import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import OverBudget, Unavailable
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.wire.http.pool import address_of
 from frostline.wire.listings import ListingRequest
 from support.images import image_folder

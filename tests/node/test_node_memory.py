@@ -13,7 +13,7 @@ import pytest
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import FrostlineError
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from support.nodes import artifact_of, jpeg, make_images, request, samples_of, small_network, until
 
 BUDGET = 400 << 20

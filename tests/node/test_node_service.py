@@ -13,12 +13,12 @@ from frostline.config import NodeSettings
 from frostline.core import View
 from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
 from frostline.node import Node
-from frostline.node.request import packing
+from frostline.node.request import outputs as packing
 from frostline.node.request import validation as requests
 from frostline.node.service.profiling import NetworkProfile, Networks
 from frostline.preprocess import imagenet
 from frostline.stores.objects.local import FolderStore
-from frostline.stores.wrappers.faults import Wrapped
+from frostline.stores.wrappers.retry import Wrapped
 from frostline.wire.codecs import CODECS, pack
 from frostline.wire.messages import ProfileRequest
 from support.nodes import (

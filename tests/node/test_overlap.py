@@ -12,7 +12,7 @@ from frostline.node import Node
 from frostline.node.request import decode as decoding
 from frostline.node.request import validation as requests
 from frostline.stores.objects.local import FolderStore
-from frostline.stores.wrappers.faults import Wrapped
+from frostline.stores.wrappers.retry import Wrapped
 from support.nodes import artifact_of, is_idle, joined, make_images, request, same, samples_of, small_network
 
 NETWORK = small_network()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.planning.worth import SHARE, is_worth_measuring, is_worth_trying
+from frostline.planning.whatif import SHARE, is_worth_measuring, is_worth_trying
 
 RATES = st.floats(0.1, 1e5)
 

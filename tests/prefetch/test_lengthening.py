@@ -9,7 +9,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples
 from frostline.errors import NodeUnreachable
 from frostline.prefetch import Mixer, Window, stretches
-from frostline.prefetch.ramp_up import Lengthening, Lengths
+from frostline.prefetch.requests import Lengthening, Lengths
 from support.mixing import one_way
 
 ROW_BYTES = 16

@@ -13,7 +13,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
 from frostline.prefetch import Window, stretches
-from frostline.prefetch.back_off import Failing, delay_s
+from frostline.prefetch.in_flight import Failing, delay_s
 from support.mixing import one_way
 
 ROW_BYTES = 16

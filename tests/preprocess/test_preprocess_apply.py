@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from frostline.core import View
+from frostline.datasets.copy.scaling import scaled
 from frostline.errors import BadRequest, SampleError
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, RandomHorizontalFlip, Resize, imagenet
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed
 from frostline.preprocess.decoder import decoded_classes, size_of
-from frostline.preprocess.scaled import scaled
 from frostline.preprocess.steps import Stored
 
 PIXELS = Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))

@@ -10,7 +10,7 @@ from frostline.core import View
 from frostline.errors import SettingError
 from frostline.preprocess import CenterCrop, ColorJitter, Decode, Normalize, Preprocess, RandomHorizontalFlip
 from frostline.preprocess.apply import decode_into
-from frostline.preprocess.colours import jittered
+from frostline.preprocess.decoder import jittered
 from support.nodes import jpeg
 
 PIXELS = Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)

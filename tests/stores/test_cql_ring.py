@@ -11,7 +11,7 @@ from cassandra import ConsistencyLevel
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.models import freeze
-from frostline.node.process.launch import start_node
+from frostline.node.process.subprocess import start_node
 from frostline.stores.base.protocols import LABELS, Place
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, cassandra, why_no_cassandra

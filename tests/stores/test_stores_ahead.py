@@ -17,8 +17,8 @@ from frostline.stores.base.protocols import Place
 from frostline.stores.open import open_store
 from frostline.stores.reads.batched_reads import Joined
 from frostline.stores.reads.readahead import ReadAhead, ReadAheadQueue, SecondReads
-from frostline.stores.wrappers.faults import Wrapped
 from frostline.stores.wrappers.hedging import LateReads
+from frostline.stores.wrappers.retry import Wrapped
 
 DATA = bytes(range(256))
 

@@ -18,8 +18,7 @@ from frostline.errors import (
     StoreUnavailable,
 )
 from frostline.stores.base.urls import parse_url
-from frostline.stores.objects.aws_profiles import profile_of
-from frostline.stores.objects.clouds import azure_settings, cloud_store, google_settings, s3_settings
+from frostline.stores.objects.clouds import azure_settings, cloud_store, google_settings, profile_of, s3_settings
 from frostline.stores.open import open_store
 from support.bucket_peer import bucket_peer
 from support.web import web_server

@@ -16,9 +16,8 @@ from frostline.stores.base.urls import parse_url
 from frostline.stores.objects.clouds import cloud_store
 from frostline.stores.open import open_store
 from frostline.stores.reads.batched_reads import Joined
-from frostline.stores.wrappers.faults import Deadlined, Delayed, Faulty, Limited, Wrapped
 from frostline.stores.wrappers.rate_limit import TokenBucket
-from frostline.stores.wrappers.retry import Patient
+from frostline.stores.wrappers.retry import Deadlined, Delayed, Faulty, Limited, Patient, Wrapped
 from frostline.testing.stores import (
     ListingTests,
     ManyReadingTests,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import Samples
-from frostline.datasets.formats.ids import stable_ids
+from frostline.datasets.formats.base import stable_ids
 from frostline.datasets.formats.ready_form import ReadyFormat
 from frostline.datasets.ready.layout import LAYOUT, TABLE, Layout, ReadyPart, masks_beside, object_name, table_file
 from frostline.datasets.ready.masks import MaskPlaces

@@ -24,7 +24,7 @@ import torch
 
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.engines.base.operators import ALLOWED, FACTORIES, PYTHON_OPERATORS, resolve_allowed
-from frostline.engines.machine.process_memory import limit_memory, look_anew, peak_bytes, resident_bytes
+from frostline.engines.machine.isolation import limit_memory, look_anew, peak_bytes, resident_bytes
 from frostline.engines.measure.footprint import BROKEN, tensors_in
 from frostline.engines.measure.operations import GraphLimits
 from frostline.errors import OverBudget, UnsafeArtifact

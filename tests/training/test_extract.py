@@ -18,10 +18,9 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE
 from frostline.errors import SettingError
 from frostline.events import Counted
-from frostline.node.process.launch import start_node
-from frostline.training.extract.extract import extract
+from frostline.node.process.subprocess import start_node
+from frostline.training.extract.extract import Parts, Ranges, extract
 from frostline.training.extract.feature_files import check_suffix
-from frostline.training.extract.parts import Parts, Ranges
 from frostline.training.settings import ExtractSettings, JobSettings
 from support.images import image_folder
 from support.nodes import until

@@ -39,11 +39,11 @@ from frostline.models import cut_network
 from frostline.models.files.artifact import write_prefix
 from frostline.node import Node
 from frostline.node.process.bounded import BoundedProcess
-from frostline.node.process.launch import start_node
-from frostline.training.in_store.validate import check_assignment
+from frostline.node.process.subprocess import start_node
+from frostline.training.in_store.process import check_assignment
 from frostline.training.loop import Loop
 from frostline.training.networks import load_model
-from frostline.training.report.record import Record
+from frostline.training.report.report import Record
 from frostline.wire.recipes import Recipe
 from support.images import image_folder, tiny_preprocess
 from support.nodes import served, until

@@ -14,7 +14,7 @@ from frostline.loaders import Batch
 from frostline.ordering import Order
 from frostline.ordering.splits import count_labels, split_by_class
 from frostline.training.loop import Loop
-from frostline.training.report.record import Record
+from frostline.training.report.report import Record
 from frostline.wire.recipes import Recipe
 from support.trainings import ignore
 

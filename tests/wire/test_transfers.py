@@ -16,7 +16,7 @@ from frostline.node import Node
 from frostline.node.http.server import listen
 from frostline.node.in_process import LocalTransport
 from frostline.wire.framing import Encoder
-from frostline.wire.http.link_meter import Meter, Transfers
+from frostline.wire.http.pool import Meter, Transfers
 from support.nodes import make_images, request
 from support.peers import read_request
 

@@ -1,11 +1,8 @@
 """Decides how many samples run at once, which ones together, and whose turn it is. Pure: no clock, no threads."""
 
-from frostline.batching.allowance import Allowance
-from frostline.batching.budget import MemoryBudget
-from frostline.batching.claims import ANYBODY, Claim
+from frostline.batching.budget import ANYBODY, Allowance, Claim, MemoryBudget
 from frostline.batching.eviction import DRAINED_WITHIN_S, Stay, Wish, leaving
-from frostline.batching.forming import BatchingRule, FirstCome, Merging, QueuedRequest, QueueHead, Turn
-from frostline.batching.hapi import Hapi
+from frostline.batching.forming import BatchingRule, FirstCome, Hapi, Merging, QueuedRequest, QueueHead, Turn
 from frostline.batching.shares import FairShares
 from frostline.batching.sizes import (
     ROWS,

@@ -1,14 +1,37 @@
 """Decides who may use how much of a fixed amount of memory, and who waits for it."""
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
-from frostline.batching.claims import ANYBODY, Claim
 from frostline.batching.shares import FairShares
 from frostline.batching.sizes import readable_bytes
 from frostline.errors import OverBudget
 
-__all__ = ("MemoryBudget",)
+__all__ = ("ANYBODY", "Allowance", "Claim", "MemoryBudget")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a piece of work says when it asks for memory or for the device.
+
+    Attributes:
+        tenant: whose it is.
+        device_s: what it will probably take of the device; only the order of tenants depends on it, and what it
+            really took is charged later.
+        max_bytes: its tenant never holds more than this, but for one piece alone.
+    """
+
+    tenant: str
+    device_s: float = 0.0
+    max_bytes: float = math.inf
+
+    def __post_init__(self) -> None:
+        assert self.device_s >= 0, f"work takes no less than nothing, not {self.device_s} s"
+
+
+ANYBODY = Claim(tenant="")
+"""Where nobody tells tenants apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,3 +191,47 @@ class MemoryBudget:
     def _is_full(self, nbytes: int, claim: Claim) -> bool:
         held = self._held[claim.tenant]
         return held > 0 and held + nbytes > claim.max_bytes
+
+
+# Seconds' worth of it that may be used at once after a pause, so that a request need not be cut up.
+_SAVED_S = 10.0
+
+
+class Allowance:
+    """A bucket of device seconds that fills at a rate. Not for several threads.
+
+    Work is paid when it has run, since nobody knows before what it takes; what is owed must be saved up again before
+    more begins. So in the long run no more than the rate is used, and beyond it only what was let in at once.
+
+    Args:
+        per_s: device seconds a second.
+        saved_s: seconds' worth of it that may be used at once after a pause.
+    """
+
+    def __init__(self, per_s: float, saved_s: float = _SAVED_S) -> None:
+        assert per_s > 0, "an allowance is above 0"
+        self._per_s = per_s
+        self._most = saved_s * per_s
+        self._left = self._most
+        self._at_s = 0.0
+        self._owed = 0.0
+
+    def spend(self, device_s: float, now_s: float) -> None:
+        """So much was used, which counts twice while some is owed."""
+        self._fill(now_s)
+        paid_s = min(self._owed, device_s)
+        self._owed -= paid_s
+        self._left -= device_s + paid_s
+
+    def owe(self, device_s: float) -> None:
+        """So much was used that is to be paid by instalments: minutes at once would shut its tenant out for long."""
+        self._owed += device_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until more may begin; 0 where it may now."""
+        self._fill(now_s)
+        return max(0.0, -self._left / self._per_s)
+
+    def _fill(self, now_s: float) -> None:
+        passed_s, self._at_s = now_s - self._at_s, now_s
+        self._left = min(self._most, self._left + self._per_s * max(0.0, passed_s))

@@ -1,10 +1,15 @@
 """Decides which waiting rows run together next on the device."""
 
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ("BatchingRule", "FirstCome", "Merging", "QueueHead", "QueuedRequest", "Turn")
+import numpy as np
+
+from frostline.batching.sizes import ROWS, padded
+
+__all__ = ("BatchingRule", "FirstCome", "Hapi", "Merging", "QueueHead", "QueuedRequest", "Turn", "allotted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +103,84 @@ class FirstCome:
         """See ``BatchingRule``."""
         first = min(waiting, key=lambda one: one.number)
         return Turn(parts=(QueueHead(number=first.number, rows=first.rows),), rows=first.run_rows)
+
+
+def allotted(waiting: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int]:
+    """The rows of each request's batch, by its number; requests that found no room are not named.
+
+    HAPI's batch adaptation ("Accelerating Transfer Learning with Near-Data Computation on Cloud Object Stores",
+    arXiv 2210.08650): with ``M_r`` bytes a row and ``model_r`` for the model of request ``r``, choose ``b_r`` to
+
+        maximise sum_r b_r M_r   subject to   sum_r (b_r M_r + model_r) <= free,   b_min <= b_r <= requested_r,
+
+    and where there is no such choice, leave out a request, here the last that came, and solve again.
+
+    Batches are multiples of ``ROWS`` and ``b_min`` is one ``ROWS``; otherwise kernels would work on odd sizes.
+    """
+    asking = list(waiting)
+    while asking:
+        found = _solved(asking, free_bytes)
+        if found is not None:
+            return found
+        asking.pop()
+    return {}
+
+
+def _solved(asking: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int] | None:
+    from scipy.optimize import Bounds, LinearConstraint, milp  # takes a second to import, and few nodes need it
+
+    room = free_bytes - sum(one.model_bytes for one in asking)
+    nbytes = [one.bytes_per_row * ROWS for one in asking]
+    if sum(nbytes) > room:  # not even the smallest batches fit
+        return None
+    # In shares of the room, since the solver's tolerances are absolute.
+    takes = np.array(nbytes, np.float64) / max(1, room)
+    most = np.array([padded(one.rows) // ROWS for one in asking])
+    found = milp(
+        -takes,
+        constraints=LinearConstraint(takes[np.newaxis], ub=1.0),
+        bounds=Bounds(1, most),
+        integrality=np.ones(len(asking)),
+    )
+    assert found.x is not None, f"the smallest batches fit, so there is a choice: {found.message}"
+    eights = np.clip(np.floor(found.x + 0.5).astype(int), 1, most).tolist()
+    return _within(room, asking, eights)
+
+
+def _within(room: int, asking: Sequence[QueuedRequest], eights: list[int]) -> dict[int, int]:
+    """The solver's answer held to the byte: it may be beyond the bound by its tolerance."""
+    rows = {one.number: ROWS * count for one, count in zip(asking, eights, strict=True)}
+    while (over := sum(one.bytes_per_row * rows[one.number] for one in asking) - room) > 0:
+        shrinking = [one for one in asking if rows[one.number] > ROWS]
+        nearest = min(shrinking, key=lambda one: abs(one.bytes_per_row * ROWS - over))
+        rows[nearest.number] -= ROWS
+    return rows
+
+
+class Hapi:
+    """Rounds of HAPI's programme: the batches that it chose run one after another, then it is solved again.
+
+    Its requests share an accelerator at the same time, for which the programme divides the memory; here they take
+    turns on it in the order in which they came. Tenants have no shares. How many rows a sample runs with depends on
+    who else asks, so that features may differ in their last bits.
+
+    Args:
+        free_bytes: for models and activations.
+    """
+
+    def __init__(self, free_bytes: int) -> None:
+        self._free_bytes = free_bytes
+        self._round: deque[tuple[int, int]] = deque()
+
+    def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:  # noqa: ARG002 (no shares)
+        """See ``Rule``."""
+        present = {one.number: one for one in sorted(waiting, key=lambda one: one.number)}
+        while self._round and self._round[0][0] not in present:
+            self._round.popleft()
+        if not self._round:
+            first = next(iter(present))
+            # One that finds no room even alone runs in the smallest batches: the node has checked that those fit.
+            self._round.extend((allotted(list(present.values()), self._free_bytes) or {first: ROWS}).items())
+        number, rows = self._round.popleft()
+        one = present[number]
+        return Turn(parts=(QueueHead(number=number, rows=min(rows, one.rows)),), rows=min(rows, one.run_rows))

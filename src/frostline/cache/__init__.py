@@ -2,8 +2,7 @@
 
 from frostline.cache.keys import Scope, row_keys
 from frostline.cache.local.disk import DiskStatistics, FeatureStore
-from frostline.cache.local.memory import CacheStatistics, FeatureCache
-from frostline.cache.local.tiers import CachedIn, DiskCache, RowNames, TieredCache
+from frostline.cache.local.memory import CachedIn, CacheStatistics, DiskCache, FeatureCache, RowNames, TieredCache
 from frostline.cache.rows import RowLayout
 from frostline.cache.shared.store import SharedStatistics, SharedStore
 

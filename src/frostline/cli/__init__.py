@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from frostline.cli.start_time import process_began_at
 from frostline.engines.machine.allocator import ENVIRONMENT, keep_freed_memory
-from frostline.engines.machine.exit import end_at_once
+from frostline.engines.machine.isolation import end_at_once
 
 __all__ = ("main",)
 

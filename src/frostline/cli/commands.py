@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import click
 
 from frostline.cli.demo import demo
-from frostline.cli.exits import DONE, FAILED, INTERRUPTED, MISTAKEN
 from frostline.cli.extract import extract
 from frostline.cli.index import index
 from frostline.cli.ingest import ingest
 from frostline.cli.io import io
 from frostline.cli.plan import plan
 from frostline.cli.serve import serve
+from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN
 from frostline.cli.train import train
 from frostline.errors import AccessDenied, BadRequest, FrostlineError, NotAllowed, OverBudget, UserError
 from frostline.version import __version__

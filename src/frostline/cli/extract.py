@@ -9,8 +9,8 @@ from frostline.cli.options import as_json, job_options, policy_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
 from frostline.cli.units import BYTES
-from frostline.core.collector import collector_rests
 from frostline.core.units import in_bytes, in_seconds
+from frostline.processors import collector_rests
 from frostline.training.settings import ExtractSettings, JobSettings
 
 __all__ = ("extract",)

@@ -7,19 +7,86 @@ from typing import Any
 import click
 
 from frostline.cli.options import as_json, job_options
-from frostline.cli.plan_text import print_answer
 from frostline.cli.progress import ProgressBar
-from frostline.cli.show import print_json
+from frostline.cli.show import print_json, print_table
 from frostline.cli.units import BANDWIDTH, TIMES
-from frostline.core.collector import collector_rests
+from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds
 from frostline.errors import OutOfSpace, SettingError
-from frostline.planning import POLICIES
+from frostline.planning import POLICIES, Plan, Situation, engines, table
+from frostline.planning.replanning import mixture_in_words
+from frostline.processors import collector_rests
 from frostline.training.files import make_folder, write_text
 from frostline.training.measured import find, just_measured, keep
-from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, WhatIfPlan, answer
+from frostline.training.report.what_if import (
+    ALL_POLICIES,
+    MeasuredSituation,
+    Question,
+    WhatIf,
+    WhatIfPlan,
+    answer,
+    relative,
+)
 from frostline.training.settings import JobSettings
 
-__all__ = ("plan",)
+__all__ = ("plan", "print_answer")
+
+
+def print_answer(answer: WhatIfPlan, *, every: bool) -> None:
+    """Print a plan on stdout.
+
+    Args:
+        answer: to show.
+        every: one row for each codec of each cut.
+    """
+    plan, link = answer.plan, answer.plan.link
+    made = table(plan, every=every)
+    words = {made.columns.index(name) for name in ("after", "codec", "why")}
+    asked = answer.measured.asked
+    print_table(f"{asked['model']} on {asked['data']}", made.columns, made.rows, left=words)
+    # What matters most comes last, where a long table leaves it in sight.
+    click.echo(
+        f"link: {in_bytes(link.bytes_per_s)}/s, round trip {in_seconds(link.round_trip_s)}; figures are per sample"
+    )
+    for line in engines(plan):
+        click.echo(line)
+    if answer.measured.fallback:
+        click.echo(f"not cut as it stands: {answer.measured.fallback}")
+    if answer.rules:
+        _print_rules(answer)
+    if answer.what_if:
+        click.echo(f"what if: {'; '.join(answer.what_if)}")
+    click.echo(f"{plan.reason}.")
+    if answer.as_measured is not None:
+        _print_as_measured(answer, answer.as_measured)
+
+
+def _print_as_measured(answer: WhatIfPlan, before: Plan) -> None:
+    """Say what changes against the situation as it was measured."""
+    share = relative(answer.plan, before)
+    beside = "" if share is None else f", {share:.2f} times as many as in the situation as it was measured"
+    click.echo(f"{in_rate(answer.plan.mean_samples_per_s)} samples/s{beside}")
+    click.echo(f"from {_ways(before, answer.situation)} to {_ways(answer.plan, answer.situation)}")
+
+
+def _print_rules(answer: WhatIfPlan) -> None:
+    rows = []
+    for rule in answer.rules:
+        share = relative(rule, answer.plan)
+        rows.append(
+            (
+                rule.policy,
+                in_rate(rule.mean_samples_per_s),
+                "-" if share is None else in_percent(share),
+                rule.bottleneck,
+                _ways(rule, answer.situation),
+            )
+        )
+    columns = ("rule", "samples/s", "of the best", "held back by", "ways")
+    print_table("Every rule, in the same situation", columns, rows, left=(0, 3, 4))
+
+
+def _ways(plan: Plan, situation: Situation) -> str:
+    return mixture_in_words({one.route: one.share for one in plan.mixture}, situation.cuts)
 
 
 @click.command(epilog="Example: frostline plan --data photos/ --model torchvision:resnet18 --until layer3")

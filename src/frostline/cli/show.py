@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ("bar", "print_json", "print_json_line", "print_table")
+__all__ = ("DONE", "FAILED", "INTERRUPTED", "MISTAKEN", "bar", "print_json", "print_json_line", "print_table")
 
 _WIDE = 1000
 _BAR = 24
@@ -56,3 +56,11 @@ def print_table(
     # Who reads a file or a pipe wants whole lines; a table takes no more room than it needs.
     console = Console()
     (console if console.is_terminal else Console(width=_WIDE)).print(table)
+
+
+DONE = 0
+FAILED = 1
+MISTAKEN = 2
+"""The user can put it right."""
+INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from frostline.cli.exits import DONE, INTERRUPTED
-from frostline.cli.show import print_json, print_table
+from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table
 from frostline.core import EXACT
 from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds, in_times
 from frostline.training.report.report import Report, WayTaken

@@ -8,7 +8,7 @@ import click
 from frostline.cli.options import as_json, epochs_option, job_options, policy_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.summary import finish
-from frostline.core.collector import collector_rests
+from frostline.processors import collector_rests
 from frostline.training.settings import JobSettings, TrainSettings
 from frostline.wire.recipes import OPTIMIZERS
 

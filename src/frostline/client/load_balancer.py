@@ -9,8 +9,7 @@ from typing import Any, Self, TypeVar
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import EngineNotReady, Overloaded, Unavailable
 from frostline.profiles import Profile
-from frostline.transport.cancellation import Cancellation
-from frostline.transport.protocol import Transport, TransportStatistics
+from frostline.transport.protocol import Cancellation, Transport, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("LoadBalancer", "SpreadAnswer", "SpreadTransport")

@@ -1,11 +1,9 @@
 """The nouns: samples, features and the frozen graph, as plain values."""
 
-from frostline.core.features import FeatureBatch, PackedTensor, Skipped
+from frostline.core.features import EXACT, FLOAT32, REFERENCE, FeatureBatch, PackedTensor, Route, Skipped
 from frostline.core.graph import Cut, Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.levels import Levels
-from frostline.core.readings import CELLS, OBJECTS, READINGS, URLS, read_as
-from frostline.core.routes import EXACT, FLOAT32, REFERENCE, Route
-from frostline.core.samples import Samples, SampleTable, Targets, View
+from frostline.core.samples import CELLS, OBJECTS, READINGS, URLS, Samples, SampleTable, Targets, View, read_as
 
 __all__ = (
     "CELLS",

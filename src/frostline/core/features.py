@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("FeatureBatch", "PackedTensor", "Skipped")
+__all__ = ("EXACT", "FLOAT32", "REFERENCE", "FeatureBatch", "PackedTensor", "Route", "Skipped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +81,26 @@ class FeatureBatch:
 def _nbytes(tensor: npt.NDArray[np.generic]) -> int:
     """Of rows that are encoded samples, what these have: the array itself holds no more than pointers to them."""
     return sum(map(len, tensor.tolist())) if tensor.dtype == object else tensor.nbytes
+
+
+EXACT = "exact"
+"""The codec that leaves activations as they are, and the accuracy of the user's own network, bit for bit."""
+
+FLOAT32 = "float32"
+"""The accuracy of 32-bit floats: codecs lose nothing, and engines sum the same numbers in another order at most."""
+
+REFERENCE = "torch-eager"
+"""The engine whose features are the user's own network's, bit for bit; every other one is measured against it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Route:
+    """Where the store side stops, and how what crosses is encoded on the wire.
+
+    Attributes:
+        cut: number of the cut (``Cut.number``).
+        codec: name of the codec (``wire.codecs``); cut 0 always has ``exact``.
+    """
+
+    cut: int
+    codec: str = EXACT

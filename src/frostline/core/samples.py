@@ -1,15 +1,76 @@
 """Samples as columns: where the bytes of each one are, and its label."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core.texts import taken
+__all__ = (
+    "CELLS",
+    "OBJECTS",
+    "READINGS",
+    "URLS",
+    "SampleTable",
+    "Samples",
+    "Targets",
+    "Texts",
+    "View",
+    "read_as",
+    "taken",
+)
 
-__all__ = ("SampleTable", "Samples", "Targets", "View")
+_AT_ONCE = 1 << 12
+
+
+class Texts(Sequence[str]):
+    """A sequence of texts that are made when they are asked for. Immutable, safe for threads; equal by what it holds.
+
+    Iterating makes some thousand at a time. Taking rows is much faster than indexing them one by one.
+    """
+
+    @abstractmethod
+    def take(self, rows: npt.NDArray[np.int64]) -> Sequence[str]:
+        """The texts of the given rows, in the given order."""
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, row: int | slice) -> str | Sequence[str]:
+        """One text, or those of a slice."""
+        if isinstance(row, slice):
+            return self.take(np.arange(*row.indices(len(self)), dtype=np.int64))
+        place = row + len(self) if row < 0 else row
+        if not 0 <= place < len(self):
+            raise IndexError(f"row {row} lies outside the {len(self)} texts")
+        return self.take(np.array([place], np.int64))[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self.take(np.arange(start, min(start + _AT_ONCE, len(self)), dtype=np.int64))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # equal ones may be of other classes
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} texts>"
+
+
+def taken(texts: Sequence[str], rows: npt.NDArray[np.int64]) -> Sequence[str]:
+    """The texts of the given rows of any sequence."""
+    if isinstance(texts, Texts):
+        return texts.take(rows)
+    return [texts[row] for row in rows.tolist()]
+
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -188,3 +249,17 @@ class View:
     seed: int
     epoch: int
     recurs: bool = False
+
+
+OBJECTS = "objects"
+"""Bytes from ``offset`` of an object."""
+CELLS = "cells"
+"""A cell of a Parquet file: the object names file and column, the offset is the row."""
+URLS = "urls"
+"""The object is a URL of its own, within a root that the node serves."""
+READINGS = (OBJECTS, CELLS, URLS)
+
+
+def read_as(url: str, reading: str) -> str:
+    """What stands for a data set in the names of kept features: the same address is other bytes in another reading."""
+    return url if reading == OBJECTS else f"{reading} of {url}"

@@ -21,8 +21,7 @@ from frostline.datasets.manifest.named_splits import NamedSplits
 from frostline.datasets.manifest.row_subset import JoinedRows, as_chosen, numbered, rows_of_ids, within
 from frostline.datasets.manifest.source import ManifestSource
 from frostline.datasets.manifest.statistics import DatasetStatistics
-from frostline.datasets.select.evaluate import select_rows
-from frostline.datasets.select.selection import Selection
+from frostline.datasets.select.selection import Selection, select_rows
 from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
 from frostline.ordering import Chosen, RowIndices

@@ -6,12 +6,11 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Generic, TypeVar
 
-from frostline.background import in_background
 from frostline.core import OBJECTS, Samples, Skipped
 from frostline.datasets.open import open_samples
 from frostline.errors import ObjectNotFound, SampleError, StoreError
-from frostline.stores.base.protocols import Batched, Buffer, Place, Versioned
-from frostline.stores.base.versions import is_other_version
+from frostline.processors import in_background
+from frostline.stores.base.protocols import Batched, Buffer, Place, Versioned, is_other_version
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.reads.batched_reads import Joined
 

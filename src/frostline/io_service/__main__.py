@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from frostline.config import IoSettings, NodeSettings
-from frostline.engines.machine.exit import end_at_once
+from frostline.engines.machine.isolation import end_at_once
 from frostline.errors import UserError
 from frostline.io_service.addresses import listening_at
 from frostline.io_service.service import IoService

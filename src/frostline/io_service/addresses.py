@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from frostline.errors import AddressInUse, SettingError
-from frostline.file_locks import lock
+from frostline.file_cache import lock
 from frostline.io_service.client.socket import socket_address
 
 __all__ = ("listening_at", "unnamed")

@@ -15,19 +15,67 @@ from frostline.config import IoSettings
 from frostline.errors import BadRequest, FrostlineError, NodeUnreachable, Unidentified
 from frostline.io_service.budget import JobBytes
 from frostline.io_service.byte_limiter import ByteLimiter
-from frostline.io_service.handler import RequestHandler
+from frostline.io_service.handler import Delivered, RequestHandler
 from frostline.io_service.poller import Watch
 from frostline.io_service.row_cache import RowCache
-from frostline.io_service.sending import Sender
 from frostline.io_service.sessions import Gone, Records, Session, hang_up, peer_of, watched_process
-from frostline.transport.cancellation import Cancellation
-from frostline.transport.protocol import Transport
+from frostline.io_service.shared_memory import shared
+from frostline.transport.protocol import Cancellation, Transport
 from frostline.version import __version__
 from frostline.wire.frames import PROTOCOL, BrokenFrame, Frame, receive, send
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 from frostline.wire.refusals import error_to_json
 
-__all__ = ("IoService",)
+__all__ = ("IoService", "Sender")
+
+
+class Sender:
+    """Lends and sends the blocks of one answer. For one thread.
+
+    Attributes:
+        bytes_answered: sent so far.
+        bytes_read: of them, those that were read for this answer.
+    """
+
+    def __init__(self, one: socket.socket, session: Session, answer: int, room: ByteLimiter) -> None:
+        self._socket = one
+        self._session = session
+        self._answer = answer
+        self._room = room
+        self._block = 0
+        self.bytes_answered = 0
+        self.bytes_read = 0
+
+    def __call__(self, delivered: Delivered) -> None:
+        """Lend and send rows.
+
+        Raises:
+            Gone: Nobody takes them.
+            Overloaded: There is no memory for them.
+        """
+        block = delivered.block
+        descriptor = shared(block.parts)
+        try:
+            self._lend(delivered.ticket, block.nbytes)
+            says = {"kind": "block", "block": self._block, "read_bytes": delivered.read_bytes, **block.says}
+            send(self._socket, says, descriptor=descriptor)
+        except OSError as error:
+            self._session.back(self._answer, self._block)
+            raise Gone from error
+        finally:
+            os.close(descriptor)
+        self._block += 1
+        self.bytes_answered += block.nbytes
+        self.bytes_read += delivered.read_bytes
+
+    def _lend(self, ticket: int, nbytes: int) -> None:
+        self._room.lend(ticket, nbytes)
+        try:
+            self._session.lend(self._answer, self._block, nbytes)
+        except Gone:
+            self._room.give_back(self._session.job, nbytes)
+            raise
+
 
 # Whoever connects says who it is at once; a connection that is idle after that may stay so for hours.
 _HELLO_S = 10.0

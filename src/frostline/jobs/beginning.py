@@ -12,8 +12,8 @@ from frostline.jobs.context import Scene, asked_of, computed_in_all, keeps_featu
 from frostline.jobs.measuring import Findings, KeptFindings, Measuring
 from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, fixed, make_plan
-from frostline.planning.worth import is_worth_measuring, is_worth_trying
-from frostline.transport.cancellation import Cancellation
+from frostline.planning.whatif import is_worth_measuring, is_worth_trying
+from frostline.transport.protocol import Cancellation
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.jobs.partition import PartitionedModel

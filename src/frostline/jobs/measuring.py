@@ -15,7 +15,7 @@ from frostline.jobs.router import Pilot
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
 from frostline.planning import Situation, make_plan
 from frostline.profiles import Trial
-from frostline.transport.cancellation import Cancellation
+from frostline.transport.protocol import Cancellation
 from frostline.version import __version__
 
 __all__ = ("Findings", "KeptFindings", "Measure", "Measuring", "follow")

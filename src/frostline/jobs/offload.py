@@ -11,7 +11,6 @@ from frostline.cache import FeatureStore, Scope
 from frostline.checks import check_type
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, FLOAT32, Route, read_as
-from frostline.core.collector import collector_rests
 from frostline.datasets import Dataset
 from frostline.errors import EngineNotReady, SettingError
 from frostline.events import NodeLeftOut, NotAsAsked, Observer, PhaseStarted
@@ -30,7 +29,7 @@ from frostline.loaders.torch.forked import serve_forked
 from frostline.models.graph.cuts import pixel_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, imagenet
-from frostline.processors import usable_cores
+from frostline.processors import collector_rests, usable_cores
 from frostline.wire.codecs.names import offered_precisions
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without

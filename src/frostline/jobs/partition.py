@@ -23,8 +23,7 @@ from frostline.models.cutting.cut import CutNetwork, cut_network
 from frostline.models.files.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.graph.split import after
 from frostline.planning import Situation
-from frostline.transport.cancellation import Cancellation
-from frostline.transport.protocol import Transport
+from frostline.transport.protocol import Cancellation, Transport
 from frostline.wire.messages import ProfileRequest
 
 __all__ = ("PartitionedModel", "TorchRest", "rest_of")

@@ -20,7 +20,7 @@ from frostline.loaders.epoch.fetch import joined
 from frostline.loaders.epoch.local_stage import decode
 from frostline.models.files.artifact import Prefix
 from frostline.planning import Link
-from frostline.prefetch.slabs import Slabs
+from frostline.prefetch.assemble import Slabs
 from frostline.preprocess import Preprocess
 from frostline.private import make_private_folder
 from frostline.processors import usable_cores

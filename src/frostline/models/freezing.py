@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from frostline.checks import check_type
 from frostline.errors import ModelError, UnknownLayer, nearest
 from frostline.models.modes import all_in_eval, modes
-from frostline.models.tracing.inputs import Inputs, input_specs, zeros
+from frostline.models.tracing.recording import Inputs, input_specs, zeros
 
 __all__ = ("asked_line", "before_the_line", "classifier_of", "freeze", "frozen_modules", "used_parameters")
 

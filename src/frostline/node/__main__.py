@@ -1,9 +1,9 @@
-"""The main module of the process that ``node.process.launch`` starts."""
+"""The main module of the process that ``node.process.subprocess`` starts."""
 
 import os
 import sys
 
-from frostline.core.collector import collector_rests
+from frostline.processors import collector_rests
 
 if __name__ == "__main__":
     with collector_rests():

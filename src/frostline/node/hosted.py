@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from frostline.config import NodeSettings, TenantSettings
-from frostline.core.collector import collector_rests
 from frostline.errors import UserError
 from frostline.node.http.server import Server, listen
 from frostline.node.service.node import Node
 from frostline.node.weights.inspection import Inspector, kept_inspections
+from frostline.processors import collector_rests
 
 __all__ = ("main",)
 

@@ -15,8 +15,7 @@ from frostline.node.request.answer import BatchStream
 from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.profiles import Profile
 from frostline.stores.reads.block_reads import BlockReads
-from frostline.transport.cancellation import Cancellation
-from frostline.transport.protocol import TransportStatistics
+from frostline.transport.protocol import Cancellation, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("LocalAnswer", "LocalTransport")

@@ -2,8 +2,7 @@
 
 from frostline.ordering.block_shuffle import BlockOrder, BlockShuffle
 from frostline.ordering.chosen import Chosen, RowIndices
-from frostline.ordering.interleaving import Interleaving
-from frostline.ordering.mixture import MixtureOrder
+from frostline.ordering.mixture import Interleaving, MixtureOrder
 from frostline.ordering.order import EpochOrder, Order
 from frostline.ordering.rank_agreement import Gather, ReadingPlan, check_terms
 from frostline.ordering.recorded import RecordedOrder, Replay

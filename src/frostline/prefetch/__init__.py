@@ -2,9 +2,8 @@
 
 from frostline.prefetch.assemble import BatchAssembler, Gathered, RowRange
 from frostline.prefetch.driver import Fetch, Prefetcher
-from frostline.prefetch.requests import Ask, Deal, Dealer, Delivery, Stretch, stretches
+from frostline.prefetch.requests import Ask, Deal, Dealer, Delivery, Mixer, Stretch, stretches
 from frostline.prefetch.tuner import Tuner
-from frostline.prefetch.weighted_routes import Mixer
 from frostline.prefetch.window import Window, WindowStatistics
 
 __all__ = (

@@ -6,13 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Self
 
-from frostline.background import in_background
 from frostline.core import FeatureBatch
 from frostline.errors import StoreUnavailable, Unavailable
 from frostline.events import Event, Observer, RequestFinished, RequestHedged, SampleSkipped, WaitingForRows
 from frostline.prefetch.requests import Ask, Delivery
 from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window, WindowStatistics
+from frostline.processors import in_background
 
 __all__ = ("Fetch", "Prefetcher")
 

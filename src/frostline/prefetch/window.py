@@ -13,10 +13,8 @@ from frostline.core import FeatureBatch
 from frostline.core.hedging import Stragglers
 from frostline.errors import NodeUnreachable, StoreUnavailable, Unavailable
 from frostline.events import RequestRetried
-from frostline.prefetch.back_off import Failing, delay_s
-from frostline.prefetch.in_flight import Opened
-from frostline.prefetch.ramp_up import FIRST_REQUESTS
-from frostline.prefetch.requests import Ask, Delivery, Stretch
+from frostline.prefetch.in_flight import Failing, Opened, delay_s
+from frostline.prefetch.requests import FIRST_REQUESTS, Ask, Delivery, Stretch
 
 __all__ = ("Window", "WindowStatistics")
 

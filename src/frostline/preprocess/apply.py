@@ -10,9 +10,7 @@ from PIL import Image
 from frostline.core import View
 from frostline.errors import SampleError
 from frostline.preprocess.applied import Applied
-from frostline.preprocess.colours import jittered
-from frostline.preprocess.decoder import check_size, decoded, size_of
-from frostline.preprocess.geometry import draws, middle, no_draw, random_box, scaled_size
+from frostline.preprocess.decoder import check_size, decoded, jittered, size_of
 from frostline.preprocess.records import unpacked
 from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
@@ -23,6 +21,11 @@ from frostline.preprocess.steps import (
     RandomResizedCrop,
     Resize,
     Step,
+    draws,
+    middle,
+    no_draw,
+    random_box,
+    scaled_size,
 )
 
 __all__ = ("MAX_PIXELS", "decode_applied", "decode_into", "pixels_into", "pixels_needed", "scratch_bytes")

@@ -31,7 +31,7 @@ def open_store(url: str, limits: StoreLimits = NO_LIMITS) -> ObjectStore:
         url: ``file:///folder`` or a plain path; ``memory://name``, shared by all of a process that use the name;
             ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``, whose servers and credentials
             come from the usual ``AWS_*``, ``GOOGLE_*`` and ``AZURE_*`` variables, and options such as
-            ``?endpoint=https://store:9000`` (``stores.base.url_options``); ``https://host/path``, which is read alone;
+            ``?endpoint=https://store:9000`` (``stores.base.urls``); ``https://host/path``, which is read alone;
             ``cql://user@host/keyspace/table``, whose password comes from ``FROSTLINE_CQL_PASSWORD``.
         limits: What it is allowed.
 

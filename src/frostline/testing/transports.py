@@ -11,8 +11,7 @@ import numpy.typing as npt
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import BadRequest, NodeUnreachable, Refused, StoreError, Unavailable
 from frostline.profiles import Profile
-from frostline.transport.cancellation import Cancellation
-from frostline.transport.protocol import Transport, TransportStatistics
+from frostline.transport.protocol import Cancellation, Transport, TransportStatistics
 from frostline.wire.codecs import pack
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from frostline.core.collector import collector_rests
 from frostline.engines.machine.first_calls import settle_kernels
 from frostline.errors import SettingError
 from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadKept, Observer, StepFinished
 from frostline.loaders import Batch
+from frostline.processors import collector_rests
 from frostline.wire.recipes import Recipe
 
 __all__ = ("Batches", "Loop", "Trainable")

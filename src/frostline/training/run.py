@@ -20,14 +20,11 @@ from frostline.loaders import Loader
 from frostline.models.tracing.comparison import kept_buffers
 from frostline.planning import ALL_IN_STORE
 from frostline.training.files import make_folder, write_tensors, write_text
-from frostline.training.held_out import in_words, is_test
 from frostline.training.loop import Loop
-from frostline.training.report.record import Record
-from frostline.training.report.report import Report, WayTaken, Whereabouts
-from frostline.training.report.versions import versions
+from frostline.training.report.report import Record, Report, WayTaken, Whereabouts, versions
 from frostline.training.settings import TrainSettings
 from frostline.training.setup import Setup, set_up
-from frostline.training.sides import sides_of
+from frostline.training.sides import in_words, is_test, sides_of
 from frostline.training.start import StartedJob
 from frostline.wire.recipes import FEW_EPOCHS
 

@@ -1,5 +1,6 @@
 """Decides which samples a run trains on and which it scores: what was asked for, the data's own splits, or a share."""
 
+import re
 from dataclasses import dataclass
 
 from frostline.datasets import Dataset
@@ -10,7 +11,7 @@ from frostline.training.settings import TrainSettings
 from frostline.training.setup import Setup
 from frostline.training.start import chosen_of
 
-__all__ = ("Sides", "sides_of")
+__all__ = ("Sides", "in_words", "is_test", "sides_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,3 +79,29 @@ def _check_apart(train: Dataset, held_out: Dataset, split: str) -> None:
         raise SettingError(
             f"{both} samples of split {split!r} are among those to train on too: name the split to train on (--split)"
         )
+
+
+_TESTS = {"test", "tests", "testing"}
+_NO_WORD = re.compile(r"[^a-z]+")
+
+
+def is_test(split: str | None) -> bool:
+    """Whether a split is called as one that is scored at the very end, and chooses nothing."""
+    return split is not None and not _TESTS.isdisjoint(_NO_WORD.split(split.lower()))
+
+
+def in_words(split: str | None, share: float, *, is_empty: bool, decided: bool) -> str:
+    """What was held out, and what its accuracy therefore says.
+
+    Args:
+        split: its name; None for a share of each class.
+        share: that was held out, where it is no split.
+        is_empty: nothing was.
+        decided: it chose which head is kept.
+    """
+    if is_empty:
+        return "nothing"
+    what = f"{share * 100:g} % of each class" if split is None else f"split {split!r}"
+    if decided:
+        return f"{what}, which also chose the epoch: a little optimistic"
+    return f"{what}; nothing was chosen by it"

@@ -8,7 +8,7 @@ from frostline.config import LoaderSettings
 from frostline.datasets import Dataset
 from frostline.errors import EmptyDataset
 from frostline.events import Observer, PhaseStarted
-from frostline.node.process.launch import NodeProcess
+from frostline.node.process.subprocess import NodeProcess
 from frostline.planning import ALL_IN_STORE
 from frostline.training.settings import JobSettings
 

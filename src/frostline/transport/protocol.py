@@ -1,17 +1,62 @@
 """What a trainer needs of a node: one protocol, spoken over HTTP and within the process."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from frostline.core import FeatureBatch
+from frostline.errors import Unavailable
 from frostline.profiles import Profile
 from frostline.stores.reads.block_reads import BlockReads
-from frostline.transport.cancellation import Cancellation
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("BesideTraining", "ReadsBlocks", "TrainsBeside", "Transport", "TransportStatistics")
+__all__ = ("BesideTraining", "Cancellation", "ReadsBlocks", "TrainsBeside", "Transport", "TransportStatistics")
+
+
+class Cancellation:
+    """A call that may be given up. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._ends: list[Callable[[], None]] = []
+
+    def cancel(self) -> None:
+        """Nobody wants the result any more. Calling it again does nothing."""
+        with self._lock:
+            self._is_cancelled = True
+            ends, self._ends = self._ends, []
+            for end in ends:
+                end()
+
+    def check(self) -> None:
+        """Go on only where somebody wants the result.
+
+        Raises:
+            Unavailable: Nobody does.
+        """
+        if self._is_cancelled:
+            raise Unavailable("the request was given up")
+
+    @contextmanager
+    def ends(self, end: Callable[[], None]) -> Iterator[None]:
+        """Work that ``end`` breaks off from any thread, soon and without waiting for it.
+
+        Raises:
+            Unavailable: It was given up before it began.
+        """
+        with self._lock:
+            self.check()
+            self._ends.append(end)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if end in self._ends:
+                    self._ends.remove(end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

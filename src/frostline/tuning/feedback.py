@@ -2,12 +2,83 @@
 
 from dataclasses import replace
 
-from frostline.tuning.depth import Depth
+from frostline.config import LoaderSettings
+from frostline.core.units import in_bytes, in_percent, in_seconds
 from frostline.tuning.parallelism import Move, Parallelism
 from frostline.tuning.periods import Period, Periods
-from frostline.tuning.values import Look, NewBounds, Setting
+from frostline.tuning.prisma import Prisma
+from frostline.tuning.values import Look, NewBounds, Setting, Steady, TuningRule
 
-__all__ = ("Following",)
+__all__ = ("Depth", "Following", "rule_of")
+
+# Of the requests' own bytes: one is under way while its row is handed out and the next one is asked for.
+_REQUESTS_TIMES = 2.0
+# A late answer holds back what arrives after it: so much arrives in the time by which it is late.
+_LATE_TIMES = 2.0
+# The loop waited though the window was full: some of the time, at some of the looks.
+_WAITS, _FULL = 0.03, 0.1
+_MORE, _MAX = 2.0, 256.0
+# What was too little is tried again after so long without waiting for it.
+_PATIENCE_S = 30.0
+# What is set is more than what is wanted, and stays while that is neither more nor so much less: changes are events.
+_AMPLE, _MIN_USED = 1.5, 0.4
+
+
+class Depth:
+    """As deep as bandwidth times delay asks for, and deeper where a full window still lets the loop wait.
+
+    Whether the model is right is not taken for granted: a loop that takes many batches at once, or a store with a
+    heavier tail than the times show, empties a window that should do. Each time it does, the depth doubles, and half
+    of that is given back after half a minute in which it did not.
+
+    Args:
+        most: bytes that it may choose.
+        first: to begin with.
+    """
+
+    def __init__(self, most: int, *, first: int) -> None:
+        self._most = most
+        self._times = 1.0
+        self._patient_until_s = 0.0
+        self.nbytes = min(first, most)
+
+    def judge(self, period: Period, requests: int, *, may_shrink: bool) -> str | None:
+        """Take a period; why ``nbytes`` is another from now on, None where it stays.
+
+        Args:
+            period: under the bounds in force.
+            requests: that are kept, or tried.
+            may_shrink: nothing else is being tried.
+        """
+        if period.stalled >= _WAITS and period.full >= _FULL:
+            return self._deepen(period, requests)
+        if period.now_s >= self._patient_until_s and self._times > 1:
+            self._times = max(1.0, self._times / _MORE)
+            self._patient_until_s = period.now_s + _PATIENCE_S
+        wanted = self._wanted(period, requests)
+        is_less = wanted < _MIN_USED * self.nbytes
+        if wanted <= self.nbytes and not (is_less and may_shrink):
+            return None
+        self.nbytes = min(self._most, int(_AMPLE * wanted))
+        return f"{requests} requests of {in_bytes(period.request_bytes)}, {_spread(period)}"
+
+    def _deepen(self, period: Period, requests: int) -> str | None:
+        self._patient_until_s = period.now_s + _PATIENCE_S
+        if self.nbytes >= self._most:
+            return None
+        wanted = max(self._wanted(period, requests), int(_MORE * self.nbytes))
+        self._times = min(_MAX, self._times * max(1.0, wanted / self._wanted(period, requests)))
+        self.nbytes = min(wanted, self._most)
+        return f"the window was full, and the loop waited {in_percent(period.stalled)} of the time"
+
+    def _wanted(self, period: Period, requests: int) -> int:
+        late_s = max(0.0, period.late_s - period.median_s)
+        nbytes = _REQUESTS_TIMES * requests * period.request_bytes + _LATE_TIMES * late_s * period.bytes_per_s
+        return min(self._most, max(1, int(self._times * nbytes)))
+
+
+def _spread(period: Period) -> str:
+    return f"which take {in_seconds(period.median_s)}, one in twenty {in_seconds(period.late_s)}"
 
 
 class Following:
@@ -57,3 +128,18 @@ class Following:
         if is_trial:  # what was tried before it may have been kept
             before = replace(before, requests=self._parallelism.kept)
         return NewBounds(before=before, after=self.setting, is_trial=is_trial, reason="; ".join(reasons))
+
+
+def rule_of(settings: LoaderSettings, *, window_bytes: int | None = None) -> TuningRule:
+    """The rule for one job's windows.
+
+    Args:
+        settings: name it, and bound it.
+        window_bytes: that a window that is followed may hold before it is known to need more; None is all of it.
+    """
+    most = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
+    if settings.is_followed:
+        return Following(most, requests=settings.first_requests, window_bytes=window_bytes)
+    if settings.requests_in_flight is None and settings.tuning == "prisma":
+        return Prisma(most, rows_per_request=settings.samples_per_request)
+    return Steady(most)

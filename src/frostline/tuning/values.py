@@ -1,8 +1,9 @@
 """What tuning is decided from and what it decides: a look at the window, bounds, and a change with its reason."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ("Look", "NewBounds", "Setting")
+__all__ = ("Look", "NewBounds", "Setting", "Steady", "TuningRule")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +73,29 @@ class NewBounds:
     after: Setting
     is_trial: bool = False
     reason: str
+
+
+class TuningRule(Protocol):
+    """Chooses a window's bounds. It decides how fast rows come, never which ones or in what order."""
+
+    @property
+    def setting(self) -> Setting:
+        """The bounds in force."""
+
+    def look(self, look: Look) -> NewBounds | None:
+        """Take what the window did since the look before; other bounds, where these are better."""
+
+
+class Steady:
+    """What was set stays: to compare with, and for whoever knows better.
+
+    Args:
+        setting: the bounds.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    def look(self, look: Look) -> NewBounds | None:  # noqa: ARG002 - whatever comes
+        """Nothing changes."""
+        return None

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from frostline.cache.local.id_index import IdIndex
+from frostline.cache.rows import IdIndex
 from frostline.cache.shared.object_layout import Bundle
 
 __all__ = ("KnownRows", "Place")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from frostline.background import in_background
 from frostline.cache.rows import RowLayout, Tensors, fill, opened, sealed
 from frostline.cache.shared.object_index import KnownRows
 from frostline.cache.shared.object_layout import Bundle, keys_of, stretches
 from frostline.cache.shared.writer import BundleWriter
 from frostline.errors import DataNotFound, FrostlineError, ObjectNotFound
+from frostline.processors import in_background
 from frostline.stores.base.protocols import Buffer, ObjectStore
 
 __all__ = ("SharedStatistics", "SharedStore")

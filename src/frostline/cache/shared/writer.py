@@ -4,9 +4,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from frostline.cache.shared.object_layout import Bundle, Row, bundled, mark_of
+from frostline.cache.shared.object_layout import Bundle, Outbox, Row, bundled, mark_of
 from frostline.cache.shared.pruning import surplus
-from frostline.cache.shared.write_buffer import Outbox
 from frostline.errors import DataNotFound, FrostlineError
 from frostline.stores.base.protocols import Dated, ObjectStore, Prunable
 

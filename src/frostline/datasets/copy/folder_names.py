@@ -7,7 +7,7 @@ import numpy as np
 
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.formats.folders import IMAGE_SUFFIXES, suffix_of
-from frostline.datasets.formats.metadata import SOURCE
+from frostline.datasets.formats.labels import SOURCE
 from frostline.datasets.formats.split_names import SPLIT
 
 __all__ = ("FolderNames",)

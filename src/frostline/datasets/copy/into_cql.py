@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import Samples, Skipped
-from frostline.core.texts import taken
+from frostline.core.samples import taken
 from frostline.datasets.copy.layout import divided
 from frostline.datasets.copy.metadata import Metadata, say_what_is_left
 from frostline.datasets.copy.scaling import Scaling, check_side

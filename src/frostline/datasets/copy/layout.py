@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.datasets.formats.folders import IMAGE_SUFFIXES, suffix_of
+from frostline.datasets.formats.labels import SOURCE
 from frostline.datasets.formats.masks import names_a_class
-from frostline.datasets.formats.metadata import SOURCE
 from frostline.errors import SettingError
 
 __all__ = ("PACKERS", "Loose", "OutputObject", "Packer", "divided", "packer_named", "suffix_by_content")

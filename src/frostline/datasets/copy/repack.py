@@ -25,8 +25,7 @@ from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest.changes import refusing
 from frostline.errors import DataError, ObjectNotFound, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
-from frostline.stores.base.protocols import Entry, ObjectStore
-from frostline.stores.base.versions import is_other_version
+from frostline.stores.base.protocols import Entry, ObjectStore, is_other_version
 from frostline.stores.objects.local import FolderStore, is_partial
 from frostline.stores.open import open_store
 

@@ -1,17 +1,32 @@
 """What a format of data is: one protocol, and the table that it makes of a store's listing."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from frostline.core import OBJECTS, READINGS
+from frostline.errors import DataError
 from frostline.preprocess import Applied
 from frostline.stores.base.listing import Entries
 from frostline.stores.base.protocols import Entry, ObjectStore
 
-__all__ = ("COLUMNS", "TARGET_COLUMNS", "Format", "ListedSamples", "Widespread", "digest_of", "is_hidden", "is_named")
+__all__ = (
+    "COLUMNS",
+    "TARGET_COLUMNS",
+    "Format",
+    "ListedSamples",
+    "Widespread",
+    "digest_of",
+    "is_hidden",
+    "is_named",
+    "stable_ids",
+)
 
 COLUMNS = pa.schema(
     {
@@ -139,3 +154,28 @@ def is_named(entries: Sequence[Entry], name: str) -> bool:
 def is_hidden(name: str) -> bool:
     """Whether a part of an object's name starts with a dot: such objects belong to no format but Frostline's own."""
     return name.startswith(".") or "/." in name
+
+
+_AT_ONCE = 1 << 13
+
+
+def stable_ids(names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Ids from names alone, so that a sample keeps its id whatever is added, taken away or moved to another store.
+
+    Returns:
+        ``int64[n]``, not negative: 63 bits of the BLAKE2b of each name.
+
+    Raises:
+        DataError: two names have one id, which happens once in some hundred million data sets of 100,000 names.
+    """
+    digests, rest = bytearray(), iter(names)
+    while some := list(islice(rest, _AT_ONCE)):
+        digests += b"".join([hashlib.blake2b(name.encode(), digest_size=8).digest() for name in some])
+    ids: npt.NDArray[np.int64] = (np.frombuffer(digests, "<u8") >> np.uint64(1)).view(np.int64)
+    in_order = np.sort(ids)
+    if (in_order[1:] == in_order[:-1]).any():
+        order = np.argsort(ids, kind="stable")
+        first = int(np.flatnonzero(np.diff(ids[order]) == 0)[0])
+        one, other = (names[row] for row in order[first : first + 2].tolist())
+        raise DataError(f"{one!r} and {other!r} have the same 63-bit id: rename one of them")
+    return ids

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import Samples, Targets
-from frostline.core.texts import Texts
+from frostline.core.samples import Texts
 from frostline.datasets.formats.base import TARGET_COLUMNS
 from frostline.ordering import Chosen, Labels
 

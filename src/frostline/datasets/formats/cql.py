@@ -7,10 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named
-from frostline.datasets.formats.ids import stable_ids
-from frostline.datasets.formats.labels import classified, said_by
-from frostline.datasets.formats.metadata import column_name
+from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, stable_ids
+from frostline.datasets.formats.labels import classified, column_name, said_by
 from frostline.datasets.formats.targets import NO_MASK, Mask, Size, known_sizes, target_columns
 from frostline.errors import DataError, EmptyDataset
 from frostline.preprocess.decoder import size_of

@@ -7,8 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_hidden
-from frostline.datasets.formats.ids import stable_ids
+from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_hidden, stable_ids
 from frostline.datasets.formats.split_names import SPLIT, is_split, trained_among
 from frostline.errors import EmptyDataset
 from frostline.stores.base.listing import Entries, Names

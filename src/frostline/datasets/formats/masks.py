@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, ListedSamples, digest_of
+from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, ListedSamples, digest_of, stable_ids
 from frostline.datasets.formats.folders import is_image
-from frostline.datasets.formats.ids import stable_ids
 from frostline.datasets.formats.targets import NO_MASK, Mask, known_sizes, size_at, target_columns
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.base.listing import Entries

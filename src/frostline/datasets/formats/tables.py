@@ -8,8 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.formats.base import COLUMNS, ListedSamples
-from frostline.datasets.formats.ids import stable_ids
+from frostline.datasets.formats.base import COLUMNS, ListedSamples, stable_ids
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.formats.targets import filled
 from frostline.stores.base.listing import Names

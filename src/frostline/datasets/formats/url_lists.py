@@ -1,9 +1,10 @@
 """Lists of URLs with labels, as CSV or Parquet: the samples lie wherever the URLs lead."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -11,22 +12,97 @@ import pyarrow.csv as csv
 from frostline.core import URLS
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.folders import is_image
-from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, URL_FIELDS, classified
-from frostline.datasets.formats.metadata import column_name, joined
-from frostline.datasets.formats.parquet import is_parquet
-from frostline.datasets.formats.parquet_schema import is_label, is_scalar
+from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, URL_FIELDS, classified, column_name, joined
+from frostline.datasets.formats.parquet import is_label, is_parquet, is_scalar
 from frostline.datasets.formats.split_names import with_splits
 from frostline.datasets.formats.tables import SAID, finished, plain
 from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, Size, known_sizes, size_at, target_columns
-from frostline.datasets.formats.url_entries import entries_of
-from frostline.datasets.formats.url_reader import UrlReader, place_of
-from frostline.datasets.parquet.file import opened
-from frostline.errors import DataError, EmptyDataset, ObjectNotFound, SettingError
-from frostline.stores.base.protocols import Entry, ObjectStore
+from frostline.datasets.formats.url_reader import UrlReader, folder_of, place_of
+from frostline.datasets.parquet.cells import opened
+from frostline.errors import AccessDenied, DataError, EmptyDataset, ObjectNotFound, SettingError
+from frostline.stores.base.protocols import Described, Entry, ObjectStore
 from frostline.stores.base.urls import parse_url
-from frostline.stores.open import is_within, normalise_url, object_url
+from frostline.stores.open import is_within, normalise_url, object_url, open_store
 
-__all__ = ("UrlLists",)
+__all__ = ("UrlLists", "entries_of")
+
+_AT_ONCE = 32
+# A listing gives a thousand names a request, one request after another, while 32 objects are asked for at once.
+_LISTED_FOR_EACH = 30
+# Files are asked for at no cost, and web servers seldom list.
+_NEVER_LISTED = ("file", "http", "https")
+
+
+def entries_of(urls: Iterable[str]) -> dict[str, Entry]:
+    """What the objects of canonical URLs are, by URL; those that are not there are left out.
+
+    Raises:
+        DataNotFound: a bucket or folder that must be listed is not there.
+        AccessDenied: a store refused.
+        StoreError: a store failed.
+    """
+    by_place: defaultdict[str, list[str]] = defaultdict(list)
+    for url in urls:
+        by_place[place_of(url)].append(url)
+    found: dict[str, Entry] = {}
+    for place, some in by_place.items():
+        found |= _of_place(place, some)
+    return found
+
+
+def _of_place(place: str, urls: Sequence[str]) -> dict[str, Entry]:
+    scheme, store = parse_url(place).scheme, open_store(place)
+    if not isinstance(store, Described):
+        return {url: entry for folder in _outer(urls) for url, entry in _listed(folder)}
+    wanted = set(urls)
+    found = {} if scheme in _NEVER_LISTED else _listed_where_many(wanted)
+    rest = [url for url in urls if url not in found]
+    if scheme == "file":
+        return found | _described(rest, (_described_or_none(store, url) for url in rest))
+    with ThreadPoolExecutor(_AT_ONCE, "frostline-describe") as threads:
+        return found | _described(rest, threads.map(lambda url: _described_or_none(store, url), rest))
+
+
+def _described(urls: Sequence[str], entries: Iterable[Entry | None]) -> dict[str, Entry]:
+    return {url: entry for url, entry in zip(urls, entries, strict=True) if entry is not None}
+
+
+def _described_or_none(store: Described, url: str) -> Entry | None:
+    try:
+        return store.describe(parse_url(url).path.lstrip("/"))
+    except ObjectNotFound:
+        return None
+
+
+def _listed_where_many(wanted: set[str]) -> dict[str, Entry]:
+    """What listings told before they became longer than asking for each object takes."""
+    found: dict[str, Entry] = {}
+    for folder, count in _outer(wanted).items():
+        if count > _AT_ONCE:
+            try:
+                listed = islice(_listed(folder), _LISTED_FOR_EACH * count)
+                found |= {url: entry for url, entry in listed if url in wanted}
+            except AccessDenied:
+                continue  # many may read what they may not list
+    return found
+
+
+def _listed(folder: str) -> Iterator[tuple[str, Entry]]:
+    return ((object_url(folder, entry.object), entry) for entry in open_store(folder).list())
+
+
+def _outer(urls: Iterable[str]) -> Mapping[str, int]:
+    """The folders of objects, without those that lie in another, and how many objects lie in each."""
+    counts: defaultdict[str, int] = defaultdict(int)
+    for url in urls:
+        counts[folder_of(url)] += 1
+    outer: dict[str, int] = {}
+    last = ""
+    for folder in sorted(counts):
+        last = last if last and is_within(folder, last) else folder
+        outer[last] = outer.get(last, 0) + counts[folder]
+    return outer
+
 
 _RULE = "frostline url lists 4"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"

@@ -9,9 +9,8 @@ from frostline.core import CELLS, URLS
 from frostline.datasets.parquet.cells import Cell
 from frostline.errors import DataChanged
 from frostline.events import Event, Observer, SampleSkipped
-from frostline.stores.base.protocols import Entry
+from frostline.stores.base.protocols import Entry, is_other_version
 from frostline.stores.base.urls import is_within, object_url
-from frostline.stores.base.versions import is_other_version
 
 __all__ = (
     "NO_CHANGES",

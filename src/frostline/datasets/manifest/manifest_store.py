@@ -14,10 +14,16 @@ import pyarrow.parquet as pq
 from frostline.datasets.formats.base import COLUMNS, Format, ListedSamples, Widespread
 from frostline.datasets.formats.columns import ManifestColumns
 from frostline.datasets.formats.split_names import splits_said
-from frostline.datasets.manifest.location import LAST_MANIFEST, lies_beside
+from frostline.datasets.manifest.location import (
+    HISTORY_BYTES,
+    LAST_MANIFEST,
+    history_of,
+    history_text,
+    lies_beside,
+    tidied,
+)
 from frostline.datasets.manifest.mmap import ABOUT, StoreFile, copy_of, kept_copy, open_copy
 from frostline.datasets.manifest.named_splits import SPLITS
-from frostline.datasets.manifest.retention import HISTORY_BYTES, history_of, history_text, tidied
 from frostline.datasets.ready.layout import LAYOUT
 from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
 from frostline.stores.base.protocols import Buffer, ObjectStore, Prunable
@@ -184,7 +190,7 @@ class ManifestStore:
         return place
 
     def tidy(self, digest: str, sizes: Mapping[str, int]) -> None:
-        """Remove manifests that nobody will want once this one was kept; see ``datasets.manifest.retention``.
+        """Remove manifests that nobody will want once this one was kept; see ``datasets.manifest.location``.
 
         Whoever is reading one of them finds it gone and builds it again. What the store refuses stays.
         """

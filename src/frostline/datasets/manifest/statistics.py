@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core.texts import Texts
+from frostline.core.samples import Texts
 from frostline.datasets.manifest.manifest import Manifest
 
 __all__ = ("DatasetStatistics", "SizeQuantiles", "formats_of", "quantiles_of")

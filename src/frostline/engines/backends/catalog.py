@@ -11,12 +11,11 @@ from frostline.core import REFERENCE, Cut, Graph, Levels
 from frostline.engines.backends.onnx_engine import OnnxEngine, providers
 from frostline.engines.backends.openvino_engine import OpenVinoEngine
 from frostline.engines.backends.recipe import EngineRecipe
-from frostline.engines.backends.torch_compiled import COMPILER, TorchCompiled, has_compiler
 from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.engines.backends.torch_variants import TorchVariant
+from frostline.engines.backends.torch_variants import COMPILER, TorchCompiled, TorchVariant, has_compiler
 from frostline.engines.base.identity import Pixels, calibration_of, levels_of, offer_name
 from frostline.engines.base.protocols import Engine, Footprint
-from frostline.engines.machine.vendors import is_installed
+from frostline.engines.machine.hardware import is_installed
 from frostline.errors import EngineUnfit, nearest
 from frostline.profiles import PRECISIONS
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from frostline.file_locks import try_lock
+from frostline.engines.backends.recipe import EngineRecipe
+from frostline.engines.base.protocols import Footprint
+from frostline.file_cache import try_lock
 from frostline.private import make_private_folder
 
-__all__ = ("clear_unfinished", "kept")
+__all__ = ("Converted", "clear_unfinished", "kept")
 
 _NEW = ".new-"
 
@@ -72,3 +74,30 @@ def _fill(place: Path, make: Callable[[Path], None]) -> None:
             raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+class Converted:
+    """The part of an engine that is the same whatever it was converted to.
+
+    Args:
+        name: as in ``engines.backends.catalog.OFFERS``.
+        order: what it was made from.
+
+    Raises:
+        UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
+    """
+
+    def __init__(self, name: str, order: EngineRecipe) -> None:
+        self.name = name
+        self._order = order
+        self._footprint = order.footprint()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in fp32; those in fewer bits take less."""
+        return self._order.weight_bytes
+
+    def footprint(self, cut: int) -> Footprint:
+        """The reference engine's: what others take can only be measured, and fused kernels and 16 bits take less."""
+        assert cut == self._order.cut
+        return self._footprint

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from frostline.engines.backends.converted import Converted
-from frostline.engines.backends.converted_files import kept
+from frostline.engines.backends.converted_files import Converted, kept
 from frostline.engines.backends.module import UNCONVERTED, converting, exported, refuse_lookups
 from frostline.engines.backends.openvino_graph import convert
 from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.protocols import Arrays
+from frostline.engines.machine.hardware import imported, versions
 from frostline.engines.machine.isolation import tracing
-from frostline.engines.machine.vendors import imported, versions
 from frostline.errors import EngineUnfit
 
 __all__ = ("OpenVinoEngine", "warm")

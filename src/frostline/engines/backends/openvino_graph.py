@@ -11,7 +11,7 @@ from frostline.core import Ref, Token
 from frostline.core.graph import Argument
 from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.operators import ALLOWED, resolve, resolve_symbolic, token_value
-from frostline.engines.machine.vendors import imported
+from frostline.engines.machine.hardware import imported
 from frostline.errors import UnsafeArtifact
 
 __all__ = ("convert",)

@@ -15,7 +15,7 @@ from frostline.core import Cut, Graph, Levels
 from frostline.engines.backends.catalog import build, offered
 from frostline.engines.base.identity import Pixels, calibrating, judging, levels_of
 from frostline.engines.base.protocols import Engine, Footprint
-from frostline.engines.machine.process_memory import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
+from frostline.engines.machine.isolation import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
 from frostline.errors import EngineUnfit, UnsafeArtifact
 from frostline.profiles import Trial
 from frostline.wire.codecs import relative_error

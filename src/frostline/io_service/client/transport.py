@@ -21,8 +21,7 @@ from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, OverBudget
 from frostline.io_service.client.socket import ServiceSocket, Sockets, refusal, translated
 from frostline.profiles import Profile
-from frostline.transport.cancellation import Cancellation
-from frostline.transport.protocol import TransportStatistics
+from frostline.transport.protocol import Cancellation, TransportStatistics
 from frostline.wire.blocks import read_block
 from frostline.wire.frames import BACK, CLOSED, BrokenFrame, Frame, receive, send
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest

@@ -13,13 +13,13 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from frostline.background import in_background
 from frostline.events import Event, Observer
 from frostline.loaders.epoch.decode_pool import THREADS as DECODING
 from frostline.loaders.epoch.decode_pool import DecodePool
 from frostline.prefetch.assemble import Columns
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.requests import Delivery
+from frostline.processors import in_background
 
 __all__ = ("Arrivals", "Filled", "Filling")
 

@@ -10,11 +10,11 @@ from typing import Final, Self
 
 import numpy as np
 
-from frostline.background import in_background
 from frostline.core import SampleTable
 from frostline.prefetch import Deal, Dealer
 from frostline.prefetch.requests import Delivery
 from frostline.preprocess import Preprocess
+from frostline.processors import in_background
 
 __all__ = ("THREADS", "DecodePool", "UndecodedDealer", "pieces", "undecoded_bytes")
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from frostline.core import Cut, FeatureBatch, Samples, Skipped, View
 from frostline.errors import SampleError
-from frostline.prefetch.slabs import Memory, Slabs
+from frostline.prefetch.assemble import Memory, Slabs
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import decode_into
 from frostline.processors import usable_cores

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from frostline.errors import Overloaded
 from frostline.events import NodeFull, Observer
-from frostline.prefetch.back_off import Failing, delay_s
+from frostline.prefetch.in_flight import Failing, delay_s
 
 __all__ = ("Asking", "jitter")
 

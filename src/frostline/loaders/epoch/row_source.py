@@ -12,8 +12,8 @@ from frostline.core import FeatureBatch, Samples, TensorSpec
 from frostline.events import Observer
 from frostline.loaders.epoch.block_reads import BlockSource
 from frostline.loaders.epoch.fetch import FetchRows
+from frostline.prefetch.assemble import Memory
 from frostline.prefetch.requests import Dealer
-from frostline.prefetch.slabs import Memory
 from frostline.prefetch.tuner import Tuner
 
 __all__ = ("Decode", "RowSource")

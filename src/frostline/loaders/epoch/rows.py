@@ -24,8 +24,7 @@ from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import EVEN, EpochOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, RowRange
 from frostline.prefetch.driver import Prefetcher
-from frostline.prefetch.ramp_up import Lengthening, Lengths
-from frostline.prefetch.requests import Ask, Dealer, Delivery, Stretch, stretches
+from frostline.prefetch.requests import Ask, Dealer, Delivery, Lengthening, Lengths, Stretch, stretches
 from frostline.prefetch.window import Window
 from frostline.processors import usable_cores
 from frostline.stores.reads.block_reads import BlockReads

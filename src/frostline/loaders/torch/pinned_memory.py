@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.errors import SettingError
-from frostline.prefetch.slabs import Memory
+from frostline.prefetch.assemble import Memory
 
 if TYPE_CHECKING:
     import torch

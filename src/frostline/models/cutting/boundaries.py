@@ -9,18 +9,16 @@ from frostline.core import TensorSpec
 from frostline.engines.machine.isolation import computing
 from frostline.engines.measure.footprint import version_of
 from frostline.errors import ModelError, NothingFrozen, NotTraceable
-from frostline.models.cutting.frozen import FrozenPart, find_frozen, named_tensors
+from frostline.models.cutting.frozen import FrozenPart, equals_whole, find_frozen, named_tensors
 from frostline.models.cutting.skipping import ChainedModule, SkippingHead, replay
-from frostline.models.cutting.verification import equals_whole
 from frostline.models.graph.flow import prune, sources_of_change
 from frostline.models.graph.frontiers import DTYPE_BYTES
 from frostline.models.graph.split import after
 from frostline.models.modes import all_in_eval, modes
 from frostline.models.tracing.comparison import UNFIT
-from frostline.models.tracing.inputs import random, zeros
-from frostline.models.tracing.recording import ModuleCall, record
-from frostline.models.tracing.trace import trace
-from frostline.models.tracing.traced import device_of
+from frostline.models.tracing.export import device_of
+from frostline.models.tracing.recording import ModuleCall, random, record, zeros
+from frostline.models.tracing.trace_cache import trace
 
 __all__ = ("cut_at_a_boundary",)
 

@@ -13,8 +13,8 @@ from frostline.models.cutting.head import Head, TracedHead, WholeHead
 from frostline.models.files.artifact import Prefix
 from frostline.models.graph.cuts import input_cuts
 from frostline.models.graph.split import after
-from frostline.models.tracing.inputs import Inputs, input_specs
-from frostline.models.tracing.trace import trace
+from frostline.models.tracing.recording import Inputs, input_specs
+from frostline.models.tracing.trace_cache import trace
 
 __all__ = ("CutNetwork", "cut_network")
 

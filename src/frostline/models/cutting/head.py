@@ -15,12 +15,12 @@ from frostline.engines.machine.isolation import computing
 from frostline.errors import ModelError, NotTraceable
 from frostline.models.cutting.frozen import FrozenPart
 from frostline.models.freezing import frozen_modules
+from frostline.models.graph.cuts import straightened
 from frostline.models.graph.flow import prune
-from frostline.models.graph.layout import straightened
 from frostline.models.graph.split import after, before, guard_inputs, is_same, moved
-from frostline.models.tracing.inputs import random
-from frostline.models.tracing.trace import trace
-from frostline.models.tracing.traced import Trace, device_of
+from frostline.models.tracing.export import Trace, device_of
+from frostline.models.tracing.recording import random
+from frostline.models.tracing.trace_cache import trace
 
 __all__ = ("Head", "HeadGraph", "TracedHead", "WholeHead", "tensor_paths")
 

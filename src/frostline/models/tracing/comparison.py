@@ -14,8 +14,8 @@ from frostline.engines.base.runner import Runner
 from frostline.engines.machine.isolation import computing
 from frostline.errors import ModelError
 from frostline.models.modes import modes
-from frostline.models.tracing.inputs import random
-from frostline.models.tracing.traced import Trace, device_of, tensor_of
+from frostline.models.tracing.export import Trace, device_of, tensor_of
+from frostline.models.tracing.recording import random
 
 __all__ = ("UNFIT", "agrees", "are_same", "kept_buffers", "observed", "whole")
 

@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -14,16 +15,50 @@ from torch.export import Dim as ExportDim
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import TreeSpec
 
 from frostline.core import Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.graph import Argument
 from frostline.engines.machine.isolation import tracing
 from frostline.errors import NotTraceable
 from frostline.models.modes import modes
-from frostline.models.tracing.inputs import zeros
-from frostline.models.tracing.traced import Trace, device_of
+from frostline.models.tracing.recording import zeros
 
-__all__ = ("export",)
+__all__ = ("Trace", "device_of", "export", "tensor_of")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """A network as a graph.
+
+    Attributes:
+        graph: the whole network; leaves are named by the dotted paths of parameters and buffers, and by
+            ``constant:...`` for tensors that the code of the network made.
+        constants: the tensors behind the ``constant:`` names.
+        structure: how the graph's outputs form what the network's ``forward`` returns.
+        training: for each module path whether it was in train mode.
+    """
+
+    graph: Graph
+    constants: Mapping[str, torch.Tensor]
+    structure: TreeSpec
+    training: Mapping[str, bool]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the network's parameters are."""
+    first = next(iter(model.parameters()), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def tensor_of(model: nn.Module, traced: Trace, path: str) -> torch.Tensor:
+    """The parameter, buffer or constant that a leaf of the trace names, where the network is now."""
+    if path in traced.constants:
+        return traced.constants[path].to(device_of(model))
+    owner, _, name = path.rpartition(".")
+    tensor: torch.Tensor = getattr(model.get_submodule(owner), name)
+    return tensor
+
 
 # Any batch does, since its size is traced as a symbol; two or more keeps torch from fixing it as one.
 _EXAMPLE_BATCH = 8

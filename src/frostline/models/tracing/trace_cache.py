@@ -1,7 +1,7 @@
 """Keeps traces of networks as files that are data alone, so that the next job need not trace the same network."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,20 @@ from typing import Any
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from torch import nn
 from torch.utils._pytree import treespec_dumps, treespec_loads
 
-from frostline.core import Dim, Graph, GraphNode
+from frostline.config import cache_folder
+from frostline.core import Dim, Graph, GraphNode, TensorSpec
 from frostline.errors import UnsafeArtifact
 from frostline.file_cache import FileCache
 from frostline.models.files.graph_file import BROKEN, flattened, graph_from_json, graph_to_json, metadata, restored
-from frostline.models.tracing.traced import Trace
+from frostline.models.tracing.comparison import agrees
+from frostline.models.tracing.export import Trace
+from frostline.models.tracing.fingerprint import fingerprint
+from frostline.processors import collector_rests
 
-__all__ = ("TraceCache",)
+__all__ = ("TraceCache", "trace")
 
 _KEY = "frostline.trace"
 
@@ -92,3 +97,32 @@ def _with_result(node: GraphNode, result: list[Any]) -> GraphNode:
         size=None if size is None else Dim(*size),
         module=module,
     )
+
+
+def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[str, bool]) -> Trace:
+    """Trace ``model``, the batch size left open.
+
+    To import torch.export and to trace with it takes seconds. So traces are kept in the user's cache folder, by a
+    fingerprint of the network's code and configuration. A kept trace is used only where it still gives what the
+    network gives on a random batch, to the bit.
+
+    Args:
+        model: the user's network; left as it was found.
+        inputs: what its ``forward`` takes, in order.
+        training: for each module path whether it is in train mode while traced.
+
+    Raises:
+        NotTraceable: torch.export does not follow it, or it holds what a graph cannot say.
+    """
+    kept, key = TraceCache(cache_folder() / "traces"), fingerprint(model, inputs, training)
+    found = None if key is None else kept.get(key)
+    if found is not None and agrees(model, found, inputs):
+        return found
+    with collector_rests():
+        # Imports torch.export with all of torch._dynamo, which takes longer than to trace a small network.
+        from frostline.models.tracing.export import export
+
+        made = export(model, inputs, training=training)
+    if key is not None:
+        kept.put(key, made)
+    return made

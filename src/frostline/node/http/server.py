@@ -15,8 +15,7 @@ import uvicorn
 
 from frostline.errors import AddressInUse, SettingError
 from frostline.node.http.app import make_app
-from frostline.node.http.connection_limit import ConnectionLimits, limits_of
-from frostline.node.http.protocol import GuardedProtocol, Guards
+from frostline.node.http.protocol import ConnectionLimits, GuardedProtocol, Guards, limits_of
 from frostline.node.service.node import Node
 
 __all__ = ("Server", "listen")

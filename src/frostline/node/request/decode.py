@@ -17,8 +17,7 @@ from frostline.node.scheduling.memory_pool import Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
-from frostline.stores.base.protocols import Buffer, Place, Versioned
-from frostline.stores.base.versions import is_other_version
+from frostline.stores.base.protocols import Buffer, Place, Versioned, is_other_version
 from frostline.stores.objects.mmap import MappedFolder
 from frostline.stores.reads.readahead import ReadAhead
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from frostline.config import NodeSettings, cache_folder
 from frostline.core import URLS, Samples
 from frostline.errors import SettingError
-from frostline.stores.base.protocols import Buffer, Place
-from frostline.stores.base.versions import is_other_version
+from frostline.stores.base.protocols import Buffer, Place, is_other_version
 from frostline.stores.objects.disk_tier import LocalTier, TierStatistics, tier_name
 
 __all__ = ("LocalSamples", "NodeTier")

@@ -1,23 +1,55 @@
 """The three outputs of a request: samples as stored, their pixels, or the features of a prefix."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretches_of_bytes, stretches_of_work
 from frostline.cache.rows import Tensors
-from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.core import EXACT, FeatureBatch, Samples, Skipped
 from frostline.errors import OverBudget
 from frostline.node.request.decode import SampleReader
 from frostline.node.request.feature_cache import CachedFeatures, Found
-from frostline.node.request.packing import Packing
 from frostline.node.request.pipeline import Made, PendingBatch, Slab
 from frostline.node.request.prefix_run import PrefixRun
 from frostline.node.scheduling.memory_pool import Lane
+from frostline.node.scheduling.statistics import Counters
+from frostline.wire.codecs import PackingMemory, pack, packing_memory
 
-__all__ = ("Decoded", "EncodedOutput")
+__all__ = ("Decoded", "EncodedOutput", "Packing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How the answers of a request are packed.
+
+    Attributes:
+        codec: name of the codec; ``exact`` leaves them as they are.
+        tolerance: largest relative error allowed; None allows any.
+        counters: counters of the request.
+    """
+
+    codec: str
+    tolerance: float | None
+    counters: Counters
+
+    def memory(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> PackingMemory:
+        """The memory that packing takes for tensors of these shapes and dtypes."""
+        return packing_memory(shapes, [np.dtype(dtype) for dtype in dtypes], self.codec)
+
+    def __call__(self, batch: FeatureBatch) -> FeatureBatch:
+        """Pack a batch for the wire."""
+        if self.codec == EXACT:
+            return batch
+        started = time.perf_counter()
+        packed = pack(batch, self.codec, self.tolerance)
+        self.counters.add(encode_s=time.perf_counter() - started)
+        return packed
+
 
 # Bytes of a batch of encoded samples: large enough for the network, small enough that several requests have room.
 _ENCODED_BATCH_BYTES = 8 << 20

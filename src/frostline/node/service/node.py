@@ -15,8 +15,7 @@ from frostline.core import FeatureBatch
 from frostline.engines.machine.hardware import hardware_name, host_digest
 from frostline.node.request.answer import BatchStream, Ending
 from frostline.node.request.feature_cache import NodeCache
-from frostline.node.request.outputs import Decoded, EncodedOutput
-from frostline.node.request.packing import Packing
+from frostline.node.request.outputs import Decoded, EncodedOutput, Packing
 from frostline.node.request.pipeline import RequestOutput, batches
 from frostline.node.request.prefix_run import HEADROOM, PrefixRun
 from frostline.node.request.validation import Stores, checked_preprocess

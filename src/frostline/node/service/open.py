@@ -1,32 +1,84 @@
 """Opens the resources of a request: the store of its samples, their reader, and its prefix with an engine."""
 
 import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
 from weakref import WeakKeyDictionary
 
 from frostline.config import NodeSettings
-from frostline.core import REFERENCE
+from frostline.core import OBJECTS, REFERENCE
 from frostline.errors import BadRequest
-from frostline.node.request.block_reads import BlockReadRegistry
 from frostline.node.request.decode import SampleReader, SharedDecoder
 from frostline.node.request.local_tier import NodeTier
 from frostline.node.request.validation import Stores, read_ahead
 from frostline.node.scheduling.cancel_scope import CancelScope
-from frostline.node.scheduling.memory_pool import Pool
+from frostline.node.scheduling.memory_pool import Pool, Reservation
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.resources import Resources
 from frostline.node.weights.prefix_registry import Prefixes, Resident
 from frostline.preprocess import Preprocess
 from frostline.stores.base.protocols import Place, Versioned
+from frostline.stores.cql.store import CqlStore
 from frostline.stores.objects.disk_tier import TierStatistics
+from frostline.stores.objects.local import FolderStore
+from frostline.stores.objects.mmap import MappedFolder
 from frostline.stores.reads.block_reads import BlockReads
 from frostline.stores.reads.readahead import ReadAheadQueue, SecondReads
 from frostline.stores.wrappers.hedging import LateReads
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("RequestOpener",)
+__all__ = ("BlockReadRegistry", "RequestOpener")
+
+
+class BlockReadRegistry:
+    """Open block reads by the store that they read. Safe for threads.
+
+    It holds weak references only: the owner of a read keeps it alive and closes it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: Pool | None = None
+        self._reads: weakref.WeakKeyDictionary[BlockReads, Versioned] = weakref.WeakKeyDictionary()
+
+    def open(
+        self,
+        store: Versioned,
+        reading: str,
+        threads: Executor,
+        max_bytes: int,
+        is_here: Callable[[Place, str], bool],
+    ) -> BlockReads | None:
+        """Open block reads of a store; None if neighbours are no faster together, as in a folder or a table.
+
+        Args:
+            store: store to read from.
+            reading: how the bytes at the samples' addresses are found.
+            threads: executor whose threads wait for the store.
+            max_bytes: memory limit of all block reads together; the first call sets it.
+            is_here: whether a place of an object of that version is kept on this machine already.
+        """
+        if reading != OBJECTS or isinstance(store, FolderStore | MappedFolder | CqlStore):
+            return None
+        with self._lock:
+            pool = self._pool = self._pool or Pool(max_bytes)
+
+            def room(nbytes: int) -> Reservation | None:
+                return pool.take(nbytes) if nbytes <= pool.total_bytes else None
+
+            reads = BlockReads(store, threads, room, is_here)
+            self._reads[reads] = store
+            return reads
+
+    def over(self, store: Versioned, places: Sequence[Place]) -> Versioned | None:
+        """The open block reads that hold these places of a store; None if there are none."""
+        with self._lock:
+            found = [reads for reads, read in self._reads.items() if read is store]
+        return next((reads for reads in found if reads.holds(places)), None)
 
 
 class RequestOpener:

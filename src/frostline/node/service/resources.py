@@ -11,9 +11,8 @@ from frostline.engines.machine.hardware import free_device_bytes
 from frostline.node.request.executor import Device
 from frostline.node.request.feature_cache import shared_bytes
 from frostline.node.scheduling.admission import Gate
-from frostline.node.scheduling.fair_queue import FairQueue
+from frostline.node.scheduling.fair_queue import FairQueue, Readers
 from frostline.node.scheduling.memory_pool import Lane, Pool, Shares
-from frostline.node.scheduling.read_pool import Readers
 from frostline.node.scheduling.statistics import Counters, TenantStatistics
 from frostline.node.scheduling.tenants import Account, Tenants
 from frostline.node.weights.weight_memory import WeightMemory

@@ -14,8 +14,7 @@ import torch
 from frostline.core import Levels
 from frostline.engines.base.protocols import Footprint
 from frostline.engines.choice.trials import Arrays, Subject, compare_engine, try_engine
-from frostline.engines.machine.exit import end_at_once
-from frostline.engines.machine.process_memory import limit_memory
+from frostline.engines.machine.isolation import end_at_once, limit_memory
 from frostline.models.files.artifact import read_prefix
 from frostline.profiles import Trial
 

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from frostline.engines.backends.converted_files import clear_unfinished
-from frostline.engines.machine.hardware import hardware_name
-from frostline.engines.machine.vendors import version_of
+from frostline.engines.machine.hardware import hardware_name, version_of
 from frostline.node.trials.trial_policy import TrialPolicy
 from frostline.private import make_private_folder
 from frostline.profiles import Trial

@@ -15,11 +15,11 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from frostline.core import Cut, Graph, GraphNode, Ref
-from frostline.core.collector import collector_rests
-from frostline.engines.machine.process_memory import limit_memory
+from frostline.engines.machine.isolation import limit_memory
 from frostline.engines.measure.operations import GraphLimits
 from frostline.errors import FrostlineError
 from frostline.models.files.inspection import inspect_graph, inspect_prefix
+from frostline.processors import collector_rests
 from frostline.wire.refusals import error_to_json
 
 __all__ = ("MAX_CHECK_BYTES", "request_of", "serve_inspections")

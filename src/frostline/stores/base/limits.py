@@ -2,11 +2,12 @@
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from frostline.errors import AccessDenied
+from frostline.errors import AccessDenied, SettingError
 
-__all__ = ("NO_LIMITS", "LinkBounds", "StoreLimits")
+__all__ = ("NO_LIMITS", "PATIENCE", "PREFIX", "REQUESTS", "TIMEOUT", "LinkBounds", "StoreLimits", "Waits")
 
 
 class LinkBounds:
@@ -60,3 +61,56 @@ NO_LIMITS = StoreLimits()
 
 def _is_within(place: str, folders: tuple[str, ...]) -> bool:
     return any(place == folder or place.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+
+
+PREFIX = "FROSTLINE_STORE_"
+"""What the names of these variables begin with."""
+TIMEOUT = f"{PREFIX}TIMEOUT_S"
+PATIENCE = f"{PREFIX}PATIENCE_S"
+REQUESTS = f"{PREFIX}REQUESTS_PER_S"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long stores behind the driver are waited for, and how fast they are asked.
+
+    Attributes:
+        timeout_s: without a byte from the store before a request is given up. What comes steadily may take any time.
+        patience_s: while it refuses for its rate, or does not answer though it did before, until its caller is told.
+        requests_per_s: that one process makes of one store at most, where a whole listing counts as one; infinite where
+            only the store's refusals count.
+    """
+
+    timeout_s: float = 30.0
+    patience_s: float = 60.0
+    requests_per_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name, value, least in ((TIMEOUT, self.timeout_s, 1e-3), (PATIENCE, self.patience_s, 0.0)):
+            if not least <= value < math.inf:
+                raise SettingError(f"{name} is a number of seconds, such as 30, not {value!r}")
+        if not self.requests_per_s >= 1e-3:
+            raise SettingError(f"{REQUESTS} is a number of requests, such as 100, not {self.requests_per_s!r}")
+
+    def within(self, deadline_s: float) -> "Waits":
+        """The same for a caller who waits no longer than that for a store that says nothing, or fails."""
+        deadline_s = max(deadline_s, 1e-3)
+        return replace(self, timeout_s=min(self.timeout_s, deadline_s), patience_s=min(self.patience_s, deadline_s))
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "Waits":
+        """What the environment says, and the defaults where it says nothing.
+
+        Raises:
+            SettingError: a variable is no such number.
+        """
+        said = {"timeout_s": TIMEOUT, "patience_s": PATIENCE, "requests_per_s": REQUESTS}
+        return cls(**{field: _number(name, environment[name]) for field, name in said.items() if name in environment})
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        what = "requests" if name == REQUESTS else "seconds"
+        raise SettingError(f"{name} is a number of {what}, such as 30, not {text[:40]!a}") from error

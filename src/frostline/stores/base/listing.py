@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core.texts import Texts
+from frostline.core.samples import Texts
 from frostline.stores.base.protocols import Entry
 
 __all__ = ("Entries", "Names")

@@ -13,17 +13,18 @@ from contextlib import contextmanager
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from frostline.config import environment
 from frostline.errors import AccessDenied, BadRequest, DataError, ObjectNotFound, SettingError, StoreError
 from frostline.stores.base.cql_urls import CqlPlace
 from frostline.stores.base.forks import Driver
 from frostline.stores.base.protocols import LABELS, MASKS, Buffer, Entry, Place
 from frostline.stores.base.urls import check_name
-from frostline.stores.cql.arrow_columns import table_of
-from frostline.stores.cql.credentials import CqlAccess
-from frostline.stores.cql.ddl import free_names
+from frostline.stores.cql.connect import CqlAccess
 from frostline.stores.cql.errors import error_of_cql, translated
-from frostline.stores.cql.schema import key_of
+from frostline.stores.cql.schema import TEXTS, WHOLE, Shape, key_of
+from frostline.stores.cql.session_state import free_names
 from frostline.stores.cql.writing import TableSample, damaged_of, put_all, seals_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,42 @@ if TYPE_CHECKING:
 
     from frostline.stores.cql.session_state import CqlSession
 
-__all__ = ("DRIVER", "CqlStore")
+__all__ = ("DRIVER", "CqlStore", "table_of")
+
+_TYPES = {
+    **dict.fromkeys(TEXTS, pa.string()),
+    **dict.fromkeys(WHOLE, pa.int64()),
+    "boolean": pa.bool_(),
+    "double": pa.float64(),
+    "float": pa.float64(),
+    "timestamp": pa.timestamp("ms"),
+}
+
+
+def table_of(shape: Shape, pages: Iterable[Sequence[Sequence[Any]]]) -> pa.Table:
+    """The rows of a scan: a first column, ``/key``, with the keys, then those beside it.
+
+    Raises:
+        DataError: a whole number has more than 64 bits.
+    """
+    names = () if shape.rows is None else shape.rows.columns[1:]
+    schema = pa.schema([("/key", pa.string()), *((name, _TYPES[shape.types[name]]) for name in names)])
+    return pa.Table.from_batches([_batch(page, schema) for page in pages if page], schema)
+
+
+def _batch(page: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*page, strict=True)
+    return pa.record_batch([_column(values, field) for values, field in zip(columns, schema, strict=True)], schema)
+
+
+def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    if field.type == pa.string():
+        values = [None if value is None else str(value) for value in values]
+    try:
+        return pa.array(values, field.type)
+    except (OverflowError, pa.ArrowInvalid) as error:
+        raise DataError(f"the column {field.name} holds values that are no {field.type}") from error
+
 
 DRIVER = Driver(lambda: None)
 """Of Cassandra, which starts threads with each session."""

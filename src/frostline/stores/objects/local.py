@@ -22,7 +22,7 @@ from frostline.errors import (
     OutOfSpace,
     StoreUnavailable,
 )
-from frostline.file_locks import try_lock
+from frostline.file_cache import try_lock
 from frostline.private import make_private_folder, open_private
 from frostline.stores.base.limits import LinkBounds
 from frostline.stores.base.protocols import Buffer, Dated, Entry

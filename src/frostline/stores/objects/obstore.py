@@ -10,12 +10,11 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from frostline.background import background
 from frostline.errors import ObjectNotFound
+from frostline.processors import background
 from frostline.stores.base.forks import Driver
-from frostline.stores.base.protocols import Buffer, Dated, Entry
+from frostline.stores.base.protocols import Buffer, Dated, Entry, version_of_time
 from frostline.stores.base.urls import check_name
-from frostline.stores.base.versions import version_of_time
 from frostline.stores.objects.obstore_errors import error_of_driver
 
 if TYPE_CHECKING:

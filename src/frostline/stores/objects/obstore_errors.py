@@ -15,7 +15,7 @@ from frostline.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.base.timeouts import TIMEOUT
+from frostline.stores.base.limits import TIMEOUT
 from frostline.stores.base.urls import object_url, parse_url
 
 __all__ = ("error_of_driver", "error_of_status")

@@ -18,9 +18,8 @@ from frostline.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.base.protocols import Buffer, Dated, Entry
+from frostline.stores.base.protocols import Buffer, Dated, Entry, version_of_time
 from frostline.stores.base.urls import Root, check_name
-from frostline.stores.base.versions import version_of_time
 from frostline.stores.objects.obstore_errors import error_of_status
 from frostline.stores.objects.web_client import WebClient
 

@@ -13,7 +13,7 @@ from functools import cache
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from frostline.errors import FrostlineError, StoreError, StoreUnavailable
-from frostline.stores.base.timeouts import TIMEOUT
+from frostline.stores.base.limits import TIMEOUT
 from frostline.stores.base.urls import Root, object_url
 
 __all__ = ("WebClient", "path_of_redirect", "refuse_private_address")

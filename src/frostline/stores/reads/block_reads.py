@@ -8,7 +8,7 @@ from typing import Protocol
 
 from frostline.errors import ObjectNotFound
 from frostline.stores.base.protocols import Buffer, Place, Versioned
-from frostline.stores.reads.adjacency import Neighbours, neighbours
+from frostline.stores.reads.shared_reads import Neighbours, neighbours
 
 __all__ = ("BlockReads", "ShrinkingRoom")
 

@@ -1,31 +1,143 @@
 """Bulk extraction: the features of every sample of a data set, in the manifest's order, to one file."""
 
+import json
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from frostline.core import REFERENCE, SampleTable, Skipped
-from frostline.core.texts import taken
+from frostline.core.samples import taken
 from frostline.datasets import Dataset
 from frostline.errors import DataError, ModelError
 from frostline.events import Counted, Observer, PhaseStarted
 from frostline.loaders import Batch
 from frostline.training.extract.feature_files import Contents, check_suffix, tensor_column, write_features
-from frostline.training.extract.parts import ExtractedPart, Parts, Ranges
-from frostline.training.files import make_folder
+from frostline.training.files import make_folder, write_text, writing
 from frostline.training.settings import ExtractSettings
 from frostline.training.setup import Setup, measured_first, set_up
 from frostline.training.start import StartedJob
 
-__all__ = ("Extracted", "extract")
+__all__ = ("Extracted", "ExtractedPart", "Parts", "Ranges", "extract")
+
+IdsAt = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+
+_KEY = b"frostline.part"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """Which rows of the manifest make up each part.
+
+    Attributes:
+        rows: of the manifest.
+        rows_per_part: of every part but perhaps the last.
+    """
+
+    rows: int
+    rows_per_part: int
+
+    @property
+    def parts(self) -> int:
+        """How many parts there are."""
+        return -(-self.rows // self.rows_per_part)
+
+    def of(self, number: int) -> range:
+        """The rows of a part."""
+        start = number * self.rows_per_part
+        return range(start, min(start + self.rows_per_part, self.rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExtractedPart:
+    """A part that was found whole.
+
+    Attributes:
+        rows: in it.
+        skipped: samples of its range that could not be read.
+    """
+
+    rows: int
+    skipped: tuple[Skipped, ...]
+
+
+class Parts:
+    """The parts of one extraction, in a folder of their own.
+
+    Args:
+        out: the file that they will become.
+        identity: what the features depend on; parts of another extraction are removed.
+        ids_at: gives the ids of rows of the manifest.
+        ranges: which rows make up each part.
+
+    Raises:
+        SettingError: the folder cannot be written.
+        OutOfSpace: the disk is full.
+    """
+
+    def __init__(self, out: Path, identity: Mapping[str, Any], ids_at: IdsAt, ranges: Ranges) -> None:
+        self._folder = out.with_name(f".{out.name}.parts")
+        self._ids_at = ids_at
+        self._ranges = ranges
+        whole = json.dumps({**identity, "rows_per_part": ranges.rows_per_part}, sort_keys=True)
+        about = self._folder / "extraction.json"
+        if not about.is_file() or about.read_text() != whole:
+            self.remove()
+            make_folder(self._folder)
+            write_text(about, whole)
+
+    def found(self) -> dict[int, ExtractedPart]:
+        """The parts that are there and whole; every byte of them is checked."""
+        parts = {number: self._checked(number) for number in range(self._ranges.parts) if self._path(number).is_file()}
+        return {number: part for number, part in parts.items() if part is not None}
+
+    def write(self, number: int, table: pa.Table, skipped: tuple[Skipped, ...]) -> None:
+        """Put a part in its place, whole; raises as ``files.writing`` does."""
+        about = json.dumps({"number": number, "skipped": [asdict(one) for one in skipped]})
+        table = table.replace_schema_metadata({_KEY: about})
+        with writing(self._path(number)) as file:
+            pq.write_table(table, file, write_page_checksum=True)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The parts in order, without what they say of themselves."""
+        for number in range(self._ranges.parts):
+            yield _read(self._path(number)).replace_schema_metadata(None)
+
+    def remove(self) -> None:
+        """Remove the folder and all that is in it."""
+        if self._folder.is_dir():
+            shutil.rmtree(self._folder)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:06}.parquet"
+
+    def _checked(self, number: int) -> ExtractedPart | None:
+        try:
+            table = _read(self._path(number))
+        except (pa.ArrowException, OSError):
+            return None
+        about = json.loads(table.schema.metadata[_KEY])
+        skipped = tuple(Skipped(**one) for one in about["skipped"])
+        expected = self._ids_at(np.array(self._ranges.of(number), np.int64))
+        lost = np.array([one.id for one in skipped], np.int64)
+        kept = expected[~np.isin(expected, lost)]
+        is_whole = about["number"] == number and np.array_equal(table["id"].to_numpy(), kept)
+        return ExtractedPart(rows=len(kept), skipped=skipped) if is_whole else None
+
+
+def _read(path: Path) -> pa.Table:
+    return pq.ParquetFile(path, page_checksum_verification=True).read()
+
 
 _ROWS = 256
 # Rows whose ids are looked up at once.

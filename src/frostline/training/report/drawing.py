@@ -3,10 +3,14 @@
 import html
 import io
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds, in_times
 
 __all__ = (
     "INK",
@@ -19,6 +23,7 @@ __all__ = (
     "canvas",
     "in_one_line",
     "quiet",
+    "render",
     "svg",
     "without_zeros",
 )
@@ -113,3 +118,38 @@ def _inline(svg: str, *, name: str, title: str) -> str:
         body = body.replace(placeholder, f"var({variable})")
     head = f'<svg viewBox="{found[1]}" role="img" aria-labelledby="{name}-title">'
     return f'{head}<title id="{name}-title">{html.escape(title)}</title>{body}'
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """The whole page as HTML, from the template of that name."""
+    environment = Environment(
+        loader=PackageLoader("frostline.training", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        bytes=in_bytes,
+        seconds=in_seconds,
+        percent=in_percent,
+        times=in_times,
+        number=_in_number,
+        rate=in_rate,
+        setting=_in_setting,
+    )
+    return environment.get_template(f"{template}.html.jinja").render(values)
+
+
+def _in_number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.3f}"
+
+
+def _in_setting(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_in_setting(one)}" for name, one in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -1,15 +1,21 @@
 """What a finished run was, as one value: the fields of ``report.json`` and of ``--json``."""
 
 import math
+import platform
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from importlib.metadata import version
 from typing import Any
 
-from frostline.core import FLOAT32, REFERENCE, Skipped
-from frostline.events import Replanned, Tuned
-from frostline.planning import Plan
+import torch
 
-__all__ = ("Report", "WayTaken", "Whereabouts")
+from frostline.core import FLOAT32, REFERENCE, Skipped
+from frostline.events import EpochTrained, Evaluated, Event, HeadKept, Observer, Replanned, StepFinished, Tuned
+from frostline.planning import Plan
+from frostline.version import __version__
+
+__all__ = ("Record", "Report", "WayTaken", "Whereabouts", "versions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,3 +159,58 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)
+
+
+class Record:
+    """An observer that keeps losses and scores, and passes every event on.
+
+    Attributes:
+        losses: one for each step.
+        epoch_losses: mean over the steps of each epoch that was trained to its end.
+        scores: of the held-out samples, one an epoch.
+        samples: handed to the head.
+        first_step_at: when the first step was taken, as ``time.perf_counter`` counts; None before.
+        kept: which epoch's head was kept where held-out loss decided; None else.
+    """
+
+    def __init__(self, observe: Observer) -> None:
+        self._observe = observe
+        self.losses: list[float] = []
+        self.epoch_losses: list[float] = []
+        self.scores: list[Evaluated] = []
+        self.samples = 0
+        self.first_step_at: float | None = None
+        self.kept: HeadKept | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the head that was kept; None where nothing was scored."""
+        if not self.scores:
+            return None
+        return self.scores[-1 if self.kept is None else self.kept.epoch].accuracy
+
+    def __call__(self, event: Event) -> None:
+        """Keep what it says, and pass it on."""
+        match event:
+            case StepFinished():
+                self.first_step_at = self.first_step_at or time.perf_counter()
+                self.losses.append(event.loss)
+                self.samples += event.samples
+            case EpochTrained():
+                self.epoch_losses.append(event.loss)
+            case Evaluated():
+                self.scores.append(event)
+            case HeadKept():
+                self.kept = event
+            case _:
+                pass
+        self._observe(event)
+
+
+_DECIDING = ("numpy", "pillow", "pyarrow")
+
+
+def versions() -> dict[str, str]:
+    """Of Frostline, Python and the libraries that decide the numbers."""
+    found = {"frostline": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    return {**found, **{name: version(name) for name in _DECIDING}}
