@@ -12,7 +12,7 @@ from frostline.errors import SampleError
 from frostline.preprocess.applied import Applied
 from frostline.preprocess.decoder import check_size, decoded, jittered, size_of
 from frostline.preprocess.records import unpacked
-from frostline.preprocess.spec import Preprocess
+from frostline.preprocess.spec import Preprocess, draws, middle, no_draw, random_box, scaled_size
 from frostline.preprocess.steps import (
     CenterCrop,
     ColorJitter,
@@ -21,11 +21,6 @@ from frostline.preprocess.steps import (
     RandomResizedCrop,
     Resize,
     Step,
-    draws,
-    middle,
-    no_draw,
-    random_box,
-    scaled_size,
 )
 
 __all__ = ("MAX_PIXELS", "decode_applied", "decode_into", "pixels_into", "pixels_needed", "scratch_bytes")

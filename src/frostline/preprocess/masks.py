@@ -11,19 +11,14 @@ from frostline.core import View
 from frostline.errors import SampleError
 from frostline.preprocess.apply import MAX_PIXELS
 from frostline.preprocess.decoder import JITTER_DRAWS, check_size, decoded_classes
-from frostline.preprocess.spec import Preprocess
+from frostline.preprocess.spec import Box, Preprocess, draws, middle, random_box, scaled_size
 from frostline.preprocess.steps import (
-    Box,
     CenterCrop,
     ColorJitter,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
     Step,
-    draws,
-    middle,
-    random_box,
-    scaled_size,
 )
 
 __all__ = ("IGNORED", "MASK_DTYPE", "kept_mask", "mask_into", "open_mask", "scaled_mask")
@@ -88,7 +83,7 @@ def open_mask(
 
 
 def scaled_mask(encoded: bytes | memoryview, shorter_side: int, *, size: tuple[int, int] = (0, 0)) -> bytes:
-    """A mask as large as ``datasets.copy.scaling.scaled`` makes its image, of the pixels the nearest.
+    """A mask as large as ``preprocess.scaled.scaled`` makes its image, of the pixels the nearest.
 
     One that is small enough keeps its bytes. Others become grey PNGs of 8 or 16 bits.
 

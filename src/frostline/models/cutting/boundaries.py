@@ -9,7 +9,8 @@ from frostline.core import TensorSpec
 from frostline.engines.machine.isolation import computing
 from frostline.engines.measure.footprint import version_of
 from frostline.errors import ModelError, NothingFrozen, NotTraceable
-from frostline.models.cutting.frozen import FrozenPart, equals_whole, find_frozen, named_tensors
+from frostline.models.cutting.frozen import FrozenPart, find_frozen, named_tensors
+from frostline.models.cutting.head import equals_whole
 from frostline.models.cutting.skipping import ChainedModule, SkippingHead, replay
 from frostline.models.graph.flow import prune, sources_of_change
 from frostline.models.graph.frontiers import DTYPE_BYTES

@@ -1,28 +1,22 @@
 """How far the frozen part of a traced network reaches, where it may be cut, and which tensors it holds."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import nn
 
 from frostline.core import Cut, Graph, TensorSpec
 from frostline.engines.base.operators import ALLOWED
-from frostline.engines.base.runner import Runner, leaf_values
 from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen
-from frostline.models.cutting.head import Head
 from frostline.models.files.artifact import Prefix
 from frostline.models.freezing import asked_line, before_the_line, frozen_modules, used_parameters
 from frostline.models.graph.cuts import enumerate_cuts, straightened, transposed
 from frostline.models.graph.flow import Flow, frozen_reach, prune, reads, sources_of_change
 from frostline.models.graph.split import before, guard_inputs
-from frostline.models.modes import all_in_eval, modes
-from frostline.models.tracing.comparison import UNFIT, are_same, observed, whole
-from frostline.models.tracing.export import Trace, device_of
-from frostline.models.tracing.recording import random
+from frostline.models.tracing.export import Trace
 
-__all__ = ("FrozenPart", "equals_whole", "find_frozen", "named_tensors", "refuse_train_mode", "training_flags")
+__all__ = ("FrozenPart", "find_frozen", "named_tensors", "refuse_train_mode", "training_flags")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,7 +26,7 @@ class FrozenPart:
     Attributes:
         traced: the whole trace, pruned and with its channels-last values ready to cross.
         frost_line: the last cut, as it stands in ``traced``.
-        turned: names of the values that were straightened for it (see ``models.graph.cuts``).
+        turned: names of the values that were straightened for it (see ``models.graph.layout``).
         cuts: all legal cuts, from 0 to the frost line, as they stand in the prefix.
         prefix: the part up to the frost line.
         stopped_by: an operator that nodes do not run, before which the part ends; empty where none ends it.
@@ -209,41 +203,3 @@ def _why_no_cut(stopped_by: str) -> str:
     if stopped_by:
         return f"the frozen part begins with {stopped_by}, which a node does not run"
     return "there is no place in the frozen part that only one or two tensors cross, sample by sample"
-
-
-_ROWS = 8
-_SEEDS = (1, 2)
-
-
-def equals_whole(
-    model: nn.Module, part: FrozenPart, head: Head, inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
-) -> bool:
-    """Whether prefix and head together do what the whole network does, to the bit, on two random batches.
-
-    Compared are outputs, gradients and buffers, with the modes in which the head is trained and in eval mode. The
-    network is left as it was.
-
-    Args:
-        model: the whole network.
-        part: its frozen part.
-        head: what is to go on from there.
-        inputs: what the network takes.
-        flags: the modes in which the head is trained.
-    """
-    device = device_of(model)
-    runner = Runner(part.prefix.graph, device=device)
-    leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
-    for seed in _SEEDS:
-        batch = random(inputs, _ROWS, torch.Generator().manual_seed(seed), device)
-        for training in (flags, all_in_eval(model)):
-            try:
-                with modes(model, training):
-                    with torch.no_grad():
-                        features = list(runner.run(batch, leaves))
-                    ours = observed(model, partial(head, features), seed)
-                    theirs = observed(model, partial(whole, model, batch), seed)
-            except UNFIT:
-                return False
-            if not are_same(ours, theirs):
-                return False
-    return True

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from frostline.core import Cut, Graph, TensorSpec
-from frostline.engines.base.runner import Runner
+from frostline.engines.base.runner import Runner, leaf_values
 from frostline.engines.machine.isolation import computing
 from frostline.errors import ModelError, NotTraceable
 from frostline.models.cutting.frozen import FrozenPart
@@ -18,11 +19,13 @@ from frostline.models.freezing import frozen_modules
 from frostline.models.graph.cuts import straightened
 from frostline.models.graph.flow import prune
 from frostline.models.graph.split import after, before, guard_inputs, is_same, moved
+from frostline.models.modes import all_in_eval, modes
+from frostline.models.tracing.comparison import UNFIT, are_same, observed, whole
 from frostline.models.tracing.export import Trace, device_of
 from frostline.models.tracing.recording import random
 from frostline.models.tracing.trace_cache import trace
 
-__all__ = ("Head", "HeadGraph", "TracedHead", "WholeHead", "tensor_paths")
+__all__ = ("Head", "HeadGraph", "TracedHead", "WholeHead", "equals_whole", "tensor_paths")
 
 _ROWS = 8
 
@@ -277,3 +280,40 @@ def _graft(head: nn.Module, model: nn.Module, path: str) -> None:
         place.register_parameter(name, tensor)
     else:
         place.register_buffer(name, tensor, persistent=path in model.state_dict())
+
+
+_SEEDS = (1, 2)
+
+
+def equals_whole(
+    model: nn.Module, part: FrozenPart, head: Head, inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
+) -> bool:
+    """Whether prefix and head together do what the whole network does, to the bit, on two random batches.
+
+    Compared are outputs, gradients and buffers, with the modes in which the head is trained and in eval mode. The
+    network is left as it was.
+
+    Args:
+        model: the whole network.
+        part: its frozen part.
+        head: what is to go on from there.
+        inputs: what the network takes.
+        flags: the modes in which the head is trained.
+    """
+    device = device_of(model)
+    runner = Runner(part.prefix.graph, device=device)
+    leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
+    for seed in _SEEDS:
+        batch = random(inputs, _ROWS, torch.Generator().manual_seed(seed), device)
+        for training in (flags, all_in_eval(model)):
+            try:
+                with modes(model, training):
+                    with torch.no_grad():
+                        features = list(runner.run(batch, leaves))
+                    ours = observed(model, partial(head, features), seed)
+                    theirs = observed(model, partial(whole, model, batch), seed)
+            except UNFIT:
+                return False
+            if not are_same(ours, theirs):
+                return False
+    return True

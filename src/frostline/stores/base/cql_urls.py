@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from urllib.parse import quote, unquote, urlencode
 
 from frostline.errors import SettingError
-from frostline.stores.base.urls import named_values
+from frostline.stores.base.url_options import named_values
 
 __all__ = ("CONSISTENCIES", "PORT", "CqlPlace", "parse_cql")
 
