@@ -1,8 +1,7 @@
 """The nouns: samples, features and the frozen graph, as plain values."""
 
-from frostline.core.features import EXACT, FLOAT32, REFERENCE, FeatureBatch, PackedTensor, Route, Skipped
+from frostline.core.features import EXACT, FLOAT32, REFERENCE, FeatureBatch, Levels, PackedTensor, Route, Skipped
 from frostline.core.graph import Cut, Dim, Graph, GraphNode, Ref, TensorSpec, Token
-from frostline.core.levels import Levels
 from frostline.core.samples import CELLS, OBJECTS, READINGS, URLS, Samples, SampleTable, Targets, View, read_as
 
 __all__ = (

@@ -14,10 +14,10 @@ from frostline.events import Event
 from frostline.jobs.router import Pilot
 from frostline.jobs.statistics import Ledger
 from frostline.loaders.epoch.block_reads import blocks_of
-from frostline.loaders.epoch.decode_pool import UndecodedDealer, undecoded_bytes
 from frostline.loaders.epoch.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
 from frostline.loaders.epoch.fetch import Fetcher
+from frostline.loaders.epoch.local_stage import UndecodedDealer, undecoded_bytes
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture, order_of, replayed
 from frostline.loaders.epoch.ranks import Ranks
 from frostline.loaders.epoch.row_source import Decode, RowSource

@@ -32,6 +32,7 @@ class LocalTransport:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._direct = node.direct_reads()
         self._lock = threading.Lock()
         self._requests = 0
         self._failures = 0
@@ -59,7 +60,7 @@ class LocalTransport:
     def features(self, request: FeatureRequest) -> "LocalAnswer":
         """See ``Transport``."""
         self.count(requests=1)
-        answer = self._node.features if request.cut else self._node.direct.answer
+        answer = self._node.features if request.cut else self._direct.answer
         return LocalAnswer(partial(answer, request), self)
 
     def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
@@ -80,7 +81,8 @@ class LocalTransport:
             )
 
     def close(self) -> None:
-        """Do nothing: the caller closes the node."""
+        """Cancel the reads that are under way; the caller closes the node."""
+        self._direct.close()
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:

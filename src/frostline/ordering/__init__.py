@@ -6,8 +6,7 @@ from frostline.ordering.mixture import Interleaving, MixtureOrder
 from frostline.ordering.order import EpochOrder, Order
 from frostline.ordering.rank_agreement import Gather, ReadingPlan, check_terms
 from frostline.ordering.recorded import RecordedOrder, Replay
-from frostline.ordering.resumed import Progress, Resumed
-from frostline.ordering.sharding import EVEN, LAST, Shard
+from frostline.ordering.sharding import EVEN, LAST, Progress, Resumed, Shard
 from frostline.ordering.splits import (
     Labels,
     count_labels,

@@ -5,9 +5,8 @@ from dataclasses import replace
 from frostline.config import LoaderSettings
 from frostline.core.units import in_bytes, in_percent, in_seconds
 from frostline.tuning.parallelism import Move, Parallelism
-from frostline.tuning.periods import Period, Periods
+from frostline.tuning.periods import Look, NewBounds, Period, Periods, Setting, Steady, TuningRule
 from frostline.tuning.prisma import Prisma
-from frostline.tuning.values import Look, NewBounds, Setting, Steady, TuningRule
 
 __all__ = ("Depth", "Following", "rule_of")
 

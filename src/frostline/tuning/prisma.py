@@ -3,7 +3,7 @@
 import statistics
 
 from frostline.core.units import in_bytes
-from frostline.tuning.values import Look, NewBounds, Setting
+from frostline.tuning.periods import Look, NewBounds, Setting
 
 __all__ = ("Prisma",)
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.events import Event, Observer
-from frostline.loaders.epoch.decode_pool import THREADS as DECODING
-from frostline.loaders.epoch.decode_pool import DecodePool
+from frostline.loaders.epoch.local_stage import THREADS as DECODING
+from frostline.loaders.epoch.local_stage import DecodePool
 from frostline.prefetch.assemble import Columns
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.requests import Delivery

@@ -17,8 +17,8 @@ from frostline.errors import DataError
 from frostline.events import Observer, SampleSkipped
 from frostline.loaders.epoch.batch_filler import Arrivals, Filled
 from frostline.loaders.epoch.block_reads import BlocksAhead
-from frostline.loaders.epoch.decode_pool import DecodePool
 from frostline.loaders.epoch.fetch import fetch_each
+from frostline.loaders.epoch.local_stage import DecodePool
 from frostline.loaders.epoch.retry import jitter
 from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import EVEN, EpochOrder, Resumed, Shard

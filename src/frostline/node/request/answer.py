@@ -6,7 +6,6 @@ from concurrent.futures import CancelledError
 from typing import Literal, Self
 
 from frostline.core import FeatureBatch
-from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Abandoned
 
 __all__ = ("BatchStream", "Ending")
@@ -19,15 +18,18 @@ class BatchStream:
 
     Args:
         batches: makes the batches.
-        scope: cancel scope of the request.
+        cancel: cancels the work of the request; called when the stream is closed before its end.
         on_end: called once, with the stream and how it ended, when no work of it is left.
     """
 
     def __init__(
-        self, batches: Iterator[FeatureBatch], scope: CancelScope, on_end: "Callable[[BatchStream, Ending], None]"
+        cancel: cancels the work of the request; called if the stream is closed before its end.
+        batches: Iterator[FeatureBatch],
+        cancel: Callable[[], None],
+        on_end: "Callable[[BatchStream, Ending], None]",
     ) -> None:
         self._batches = batches
-        self._scope = scope
+        self._cancel = cancel
         self._on_end = on_end
         self._turn = threading.Lock()
         self._has_ended = False
@@ -78,7 +80,8 @@ class BatchStream:
 
     def close(self) -> None:
         """Cancel the rest, wake a thread that waits in ``next``, and return when all work has ended."""
-        self._scope.cancel()
+        if not self._has_ended:
+            self._cancel()
         with self._turn:
             if not self._has_ended:
                 close = getattr(self._batches, "close", None)

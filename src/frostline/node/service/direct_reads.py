@@ -54,10 +54,16 @@ class DirectReads:
         Raises:
             BadRequest: if the samples do not lie under a root of this node.
         """
-        scope, held = CancelScope(()), ExitStack()
-        with held:
-            batches = self._batches(request.samples, self._reader(request, scope, held), scope.is_cancelled)
-            answer = BatchStream(batches, scope, partial(_close, held.pop_all()))
+        folder = self._folders.get((request.data, request.reading))
+        with ExitStack() as held:
+            if folder is not None:
+                cancelled = threading.Event()
+                reader, cancel, is_cancelled = self._of_folder(folder, request), cancelled.set, cancelled.is_set
+            else:
+                scope = CancelScope(())
+                reader, cancel, is_cancelled = self._opened(request, scope, held), scope.cancel, scope.is_cancelled
+            batches = self._batches(request.samples, reader, is_cancelled)
+            answer = BatchStream(batches, cancel, partial(_close, held.pop_all()))
         with self._lock:
             self._answers.add(answer)
         return answer
@@ -69,16 +75,16 @@ class DirectReads:
         for answer in answers:
             answer.close()
 
-    def _reader(self, request: FeatureRequest, scope: CancelScope, held: ExitStack) -> StoredSamples:
-        counters = Counters(self._account.counters)
-        folder = self._folders.get((request.data, request.reading))
-        if folder is not None:
-            return StoredSamples(folder, request.samples, counters)
+    def _of_folder(self, folder: FolderStore, request: FeatureRequest) -> StoredSamples:
+        return StoredSamples(folder, request.samples, Counters(self._account.counters))
+
+    def _opened(self, request: FeatureRequest, scope: CancelScope, held: ExitStack) -> StoredSamples:
         preprocess = checked_preprocess(request)
         store = self._opener.store(request, preprocess, self._account)
         if isinstance(store, FolderStore):
             self._folders[request.data, request.reading] = store
-        return self._opener.reader(request, preprocess, self._account, counters, scope, held)
+            return self._of_folder(store, request)
+        return self._opener.reader(request, preprocess, self._account, Counters(self._account.counters), scope, held)
 
     def _batches(
         self, samples: Samples, reader: StoredSamples, is_cancelled: Callable[[], bool]

@@ -63,7 +63,6 @@ class Node:
     Attributes:
         trainings: trainings beside the node.
         listings: listings for clients.
-        direct: encoded samples for this process.
 
     Raises:
         SettingError: if a root is not a URL that Frostline reads.
@@ -89,8 +88,6 @@ class Node:
         self._profiler = Profiler(settings, self._opener, self._resources, self._bridge)
         self.trainings = Trainings(settings, self._prefixes.used, self._resources.trained)
         self.listings = Listings(settings, self._stores)
-        work_bytes = self._resources.pools["work"].total_bytes
-        self.direct = DirectReads(self._opener, self._resources.tenants.everybody, work_bytes // 2)
         self._answers: set[BatchStream] = set()
         self._lock = threading.Lock()
         self._started = time.monotonic()
@@ -181,10 +178,15 @@ class Node:
             output = self._output(request, account, counters, scope, held)
             made = self._made(output, account, counters, scope)
             closing = held.pop_all()
-        answer = BatchStream(self._counted(made, account), scope, partial(self._ended, closing, account))
+        answer = BatchStream(self._counted(made, account), scope.cancel, partial(self._ended, closing, account))
         with self._lock:
             self._answers.add(answer)
         return answer
+
+    def direct_reads(self) -> DirectReads:
+        """Read encoded samples for this process without admission and memory pools; the caller closes it."""
+        largest_bytes = self._resources.pools["work"].total_bytes // 2
+        return DirectReads(self._opener, self._resources.tenants.everybody, largest_bytes)
 
     def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
         """Open block reads of samples for later requests of this process; None if they are no faster.
@@ -232,7 +234,6 @@ class Node:
         self.trainings.close()
         self.listings.close()
         self._bridge.close()
-        self.direct.close()
         with self._lock:
             answers = list(self._answers)
         for answer in answers:
