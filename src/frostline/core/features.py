@@ -77,7 +77,7 @@ class FeatureBatch:
     def nbytes(self) -> int:
         """Bytes of the payload: activations, packed or not, and encoded samples; not ids."""
         tensors = sum(map(_nbytes, self.tensors)) + sum(one.nbytes for one in self.packed)
-        return tensors + sum(len(one) for one in self.encoded)
+        return tensors + sum(map(len, self.encoded))
 
 
 def _nbytes(tensor: npt.NDArray[np.generic]) -> int:

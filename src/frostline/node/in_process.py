@@ -13,6 +13,7 @@ from frostline.errors import FrostlineError, Unavailable
 from frostline.node import Node
 from frostline.node.request.answer import BatchStream
 from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.service.direct_reads import FolderStream
 from frostline.profiles import Profile
 from frostline.stores.reads.block_reads import BlockReads
 from frostline.transport.protocol import Cancellation, TransportStatistics
@@ -60,8 +61,9 @@ class LocalTransport:
     def features(self, request: FeatureRequest) -> "LocalAnswer":
         """See ``Transport``."""
         self.count(requests=1)
-        answer = self._node.features if request.cut else self._direct.answer
-        return LocalAnswer(partial(answer, request), self)
+        if request.cut == 0:
+            return LocalAnswer(partial(self._direct.answer, request), self)
+        return LocalAnswer(partial(self._node.features, request), self)
 
     def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
         """See ``ReadsBlocks``."""
@@ -104,11 +106,11 @@ class LocalTransport:
 class LocalAnswer:
     """The batches of one answer. ``close`` may be called from any thread; it wakes a thread that waits in ``next``."""
 
-    def __init__(self, begin: Callable[[], BatchStream], transport: LocalTransport) -> None:
+    def __init__(self, begin: Callable[[], BatchStream | FolderStream], transport: LocalTransport) -> None:
         self._begin = begin
         self._transport = transport
         self._lock = threading.Lock()
-        self._answer: BatchStream | None = None
+        self._answer: BatchStream | FolderStream | None = None
         self._is_closed = False
 
     def __iter__(self) -> Self:
@@ -132,7 +134,7 @@ class LocalAnswer:
         if answer is not None:
             answer.close()
 
-    def _opened(self) -> BatchStream:
+    def _opened(self) -> BatchStream | FolderStream:
         with self._lock:
             if self._is_closed:
                 raise StopIteration

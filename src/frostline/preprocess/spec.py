@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ _STEPS: dict[str, type[Step]] = {
 _NAMES = {kind: name for name, kind in _STEPS.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Preprocess:
     """The steps from an encoded image to ``float32[C, H, W]``.
 
@@ -76,33 +76,33 @@ class Preprocess:
         else:
             _check_decoded(self.steps)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the result."""
         stored = self.stored
         height, width = _size(self.steps[1:-1], None if stored is None else stored.side)
         return CHANNELS[self.mode], height, width
 
-    @property
+    @cached_property
     def stored(self) -> Stored | None:
         """The first step, where pixels are taken from a ready form; None where images are decoded."""
         first = self.steps[0]
         return first if isinstance(first, Stored) else None
 
-    @property
+    @cached_property
     def levels(self) -> Levels | None:
         """What the pixels before the last step mean to the network; None where a ready form holds more than pixels."""
         last = self.steps[-1]
         return Levels(mean=last.mean, std=last.std) if isinstance(last, Normalize) else None
 
-    @property
+    @cached_property
     def mode(self) -> str:
         """The mode of the decoded pixels."""
         first = self.steps[0]
         assert isinstance(first, Decode | Stored)
         return first.mode
 
-    @property
+    @cached_property
     def is_random(self) -> bool:
         """The result depends on the view, so features cannot be kept from one epoch to the next."""
         return any(isinstance(step, RandomStep) for step in self.steps)

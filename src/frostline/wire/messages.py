@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -44,7 +44,12 @@ class FeatureRequest:
     engine: str = REFERENCE
     reading: str = OBJECTS
 
-    def __post_init__(self) -> None:
+    def checked(self) -> Self:
+        """The request itself, if its fields make sense.
+
+        Raises:
+            BadRequest: a field does not; the message names it.
+        """
         if self.reading not in READINGS:
             raise BadRequest(f"reading must be {', '.join(READINGS[:-1])} or {READINGS[-1]}")
         if not _ENGINE.fullmatch(self.engine):
@@ -57,6 +62,7 @@ class FeatureRequest:
             raise BadRequest(f"codec must be {EXACT} at cut 0, which ships samples as they are stored")
         if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
             raise BadRequest(f"tolerance must be 0 or more, not {self.tolerance}")
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values, as the body of ``POST /v1/features``."""
@@ -97,7 +103,7 @@ class FeatureRequest:
             tolerance=None if tolerance is None else _number(tolerance, "tolerance"),
             engine=_text(body.get("engine", REFERENCE), "engine"),
             reading=_text(body.get("reading", OBJECTS), "reading"),
-        )
+        ).checked()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -23,7 +23,7 @@ class BatchStream:
     """
 
     def __init__(
-        cancel: cancels the work of the request; called if the stream is closed before its end.
+        self,
         batches: Iterator[FeatureBatch],
         cancel: Callable[[], None],
         on_end: "Callable[[BatchStream, Ending], None]",

@@ -107,7 +107,7 @@ class StoredSamples:
     def _check_version(self, row: int, version: str) -> None:
         samples = self._samples
         listed = samples.versions[row] if samples.versions else ""
-        if is_other_version(listed, version):
+        if version != listed and is_other_version(listed, version):
             raise ObjectNotFound(f"{samples.objects[row]} has changed since it was listed: build the manifest again")
         if not version:
             self._unknown.add(row)

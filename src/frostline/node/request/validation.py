@@ -153,6 +153,7 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     Raises:
         BadRequest: if they are not valid; the message names the field.
     """
+    request.checked()
     _check_samples(request.samples, request.reading)
     preprocess = Preprocess.from_json(request.preprocess)
     if request.cut > 0 and preprocess.is_random and request.view is None:

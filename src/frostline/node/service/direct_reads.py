@@ -5,9 +5,10 @@ A job alone on its node needs no admission, fair shares or memory pools, since i
 
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import Self
 
 from frostline.batching import readable_bytes
 from frostline.core import FeatureBatch, Samples, Skipped
@@ -21,7 +22,7 @@ from frostline.node.service.open import RequestOpener
 from frostline.stores.objects.local import FolderStore
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("DirectReads",)
+__all__ = ("DirectReads", "FolderStream")
 
 # Bytes and samples of a batch: few enough that rows are handed on while others are read.
 _BATCH_BYTES = 8 << 20
@@ -45,25 +46,17 @@ class DirectReads:
         self._account = account
         self._max_bytes = max_bytes
         self._folders: dict[tuple[str, str], FolderStore] = {}
-        self._answers: weakref.WeakSet[BatchStream] = weakref.WeakSet()
+        self._answers: weakref.WeakSet[BatchStream | FolderStream] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def answer(self, request: FeatureRequest) -> BatchStream:
+    def answer(self, request: FeatureRequest) -> "BatchStream | FolderStream":
         """The encoded samples of a request, in its order; work begins when the first batch is asked for.
 
         Raises:
             BadRequest: if the samples do not lie under a root of this node.
         """
         folder = self._folders.get((request.data, request.reading))
-        with ExitStack() as held:
-            if folder is not None:
-                cancelled = threading.Event()
-                reader, cancel, is_cancelled = self._of_folder(folder, request), cancelled.set, cancelled.is_set
-            else:
-                scope = CancelScope(())
-                reader, cancel, is_cancelled = self._opened(request, scope, held), scope.cancel, scope.is_cancelled
-            batches = self._batches(request.samples, reader, is_cancelled)
-            answer = BatchStream(batches, cancel, partial(_close, held.pop_all()))
+        answer = self._waiting(request) if folder is None else self._at_once(request, folder)
         with self._lock:
             self._answers.add(answer)
         return answer
@@ -75,16 +68,24 @@ class DirectReads:
         for answer in answers:
             answer.close()
 
-    def _of_folder(self, folder: FolderStore, request: FeatureRequest) -> StoredSamples:
-        return StoredSamples(folder, request.samples, Counters(self._account.counters))
+    def _at_once(self, request: FeatureRequest, folder: FolderStore) -> "FolderStream":
+        """The samples of a folder, whose reads end by themselves."""
+        reader = StoredSamples(folder, request.samples, Counters(self._account.counters))
+        cancelled = threading.Event()
+        return FolderStream(self._batches(request.samples, reader, cancelled.is_set), cancelled.set)
 
-    def _opened(self, request: FeatureRequest, scope: CancelScope, held: ExitStack) -> StoredSamples:
-        preprocess = checked_preprocess(request)
+    def _waiting(self, request: FeatureRequest) -> "BatchStream | FolderStream":
+        """The samples of a store that may keep a reader waiting, who is then freed when the answer is closed."""
+        preprocess, scope = checked_preprocess(request), CancelScope(())
         store = self._opener.store(request, preprocess, self._account)
         if isinstance(store, FolderStore):
             self._folders[request.data, request.reading] = store
-            return self._of_folder(store, request)
-        return self._opener.reader(request, preprocess, self._account, Counters(self._account.counters), scope, held)
+            return self._at_once(request, store)
+        with ExitStack() as held:
+            counters = Counters(self._account.counters)
+            reader = self._opener.reader(request, preprocess, self._account, counters, scope, held)
+            batches = self._batches(request.samples, reader, scope.is_cancelled)
+            return BatchStream(batches, scope.cancel, partial(_close, held.pop_all()))
 
     def _batches(
         self, samples: Samples, reader: StoredSamples, is_cancelled: Callable[[], bool]
@@ -113,6 +114,25 @@ class DirectReads:
         if length > self._max_bytes:
             return reader.skipped(row, f"too large for the node: {readable_bytes(length)}; start it with more --memory")
         return reader.encoded(row)
+
+
+class FolderStream:
+    """The batches of one answer from a folder.
+
+    Args:
+        batches: reads them.
+        cancel: ends the reading after the sample that is being read; safe from any thread.
+    """
+
+    def __init__(self, batches: Iterator[FeatureBatch], cancel: Callable[[], None]) -> None:
+        self._batches = batches
+        self.close = cancel
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        return next(self._batches)
 
 
 def _close(held: ExitStack, answer: BatchStream, ending: Ending) -> None:  # noqa: ARG001
