@@ -2,17 +2,23 @@
 
 from frostline.batching.budget import ANYBODY, Allowance, Claim, MemoryBudget
 from frostline.batching.eviction import DRAINED_WITHIN_S, Stay, Wish, leaving
-from frostline.batching.forming import BatchingRule, FirstCome, Hapi, Merging, QueuedRequest, QueueHead, Turn
-from frostline.batching.shares import FairShares
-from frostline.batching.sizes import (
+from frostline.batching.forming import (
     ROWS,
+    BatchingRule,
+    FirstCome,
+    Hapi,
     Limit,
+    Merging,
+    QueuedRequest,
+    QueueHead,
+    Turn,
     batch_size,
     padded,
     readable_bytes,
     stretches_of_bytes,
     stretches_of_work,
 )
+from frostline.batching.shares import FairShares
 
 __all__ = (
     "ANYBODY",

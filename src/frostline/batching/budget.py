@@ -4,8 +4,8 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
+from frostline.batching.forming import readable_bytes
 from frostline.batching.shares import FairShares
-from frostline.batching.sizes import readable_bytes
 from frostline.errors import OverBudget
 
 __all__ = ("ANYBODY", "Allowance", "Claim", "MemoryBudget")

@@ -11,9 +11,10 @@ from typing import Any, Self
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, Unavailable
 from frostline.node import Node
-from frostline.node.request.answer import BatchStream
+from frostline.node.request.pipeline import BatchStream
 from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.node.service.direct_reads import FolderStream
+from frostline.preprocess import Preprocess
 from frostline.profiles import Profile
 from frostline.stores.reads.block_reads import BlockReads
 from frostline.transport.protocol import Cancellation, TransportStatistics
@@ -63,7 +64,8 @@ class LocalTransport:
         self.count(requests=1)
         if request.cut == 0:
             return LocalAnswer(partial(self._direct.answer, request), self)
-        return LocalAnswer(partial(self._node.features, request), self)
+        preprocess = Preprocess.from_json(request.preprocess)
+        return LocalAnswer(partial(self._node.features, request, preprocess=preprocess), self)
 
     def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
         """See ``ReadsBlocks``."""

@@ -23,7 +23,7 @@ from frostline.node.http.metrics import metrics_text
 from frostline.node.http.protocol import recognise
 from frostline.node.http.streaming import AnswerResponse
 from frostline.node.http.training_routes import TrainingRoutes
-from frostline.node.request.answer import BatchStream
+from frostline.node.request.pipeline import BatchStream
 from frostline.node.scheduling.admission import Admission
 from frostline.node.scheduling.statistics import NodeStatistics
 from frostline.node.scheduling.tenants import Account

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, Unavailable
 from frostline.node.http.messages import error_response
-from frostline.node.request.answer import BatchStream
+from frostline.node.request.pipeline import BatchStream
 from frostline.wire.framing import MEDIA_TYPE, Encoder
 
 __all__ = ("AnswerResponse",)

@@ -133,6 +133,9 @@ class NodeCache:
         settings: settings of the node.
         roots: URLs under which it serves data.
 
+    Attributes:
+        is_on: whether there is any.
+
     Raises:
         SettingError: if a folder or URL cannot be used, or the cache is too small.
         OutOfSpace: if the disk has no space to begin with.
@@ -143,6 +146,7 @@ class NodeCache:
         self._shared = _shared(settings, roots)
         self._store = None if folder is None else FeatureStore(Path(folder), settings.cache_bytes)
         self._hardware = hardware_name(settings.device)
+        self.is_on = self._shared is not None or self._store is not None
 
     def of(
         self, request: FeatureRequest, preprocess: Preprocess, crossing: Crossing | None, counters: Counters

@@ -39,6 +39,8 @@ class Packing:
 
     def memory(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> PackingMemory:
         """The memory that packing takes for tensors of these shapes and dtypes."""
+        if self.codec == EXACT:
+            return PackingMemory()
         return packing_memory(shapes, [np.dtype(dtype) for dtype in dtypes], self.codec)
 
     def __call__(self, batch: FeatureBatch) -> FeatureBatch:

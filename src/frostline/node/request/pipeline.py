@@ -1,10 +1,11 @@
 """The pipeline of one request: a batch is read and decoded while the one before it runs and is sent."""
 
+import threading
 from collections import deque
-from collections.abc import Generator, Sequence
-from concurrent.futures import Executor, Future, wait
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, wait
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,10 @@ import numpy.typing as npt
 from frostline.core import FeatureBatch, Skipped
 from frostline.node.request.feature_cache import Found
 from frostline.node.scheduling.cancel_scope import CancelScope
-from frostline.node.scheduling.memory_pool import Lane, Reservation
+from frostline.node.scheduling.memory_pool import Abandoned, Lane, Reservation
 from frostline.stores.base.protocols import Buffer
 
-__all__ = ("Made", "PendingBatch", "RequestOutput", "Slab", "batches")
+__all__ = ("BatchStream", "Ending", "Made", "PendingBatch", "RequestOutput", "Slab", "batches")
 
 Slab = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 """Samples as the device takes them: ``float32[n, C, H, W]``, or pixels ``uint8[n, H, W, C]``."""
@@ -78,7 +79,7 @@ def batches(
         output: makes batches from samples.
         memory: access to the memory for batches.
         readers: executor whose threads read samples.
-        scope: cancel scope of the request; it is also cancelled at the end.
+        scope: cancel scope of the request; cancelled too if the request fails or is closed early.
     """
     rest = deque(output.stretches())
     under_way: deque[_Loading] = deque()
@@ -94,8 +95,10 @@ def batches(
                 rest.extendleft(under_way[-1].start(output, readers, scope))
             yield under_way[0].finish(output)
             under_way.popleft().memory.release()
-    finally:
+    except BaseException:
         scope.cancel()
+        raise
+    finally:
         for loading in under_way:
             loading.abandon()
 
@@ -139,3 +142,93 @@ class _Loading:
 def _read(output: RequestOutput, work: PendingBatch, places: range) -> Sequence[Made]:
     some = slice(places.start, places.stop)
     return output.samples(work.wanted[some], None if work.slab is None else work.slab[some])
+
+
+Ending = Literal["abandoned", "expired", "failed", "finished"]
+
+
+class BatchStream:
+    """The batches of one request, in its order. A batch's memory is released when the next batch is asked for.
+
+    Args:
+        batches: makes the batches.
+        cancel: cancels the work of the request; called when the stream is closed before its end.
+        on_end: called once, with the stream and how it ended, when no work of it is left.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[FeatureBatch],
+        cancel: Callable[[], None],
+        on_end: "Callable[[BatchStream, Ending], None]",
+    ) -> None:
+        self._batches = batches
+        self._cancel = cancel
+        self._on_end = on_end
+        self._turn = threading.Lock()
+        self._has_ended = False
+        self._is_complete = False
+        self._is_expired = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        with self._turn:
+            if self._has_ended:
+                raise StopIteration
+            ending: Ending | None = "failed"
+            try:
+                batch = next(self._batches)
+                ending = None
+                return batch
+            except StopIteration:
+                ending = "finished"
+                raise
+            except (Abandoned, CancelledError):
+                ending = self._given_up
+                raise StopIteration from None
+            finally:
+                if ending is not None:
+                    self._end(ending)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its work has ended; closing it then does nothing."""
+        return self._has_ended
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample of the request was answered."""
+        return self._is_complete
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it was cancelled at its deadline."""
+        return self._is_expired
+
+    def expire(self) -> None:
+        """Cancel the rest as ``close`` does, because the deadline has passed. Do nothing if it has ended."""
+        self._is_expired = not self._has_ended
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the rest, wake a thread that waits in ``next``, and return when all work has ended."""
+        if not self._has_ended:
+            self._cancel()
+        with self._turn:
+            if not self._has_ended:
+                close = getattr(self._batches, "close", None)
+                if close is not None:
+                    close()
+                self._end(self._given_up)
+
+    @property
+    def _given_up(self) -> Ending:
+        return "expired" if self._is_expired else "abandoned"
+
+    def _end(self, ending: Ending) -> None:
+        self._has_ended = True
+        self._is_complete = ending == "finished"
+        self._batches = iter(())
+        self._on_end(self, ending)

@@ -21,8 +21,6 @@ from frostline.stores.base.limits import LinkBounds, StoreLimits
 from frostline.stores.base.protocols import Place, Versioned
 from frostline.stores.base.urls import parse_url
 from frostline.stores.cql.store import CqlStore
-from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.mmap import MappedFolder
 from frostline.stores.open import is_within, normalise_url
 from frostline.stores.reads.readahead import ReadAhead, ReadAheadQueue, SecondReads
 from frostline.stores.reads.shared_reads import Together
@@ -189,8 +187,8 @@ def read_ahead(
         scope: cancel scope of the request, which also wakes threads that wait for a read.
         held: closed when the request ends.
     """
-    # The system has cached a folder's next bytes already, and Parquet cells are read by whole row groups.
-    if request.reading == CELLS or isinstance(store, FolderStore | MappedFolder):
+    # Parquet cells are read by whole row groups.
+    if request.reading == CELLS:
         return store
 
     def room(nbytes: int) -> Reservation | None:

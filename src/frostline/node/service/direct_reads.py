@@ -12,8 +12,8 @@ from typing import Self
 
 from frostline.batching import readable_bytes
 from frostline.core import FeatureBatch, Samples, Skipped
-from frostline.node.request.answer import BatchStream, Ending
 from frostline.node.request.decode import StoredSamples
+from frostline.node.request.pipeline import BatchStream, Ending
 from frostline.node.request.validation import checked_preprocess
 from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.statistics import Counters

@@ -13,10 +13,9 @@ from frostline.batching import ROWS
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
 from frostline.engines.machine.hardware import hardware_name, host_digest
-from frostline.node.request.answer import BatchStream, Ending
 from frostline.node.request.feature_cache import NodeCache
 from frostline.node.request.outputs import Decoded, EncodedOutput, Packing
-from frostline.node.request.pipeline import RequestOutput, batches
+from frostline.node.request.pipeline import BatchStream, Ending, RequestOutput, batches
 from frostline.node.request.prefix_run import HEADROOM, PrefixRun
 from frostline.node.request.validation import Stores, checked_preprocess
 from frostline.node.scheduling.admission import Admission
@@ -36,6 +35,7 @@ from frostline.node.weights.prefix_registry import Prefixes, Resident
 from frostline.node.weights.torch_bridge import TorchBridge
 from frostline.node.weights.uploads import Upload
 from frostline.node.weights.weight_memory import WeightMemory
+from frostline.preprocess import Preprocess
 from frostline.processors import usable_cores
 from frostline.profiles import Profile
 from frostline.stores.reads.block_reads import BlockReads
@@ -156,12 +156,15 @@ class Node:
         """Admit a request before its body is read; see ``Gate.enter`` for the errors."""
         return self._resources.gate.enter(body_bytes, account or self._resources.tenants.everybody)
 
-    def features(self, request: FeatureRequest, admission: Admission | None = None) -> BatchStream:
+    def features(
+        self, request: FeatureRequest, admission: Admission | None = None, *, preprocess: Preprocess | None = None
+    ) -> BatchStream:
         """Answer a request. Work begins when the first batch is asked for.
 
         Args:
             request: request for features.
             admission: admission of the request if it was admitted already; the answer ends it.
+            preprocess: preprocessing of a request that this process made itself; None checks the request first.
 
         Returns:
             The batches in the order of the request. A batch's memory is released when the next one is asked for. Close
@@ -175,7 +178,8 @@ class Node:
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
             counters = Counters(account.counters)
-            output = self._output(request, account, counters, scope, held)
+            preprocess = preprocess or checked_preprocess(request)
+            output = self._output(request, preprocess, account, counters, scope, held)
             made = self._made(output, account, counters, scope)
             closing = held.pop_all()
         answer = BatchStream(self._counted(made, account), scope.cancel, partial(self._ended, closing, account))
@@ -257,9 +261,14 @@ class Node:
         return {**shares, "weights": replace(shares["weights"], waiting=self._weights.waiting)}
 
     def _output(
-        self, request: FeatureRequest, account: Account, counters: Counters, scope: CancelScope, held: ExitStack
+        self,
+        request: FeatureRequest,
+        preprocess: Preprocess,
+        account: Account,
+        counters: Counters,
+        scope: CancelScope,
+        held: ExitStack,
     ) -> RequestOutput:
-        preprocess = checked_preprocess(request)
         reader = self._opener.reader(request, preprocess, account, counters, scope, held)
         lane = self._resources.lane(account)
         if request.cut == 0:
@@ -270,7 +279,9 @@ class Node:
         packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
         most = self._settings.device_batch if resident is None else resident.rows
         fewest = most if self._settings.batching == "fixed" else ROWS
-        kept = self._cache.of(request, preprocess, None if run is None else run.crossing, counters)
+        kept = None
+        if self._cache.is_on:
+            kept = self._cache.of(request, preprocess, None if run is None else run.crossing, counters)
         return Decoded(
             request.samples,
             reader,

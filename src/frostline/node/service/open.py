@@ -142,6 +142,9 @@ class RequestOpener:
         store = self.store(request, preprocess, account)
         decoding = SharedDecoder(memory=self._memory, slots=self._decoders, counters=counters)
         samples = request.samples
+        # The system reads a folder's next bytes ahead by itself.
+        if isinstance(store, FolderStore | MappedFolder):
+            return SampleReader(store, samples, preprocess, request.view, decoding, scope.is_cancelled)
         # A measurement must read every sample from the store, even those on the node's disk.
         here = None if is_measured else self._tier.of(request.data, request.reading, samples)
         places = list(map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
@@ -151,7 +154,7 @@ class RequestOpener:
         if ahead is None:
             queue, second = self._queue(account.name), self._second_reads(store, account, counters)
             ahead = read_ahead(store, request, places, self._ahead, queue, second, scope, held)
-        return SampleReader(ahead, request.samples, preprocess, request.view, decoding, scope.is_cancelled, here)
+        return SampleReader(ahead, samples, preprocess, request.view, decoding, scope.is_cancelled, here)
 
     def resident(
         self,
