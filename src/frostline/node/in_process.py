@@ -35,6 +35,7 @@ class LocalTransport:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._direct = node.direct_reads()
+        self._latest: tuple[dict[str, Any], Preprocess] | None = None
         self._lock = threading.Lock()
         self._requests = 0
         self._failures = 0
@@ -64,8 +65,10 @@ class LocalTransport:
         self.count(requests=1)
         if request.cut == 0:
             return LocalAnswer(partial(self._direct.answer, request), self)
-        preprocess = Preprocess.from_json(request.preprocess)
-        return LocalAnswer(partial(self._node.features, request, preprocess=preprocess), self)
+        # A job's requests nearly all have the same one.
+        if self._latest is None or self._latest[0] != request.preprocess:
+            self._latest = request.preprocess, Preprocess.from_json(request.preprocess)
+        return LocalAnswer(partial(self._node.features, request, preprocess=self._latest[1]), self)
 
     def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
         """See ``ReadsBlocks``."""

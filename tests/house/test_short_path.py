@@ -1,0 +1,40 @@
+"""A sample's way from the store to its batch: through few files, and from hand to hand of few threads."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.nodes import make_images
+
+_SCRIPT = Path(__file__).parents[1] / "support" / "traced.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("images")
+    (path / "one").mkdir()
+    make_images(path / "one", 400)
+    return path
+
+
+def traced(folder, cut):
+    done = subprocess.run(
+        [sys.executable, "-P", str(_SCRIPT), str(folder), str(cut)], capture_output=True, text=True, timeout=300, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_plain_sample_passes_at_most_35_files_and_three_hand_overs(folder):
+    passed = traced(folder, 0)
+    assert len(passed["files"]) <= 35, passed["files"]
+    # One thread reads it, one decodes it, one puts it into its batch where the decoder does not, and the loop takes it.
+    assert set(passed["threads"]) <= {"frostline-prefetch", "frostline-decode", "frostline-fill", "loop"}
+
+
+def test_a_sample_with_frozen_layers_in_the_same_process_passes_at_most_60_files(folder):
+    passed = traced(folder, 4)
+    assert "node/request/executor.py" in passed["files"], "the node's device runs the layers"
+    assert len(passed["files"]) <= 60, passed["files"]
