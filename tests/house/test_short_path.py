@@ -16,13 +16,17 @@ _SCRIPT = Path(__file__).parents[1] / "support" / "traced.py"
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("images")
     (path / "one").mkdir()
-    make_images(path / "one", 400)
+    make_images(path / "one", 1200)
     return path
 
 
 def traced(folder, cut):
     done = subprocess.run(
-        [sys.executable, "-P", str(_SCRIPT), str(folder), str(cut)], capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-P", str(_SCRIPT), str(folder), str(cut)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     return json.loads(done.stdout)
 

@@ -16,7 +16,7 @@ from frostline.errors import (
     StoreUnavailable,
 )
 from frostline.stores.base.cql_urls import CqlPlace, parse_cql
-from frostline.stores.cql.connect import CqlAccess
+from frostline.stores.cql.credentials import CqlAccess
 from frostline.stores.cql.errors import error_of_cql
 from frostline.stores.cql.schema import TableSchema, key_of, shape_of
 from frostline.stores.open import is_within, normalise_url

@@ -22,7 +22,7 @@ from frostline.errors import (
 from frostline.stores.base.limits import StoreLimits
 from frostline.stores.base.protocols import LABELS, Place, Tabular
 from frostline.stores.cql import connect as cql_session
-from frostline.stores.cql.connect import CqlAccess
+from frostline.stores.cql.credentials import CqlAccess
 from frostline.stores.open import open_store
 from frostline.testing.stores import (
     AccessRefusalTests,

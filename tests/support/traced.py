@@ -6,21 +6,26 @@ python -P traced.py FOLDER CUT    # CUT 0 loads plain pixels; another runs froze
 import json
 import sys
 import threading
+from collections import defaultdict
 
 _SOURCE = "/src/frostline/"
-_FIRST, _LAST = 16, 40  # the batches between which calls are recorded: all threads run, and the window is full
+_FIRST, _LAST = 24, 88  # the batches between which calls are recorded: all threads run, and the window is full
 
-files, threads, calls = set(), set(), 0
-is_recording = False
+# A file is on the way if it is called for at least one batch in so many: not what happens now and then, such as the
+# start of a thread or a change of the window's bounds.
+_ONE_IN = 8
+
+batches_by_file, threads, calls = defaultdict(set), set(), 0
+at_batch = 0
 
 
 def record(frame, event, _):
     """Note a call of Frostline's code."""
     global calls
-    if event == "call" and is_recording:
+    if event == "call" and _FIRST <= at_batch < _LAST:
         _, found, file = frame.f_code.co_filename.partition(_SOURCE)
         if found:
-            files.add(file)
+            batches_by_file[file].add(at_batch)
             threads.add(threading.current_thread().name.rpartition("_")[0] or "loop")
             calls += 1
 
@@ -39,19 +44,20 @@ def network():
 
 def main(folder, cut):
     """Take some batches of eight, and print what they passed."""
-    global is_recording
+    global at_batch
     import frostline as fl
 
-    settings = fl.LoaderSettings(window_bytes=16 << 20)
+    settings = fl.LoaderSettings(window_bytes=8 << 20)
     model = network() if cut else None
     with fl.offload(model, fl.Dataset(folder), cut=cut or None, settings=settings) as job:
         for number, batch in enumerate(job.loader(8, shuffle=True), 1):
             assert len(batch.labels) == 8
-            is_recording = _FIRST <= number < _LAST
+            at_batch = number
             if number == _LAST:
                 break
     samples = 8 * (_LAST - _FIRST)
-    print(json.dumps({"files": sorted(files), "threads": sorted(threads), "calls_per_sample": calls / samples}))
+    files = sorted(file for file, batches in batches_by_file.items() if len(batches) >= (_LAST - _FIRST) / _ONE_IN)
+    print(json.dumps({"files": files, "threads": sorted(threads), "calls_per_sample": calls / samples}))
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ class MemoryBudget:
 
     def is_full(self, tenant: str) -> bool:
         """Whether a tenant's work waits for memory that it holds itself."""
-        mine = [one for one in self._waiting.values() if one.claim.tenant == tenant]
-        return any(self._is_full(one.nbytes, one.claim) for one in mine)
+        mine = [claimant for claimant in self._waiting.values() if claimant.claim.tenant == tenant]
+        return any(self._is_full(claimant.nbytes, claimant.claim) for claimant in mine)
 
     def ask(self, nbytes: int, claim: Claim = ANYBODY) -> int:
         """Ask for memory; look with ``is_granted`` whether it may be used.
@@ -177,7 +177,9 @@ class MemoryBudget:
 
     def _first(self) -> int | None:
         """The reservation that is next, of those whose tenants may hold more."""
-        able = [number for number, one in self._waiting.items() if not self._is_full(one.nbytes, one.claim)]
+        able = [
+            number for number, claimant in self._waiting.items() if not self._is_full(claimant.nbytes, claimant.claim)
+        ]
         return min(able, key=self._place, default=None)
 
     def _place(self, number: int) -> tuple[float, int]:

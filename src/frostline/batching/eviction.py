@@ -74,21 +74,21 @@ def leaving(wish: Wish, stays: Sequence[Stay]) -> tuple[Hashable, ...] | None:
     able = [stay for stay in stays if not _is_stuck(stay)]
     if not _is_enough(wish, able):
         return None
-    ready = sorted((one for one in able if _may_leave(one, wish)), key=_order)
+    ready = sorted((entry for entry in able if _may_leave(entry, wish)), key=_order)
     chosen: list[Stay] = []
-    for one in ready:
-        if one.owner == wish.tenant and _missing_quota(wish, chosen) > 0:
-            chosen.append(one)
-    for one in ready:
-        if one not in chosen and _missing_memory(wish, chosen) > 0:
-            chosen.append(one)
+    for entry in ready:
+        if entry.owner == wish.tenant and _missing_quota(wish, chosen) > 0:
+            chosen.append(entry)
+    for entry in ready:
+        if entry not in chosen and _missing_memory(wish, chosen) > 0:
+            chosen.append(entry)
     if not _is_enough(wish, chosen):
         return ()
-    for one in tuple(chosen):  # a large one that came in later may do for several before it
-        others = [other for other in chosen if other is not one]
-        if one.asked_s is None and _is_enough(wish, others):
+    for entry in tuple(chosen):  # a large one that came in later may do for several before it
+        others = [other for other in chosen if other is not entry]
+        if entry.asked_s is None and _is_enough(wish, others):
             chosen = others
-    return tuple(one.key for one in chosen)
+    return tuple(entry.key for entry in chosen)
 
 
 def _is_enough(wish: Wish, gone: Sequence[Stay]) -> bool:
@@ -96,11 +96,11 @@ def _is_enough(wish: Wish, gone: Sequence[Stay]) -> bool:
 
 
 def _missing_quota(wish: Wish, gone: Sequence[Stay]) -> float:
-    return wish.over_bytes - sum(one.counted_bytes for one in gone if one.owner == wish.tenant)
+    return wish.over_bytes - sum(entry.counted_bytes for entry in gone if entry.owner == wish.tenant)
 
 
 def _missing_memory(wish: Wish, gone: Sequence[Stay]) -> float:
-    return wish.lacking_bytes - sum(one.nbytes for one in gone)
+    return wish.lacking_bytes - sum(entry.nbytes for entry in gone)
 
 
 def _may_leave(one: Stay, wish: Wish) -> bool:

@@ -179,8 +179,8 @@ class Merging:
 
     def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:
         """See ``BatchingRule``."""
-        tags = {tenant: tag(tenant) for tenant in {one.tenant for one in waiting}}
-        lead, *others = sorted(waiting, key=lambda one: (tags[one.tenant], one.number))
+        tags = {tenant: tag(tenant) for tenant in {request.tenant for request in waiting}}
+        lead, *others = sorted(waiting, key=lambda item: (tags[item.tenant], item.number))
         parts = [QueueHead(number=lead.number, rows=lead.rows)]
         room = 0 if lead.is_apart else lead.run_rows - lead.rows
         for other in others:
@@ -195,7 +195,7 @@ class FirstCome:
 
     def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:  # noqa: ARG002 (no order but one)
         """See ``BatchingRule``."""
-        first = min(waiting, key=lambda one: one.number)
+        first = min(waiting, key=lambda item: item.number)
         return Turn(parts=(QueueHead(number=first.number, rows=first.rows),), rows=first.run_rows)
 
 
@@ -223,13 +223,13 @@ def allotted(waiting: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int
 def _solved(asking: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int] | None:
     from scipy.optimize import Bounds, LinearConstraint, milp  # takes a second to import, and few nodes need it
 
-    room = free_bytes - sum(one.model_bytes for one in asking)
-    nbytes = [one.bytes_per_row * ROWS for one in asking]
+    room = free_bytes - sum(request.model_bytes for request in asking)
+    nbytes = [request.bytes_per_row * ROWS for request in asking]
     if sum(nbytes) > room:  # not even the smallest batches fit
         return None
     # In shares of the room, since the solver's tolerances are absolute.
     takes = np.array(nbytes, np.float64) / max(1, room)
-    most = np.array([padded(one.rows) // ROWS for one in asking])
+    most = np.array([padded(request.rows) // ROWS for request in asking])
     found = milp(
         -takes,
         constraints=LinearConstraint(takes[np.newaxis], ub=1.0),
@@ -243,10 +243,10 @@ def _solved(asking: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int] 
 
 def _within(room: int, asking: Sequence[QueuedRequest], eights: list[int]) -> dict[int, int]:
     """The solver's answer held to the byte: it may be beyond the bound by its tolerance."""
-    rows = {one.number: ROWS * count for one, count in zip(asking, eights, strict=True)}
-    while (over := sum(one.bytes_per_row * rows[one.number] for one in asking) - room) > 0:
-        shrinking = [one for one in asking if rows[one.number] > ROWS]
-        nearest = min(shrinking, key=lambda one: abs(one.bytes_per_row * ROWS - over))
+    rows = {request.number: ROWS * count for request, count in zip(asking, eights, strict=True)}
+    while (over := sum(request.bytes_per_row * rows[request.number] for request in asking) - room) > 0:
+        shrinking = [request for request in asking if rows[request.number] > ROWS]
+        nearest = min(shrinking, key=lambda item: abs(item.bytes_per_row * ROWS - over))
         rows[nearest.number] -= ROWS
     return rows
 
@@ -268,7 +268,7 @@ class Hapi:
 
     def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:  # noqa: ARG002 (no shares)
         """See ``Rule``."""
-        present = {one.number: one for one in sorted(waiting, key=lambda one: one.number)}
+        present = {request.number: request for request in sorted(waiting, key=lambda item: item.number)}
         while self._round and self._round[0][0] not in present:
             self._round.popleft()
         if not self._round:

@@ -206,9 +206,8 @@ def _declared(name: str) -> Preprocess:
     try:
         value = json.loads(Path(name).read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(
-            f"--preprocess {name}: no such file, and none of the presets {', '.join(f'{one}:SIDE' for one in _PRESETS)}"
-        ) from error
+        presets = ", ".join(f"{preset}:SIDE" for preset in _PRESETS)
+        raise SettingError(f"--preprocess {name}: no such file, and none of the presets {presets}") from error
     except ValueError as error:
         raise SettingError(f"--preprocess {name} is no JSON: {error}") from error
     return Preprocess.from_json(value)

@@ -143,14 +143,14 @@ def _say_status(url: str, *, as_json: bool) -> None:
     with closing(IoTransport(url)) as transport:
         found = transport.service_statistics()
         own = transport.job
-    found["jobs"] = {job: one for job, one in found["jobs"].items() if job != own}
+    found["jobs"] = {job: state for job, state in found["jobs"].items() if job != own}
     if as_json:
         print_json(found)
         return
     print_table(f"I/O service at {url}", ("", ""), list(_totals(found)))
     rows = [
-        (job, ", ".join(map(str, one["processes"])), *(f"{one[name]:,}" for name in _COLUMNS))
-        for job, one in found["jobs"].items()
+        (job, ", ".join(map(str, state["processes"])), *(f"{state[name]:,}" for name in _COLUMNS))
+        for job, state in found["jobs"].items()
     ]
     print_table("Jobs", ("job", "processes", "expected bytes", "held bytes", "waiting"), rows, left=(0, 1))
 

@@ -86,7 +86,7 @@ def _print_rules(answer: WhatIfPlan) -> None:
 
 
 def _ways(plan: Plan, situation: Situation) -> str:
-    return mixture_in_words({one.route: one.share for one in plan.mixture}, situation.cuts)
+    return mixture_in_words({part.route: part.share for part in plan.mixture}, situation.cuts)
 
 
 @click.command(epilog="Example: frostline plan --data photos/ --model torchvision:resnet18 --until layer3")

@@ -215,7 +215,7 @@ def _engines(names: str) -> tuple[str, ...]:
     from frostline.engines.backends.catalog import OFFERS
 
     found = tuple(name.strip() for name in names.split(",") if name.strip())
-    known = [one.name for one in OFFERS]
+    known = [offer.name for offer in OFFERS]
     for name in found:
         if name not in known:
             raise SettingError(f"--engines: there is no engine {name}; there are {', '.join(known)}")

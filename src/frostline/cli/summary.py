@@ -36,7 +36,7 @@ def _print_report(report: Report, out: Path | None) -> None:
         ("store side to trainer, without it", in_bytes(report.baseline_wire_bytes)),
         ("fewer bytes", in_times(report.bytes_ratio)),
         ("waiting for data", in_percent(report.stall_share)),
-        *((f"{one.part}", one.where) for one in report.where),
+        *((f"{place.part}", place.where) for place in report.where),
     ]
     rows += [(f"samples by {_way(way)}", f"{way.samples}") for way in report.ways]
     rows += _rates(report)

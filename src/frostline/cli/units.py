@@ -60,8 +60,8 @@ class _Shares(click.ParamType[Mapping[str, float]]):
         if isinstance(value, Mapping):
             return value
         shares: dict[str, float] = {}
-        for one in str(value).split(","):
-            name, _, number = one.partition("=")
+        for item in str(value).split(","):
+            name, _, number = item.partition("=")
             share = _number(number)
             if not name.strip() or share is None or name.strip() in shares:
                 self.fail(f"{value!r} names no shares; write it like train=0.8,val=0.1,test=0.1", param, ctx)

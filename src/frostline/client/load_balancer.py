@@ -117,7 +117,7 @@ class SpreadTransport:
         if engine == REFERENCE:
             return self._first(measured, cancellation)
         found = self._every(measured, engine, cancellation)
-        return max(found, key=lambda one: max((trial.error for trial in one.trials), default=0.0))
+        return max(found, key=lambda item: max((trial.error for trial in item.trials), default=0.0))
 
     def features(self, request: FeatureRequest) -> "SpreadAnswer":
         """See ``Transport``."""
@@ -154,7 +154,7 @@ class SpreadTransport:
         """
         with self._lock:
             able = self._able(self._turns.order(self._clock()), request.engine)
-            number = next(one for one in able if one not in tried)
+            number = next(index for index in able if index not in tried)
             self._turns.began(number)
         return number, self._nodes[number].features(request)
 
@@ -237,8 +237,8 @@ def _check(cancellation: Cancellation | None) -> None:
 
 def _better_known(before: Unavailable | None, error: Unavailable) -> Unavailable:
     """Which failure to tell: that of the node that is back first, where one is only full."""
-    known = [one for one in (before, error) if isinstance(one, Overloaded)]
-    return min(known, key=lambda one: one.retry_after_s, default=error)
+    known = [problem for problem in (before, error) if isinstance(problem, Overloaded)]
+    return min(known, key=lambda item: item.retry_after_s, default=error)
 
 
 class SpreadAnswer:

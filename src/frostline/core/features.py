@@ -76,7 +76,7 @@ class FeatureBatch:
     @property
     def nbytes(self) -> int:
         """Bytes of the payload: activations, packed or not, and encoded samples; not ids."""
-        tensors = sum(map(_nbytes, self.tensors)) + sum(one.nbytes for one in self.packed)
+        tensors = sum(map(_nbytes, self.tensors)) + sum(tensor.nbytes for tensor in self.packed)
         return tensors + sum(map(len, self.encoded))
 
 
@@ -126,7 +126,7 @@ class Levels:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits of the SHA-256: levels that mean the same have the same."""
-        content = json.dumps([[float(np.float32(one)) for one in some] for some in (self.mean, self.std)])
+        content = json.dumps([[float(np.float32(value)) for value in some] for some in (self.mean, self.std)])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def into(self, pixels: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:

@@ -129,5 +129,5 @@ def references(argument: Argument) -> list[str]:
     if isinstance(argument, Ref):
         return [argument.name]
     if isinstance(argument, tuple):
-        return [name for one in argument for name in references(one)]
+        return [name for item in argument for name in references(item)]
     return []

@@ -129,7 +129,7 @@ class RequestHandler:
         fetching = _Fetching()
         flight = self._flight = RowFetch(fetching.close)
         claims = list(zip(lacking, self.shelf.claim([keys[place] for place in lacking], flight), strict=True))
-        others = {one for _, one in claims if isinstance(one, RowFetch)}
+        others = {claim for _, claim in claims if isinstance(claim, RowFetch)}
         try:
             for place, claim in claims:
                 if isinstance(claim, Row):
@@ -257,9 +257,9 @@ def _rows_of(batch: FeatureBatch, places: dict[int, int]) -> Iterator[tuple[int,
         if id not in places:
             raise FrostlineError("the node answered a sample that it was not asked for")
         yield places[id], Row(batch=batch, place=row)
-    for one in batch.skipped:
-        if one.id in places:
-            yield places[one.id], Row(batch=batch, place=0, skipped=one)
+    for sample in batch.skipped:
+        if sample.id in places:
+            yield places[sample.id], Row(batch=batch, place=0, skipped=sample)
 
 
 def _pieces(rows: Sequence[Row]) -> Iterator[RowBlock]:

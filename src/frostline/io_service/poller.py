@@ -43,8 +43,8 @@ class Watch:
 
     def forked(self) -> None:
         """This process is a child of the one that watches: close what it holds, and leave alone what that one sees."""
-        for one in (self._epoll, self._woken, self._wakes):
-            one.close()
+        for handle in (self._epoll, self._woken, self._wakes):
+            handle.close()
 
     def readable(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call whenever there is something to read, or an end."""

@@ -107,7 +107,7 @@ class RowCache:
         """
         with self._changed:
             found = [self._claimed(key, flight) for key in keys]
-            for other in {one for one in found if isinstance(one, RowFetch)}:
+            for other in {flight for flight in found if isinstance(flight, RowFetch)}:
                 other.others += 1
             return found
 
@@ -140,7 +140,7 @@ class RowCache:
         with self._changed:
             for flight in (flights := list(flights)):
                 flight.others -= 1
-            unwanted = [one for one in flights if one.is_orphan and not one.others and not one.has_ended]
+            unwanted = [flight for flight in flights if flight.is_orphan and not flight.others and not flight.has_ended]
         for flight in unwanted:
             flight.close()
 

@@ -86,7 +86,7 @@ class Session:
             self.back(answer, number)
         elif kind == CLOSED:
             with self._lock:
-                unseen = [block for one, block in self._lent if one == answer and block >= number]
+                unseen = [block for lent, block in self._lent if lent == answer and block >= number]
             for block in unseen:
                 self.back(answer, block)
 
@@ -98,8 +98,8 @@ class Session:
             under_way = list(self._open.items())
         if nbytes:
             self._give_back(nbytes)
-        for one, abandon in under_way:
-            hang_up(one)
+        for number, abandon in under_way:
+            hang_up(number)
             abandon()
 
 

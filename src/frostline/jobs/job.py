@@ -410,8 +410,8 @@ class Job:
         """Count an event, and look whether engine and plan still fit what is measured."""
         self._ledger(event)
         changed = self._pilot.observe(event)
-        for one in ([] if changed is None else [changed]) + self._measured(event):
-            self._ledger(one)
+        for happened in ([] if changed is None else [changed]) + self._measured(event):
+            self._ledger(happened)
 
     def _measured(self, event: Event) -> list[Event]:
         """Follow what was measured beside the loop, and tell of it."""

@@ -261,4 +261,4 @@ class _Since:
 
 
 def _shares(plan: Plan) -> dict[Route, float]:
-    return {one.route: one.share for one in plan.mixture}
+    return {part.route: part.share for part in plan.mixture}

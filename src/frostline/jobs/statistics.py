@@ -201,8 +201,10 @@ class Ledger:
         with self._lock:
             self._hear()
             untold, self._untold = self._untold, []
-        for one in untold:
-            self._observe(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
+        for skipped in untold:
+            self._observe(
+                SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
+            )
 
     def close(self) -> None:
         """Hear other processes no more; the counts stay."""
@@ -272,10 +274,10 @@ class Ledger:
         if self._shared is None:
             return
         found, self._heard = self._shared.read(self._heard)
-        for one in found:
-            if one.id not in self._skipped:
-                self._skipped[one.id] = one
-                self._untold.append(one)
+        for skipped in found:
+            if skipped.id not in self._skipped:
+                self._skipped[skipped.id] = skipped
+                self._untold.append(skipped)
 
 
 def warn_user(event: Event) -> None:

@@ -84,12 +84,14 @@ def before_the_line(model: nn.Module, used: list[tuple[str, nn.Parameter | None]
         model: its parameters that are trained require gradients.
         used: what a forward pass uses, as ``used_parameters`` lists it.
     """
-    trained = (place for place, (_, one) in enumerate(used) if one is not None and one.requires_grad)
+    trained = (place for place, (_, parameter) in enumerate(used) if parameter is not None and parameter.requires_grad)
     frozen = used[: next(trained, len(used))]
     asked = asked_line(model)
-    line = max((place for place, (path, one) in enumerate(frozen) if one is not None or path == asked), default=-1)
-    behind = {path for path, one in used[line + 1 :] if one is None}
-    ran = {path for path, one in used if one is None}
+    line = max(
+        (place for place, (path, parameter) in enumerate(frozen) if parameter is not None or path == asked), default=-1
+    )
+    behind = {path for path, parameter in used[line + 1 :] if parameter is None}
+    ran = {path for path, parameter in used if parameter is None}
     for path, module in model.named_modules():
         if path in ran - behind and next(module.parameters(), None) is None:
             yield path, module
@@ -164,7 +166,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         # Reading an attribute (shape, dtype) of a parameter is no use of its values.
         if getattr(func, "__name__", "") != "__get__":
-            self.seen.extend(("", one) for one in _flatten((*args, *kwargs.values())) if id(one) in self._known)
+            self.seen.extend(("", item) for item in _flatten((*args, *kwargs.values())) if id(item) in self._known)
         return func(*args, **kwargs)
 
     def _ended(self, path: str) -> Callable[..., None]:

@@ -55,5 +55,7 @@ def _restored(value: Any, content: Any) -> Any:
 
 def _holds(value: Any, content: Any) -> bool:
     """Whether a container holds the very same objects still."""
-    ours, theirs = ([*one, *(one.values() if isinstance(one, dict) else ())] for one in (value, content))
+    ours, theirs = (
+        [*mapping, *(mapping.values() if isinstance(mapping, dict) else ())] for mapping in (value, content)
+    )
     return len(ours) == len(theirs) and all(our is other for our, other in zip(ours, theirs, strict=True))

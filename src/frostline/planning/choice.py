@@ -66,41 +66,41 @@ def fixed(situation: Situation, cut: int, codec: str | None = None) -> Plan:
             does not allow the codec.
     """
     found = options(situation)
-    here = [one for one in found if one.candidate.cut == cut]
+    here = [option for option in found if option.candidate.cut == cut]
     if not here:
         raise SettingError(f"there is no cut {cut}: this job has cuts 0 to {situation.frost_line.number}")
-    known = [one.candidate.codec for one in here]
+    known = [option.candidate.codec for option in here]
     if codec is not None and codec not in known:
         raise SettingError(f"codec {codec!r} was not measured at cut {cut}; there are {', '.join(known)}")
-    here = [one for one in here if codec in (None, one.candidate.codec)]
-    possible = [one for one in here if one.candidate.is_possible]
+    here = [option for option in here if codec in (None, option.candidate.codec)]
+    possible = [option for option in here if option.candidate.is_possible]
     if not possible:
         raise _refusal(here[0].candidate)
-    fastest = max(one.candidate.samples_per_s for one in possible)
+    fastest = max(option.candidate.samples_per_s for option in possible)
     chosen = _near(possible, fastest, NOISE, same_host=situation.same_host)[0]
     return _alone(situation, "fixed", found, chosen, f"{named(chosen.candidate)} was asked for")
 
 
 def _best(situation: Situation, noise: float) -> Plan:
     found, names = options(situation), resources(situation)
-    possible = [one for one in found if one.candidate.is_possible]
+    possible = [option for option in found if option.candidate.is_possible]
     exact = optimum(
-        np.array([[one.seconds[name] for name in names] for one in possible]),
-        np.array([one.candidate.wire_bytes_per_sample for one in possible], np.float64),
+        np.array([[option.seconds[name] for name in names] for option in possible]),
+        np.array([option.candidate.wire_bytes_per_sample for option in possible], np.float64),
         slack=min(noise, _LIGHTER),
     )
     greatest = 1 / exact.seconds if exact.seconds > 0 else math.inf
     near = _near(possible, greatest, noise, same_host=situation.same_host)
     if near:
         mix = _Mix.of([(near[0], 1.0)])
-        fewest = min(one.candidate.wire_bytes_per_sample for one in near)
+        fewest = min(option.candidate.wire_bytes_per_sample for option in near)
         why = single(near[0].candidate, near=len(near), noise=noise, encoded=found[0].candidate, min_bytes=fewest)
     else:
         mix = _Mix.of(_used(possible, exact.shares.tolist(), least=_MIN_SHARE if noise else 0.0))
-        fastest = max(one.candidate.samples_per_s for one in possible)
-        why = mixed([(one.candidate, share) for one, share in mix.ways], gain=mix.samples_per_s / fastest - 1)
+        fastest = max(option.candidate.samples_per_s for option in possible)
+        why = mixed([(option.candidate, share) for option, share in mix.ways], gain=mix.samples_per_s / fastest - 1)
     prices = dict(zip(names, exact.prices.tolist(), strict=True))
-    judged = _judged(found, mix, lambda one: against(one, mix.samples_per_s, mix.wire_bytes_per_sample, noise=noise))
+    judged = _judged(found, mix, lambda item: against(item, mix.samples_per_s, mix.wire_bytes_per_sample, noise=noise))
     plan = _plan(situation, BEST, mix, prices, why, judged)
     return replace(plan, reason=f"{plan.reason}{_elsewhere(situation, plan)}")
 
@@ -118,17 +118,17 @@ def _elsewhere(situation: Situation, plan: Plan) -> str:
 def _by_rule(situation: Situation, policy: str) -> Plan:
     """What a published rule takes; where the node cannot run that, encoded samples, as everywhere."""
     found = options(situation)
-    exact = [one for one in found if one.candidate.codec == EXACT]
-    cuts = [one.candidate for one in exact if one.candidate.is_possible]
+    exact = [option for option in found if option.candidate.codec == EXACT]
+    cuts = [option.candidate for option in exact if option.candidate.is_possible]
     number = RULES[policy](cuts, situation)
-    chosen = next(one for one in exact if one.candidate.cut == number)
+    chosen = next(option for option in exact if option.candidate.cut == number)
     why = f"the rule {policy} takes {named(chosen.candidate)}"
     if not chosen.candidate.is_possible:
         why = f"{why}, which cannot be used ({chosen.candidate.rejected}), so encoded samples go instead"
         chosen = exact[0]
     elif policy == ALL_IN_STORE:
         chosen = in_store(situation)
-        found = tuple(chosen if one.candidate.route == chosen.candidate.route else one for one in found)
+        found = tuple(chosen if option.candidate.route == chosen.candidate.route else option for option in found)
     return _alone(situation, policy, found, chosen, why)
 
 
@@ -151,7 +151,7 @@ class _Mix:
     @classmethod
     def of(cls, ways: Sequence[tuple[Option, float]]) -> "_Mix":
         names = ways[0][0].seconds
-        loads = {name: sum(share * one.seconds[name] for one, share in ways) for name in names}
+        loads = {name: sum(share * option.seconds[name] for option, share in ways) for name in names}
         return cls(ways=tuple(ways), loads=loads)
 
     @property
@@ -161,7 +161,7 @@ class _Mix:
 
     @property
     def wire_bytes_per_sample(self) -> float:
-        return sum(share * one.candidate.wire_bytes_per_sample for one, share in self.ways)
+        return sum(share * option.candidate.wire_bytes_per_sample for option, share in self.ways)
 
     def bottleneck(self, prices: Mapping[str, float]) -> str:
         """The busiest resource; of several equally busy ones the one with the highest price."""
@@ -178,10 +178,10 @@ def _plan(
     why: str,
     candidates: tuple[Candidate, ...],
 ) -> Plan:
-    bottleneck, ranked = mix.bottleneck(prices), tuple(sorted(prices.items(), key=lambda one: -one[1]))
+    bottleneck, ranked = mix.bottleneck(prices), tuple(sorted(prices.items(), key=lambda item: -item[1]))
     plan = Plan(
         policy=policy,
-        mixture=tuple(Share(route=one.candidate.route, share=share) for one, share in mix.ways),
+        mixture=tuple(Share(route=option.candidate.route, share=share) for option, share in mix.ways),
         samples_per_s=mix.samples_per_s,
         bottleneck=bottleneck,
         prices=ranked,
@@ -205,9 +205,9 @@ def _later(situation: Situation) -> float | None:
 
 def _used(possible: Sequence[Option], shares: Sequence[float], *, least: float) -> list[tuple[Option, float]]:
     """The ways with more than the least share, the largest first; together they take all samples."""
-    used = [(one, share) for one, share in zip(possible, shares, strict=True) if share > least]
+    used = [(option, share) for option, share in zip(possible, shares, strict=True) if share > least]
     total = sum(share for _, share in used)
-    used = [(one, share / total) for one, share in used]
+    used = [(option, share / total) for option, share in used]
     return sorted(used, key=lambda way: (-round(way[1], 4), way[0].candidate.route))
 
 
@@ -219,11 +219,12 @@ def _near(possible: Sequence[Option], samples_per_s: float, noise: float, *, sam
     """
     enough = (1 - max(noise, _ROUNDING)) * samples_per_s
     near = sorted(
-        (one for one in possible if one.candidate.samples_per_s >= enough), key=lambda one: _preference(one.candidate)
+        (option for option in possible if option.candidate.samples_per_s >= enough),
+        key=lambda item: _preference(item.candidate),
     )
     if near and same_host:
         cut = near[0].candidate.cut
-        near.sort(key=lambda one: (one.candidate.cut != cut, -one.candidate.samples_per_s))
+        near.sort(key=lambda item: (item.candidate.cut != cut, -item.candidate.samples_per_s))
     return near
 
 
@@ -233,10 +234,10 @@ def _preference(one: Candidate) -> tuple[float, float, int]:
 
 def _judged(found: Sequence[Option], mix: _Mix, why_not: Callable[[Candidate], str]) -> tuple[Candidate, ...]:
     """All candidates, each that is not in use with its reason."""
-    used = {one.candidate.route for one, _ in mix.ways}
+    used = {option.candidate.route for option, _ in mix.ways}
     return tuple(
-        replace(one, rejected=None if one.route in used else one.rejected or why_not(one))
-        for one in (option.candidate for option in found)
+        replace(candidate, rejected=None if candidate.route in used else candidate.rejected or why_not(candidate))
+        for candidate in (option.candidate for option in found)
     )
 
 

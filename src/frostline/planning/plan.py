@@ -92,7 +92,7 @@ class Plan:
             "name": self.chosen.name,
             "policy": self.policy,
             "reason": self.reason,
-            "mixture": [{**asdict(one.route), "share": one.share} for one in self.mixture],
+            "mixture": [{**asdict(part.route), "share": part.share} for part in self.mixture],
             "samples_per_s": _finite(self.samples_per_s),
             "epochs": self.epochs,
             "keeps_features": self.later_samples_per_s is not None,

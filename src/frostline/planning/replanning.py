@@ -207,7 +207,7 @@ def probe(
     if better(fast, shares) is None:
         return None
     sizes = {option.candidate.route: option.candidate.wire_bytes_per_sample for option in options(situation)}
-    route = max((one.route for one in make_plan(fast).mixture), key=lambda one: sizes[one])
+    route = max((route.route for route in make_plan(fast).mixture), key=lambda item: sizes[item])
     nbytes = min(max(rate * _PROBE_S, _PROBE_BYTES[0]), _PROBE_BYTES[1])
     if is_settled and silent_s < nbytes / rate / _PROBE_SHARE:
         return None
@@ -217,7 +217,7 @@ def probe(
 def mixture_in_words(shares: Mapping[Route, float], cuts: Sequence[Cut]) -> str:
     """Such as ``70 % cut 5 (layer2) as fp16, 30 % cut 0 (encoded)``."""
     parts = []
-    for route, share in sorted(shares.items(), key=lambda one: (-one[1], one[0])):
+    for route, share in sorted(shares.items(), key=lambda item: (-item[1], item[0])):
         codec = "" if route.codec == EXACT else f" as {route.codec}"
         parts.append(f"{share:.0%} cut {route.cut} ({cuts[route.cut].name}){codec}")
     return ", ".join(parts).replace("%", " %")

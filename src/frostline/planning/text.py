@@ -56,7 +56,7 @@ def engines(plan: Plan) -> list[str]:
         return []
     line = max(trial.cut for trial in plan.trials)
     used = (trial for trial in plan.trials if (trial.engine, trial.cut) == (plan.engine, line))
-    rate = next((one.samples_per_s for one in used), None)
+    rate = next((candidate.samples_per_s for candidate in used), None)
     lost = f", error up to {plan.engine_error:.2g}" if plan.engine_error else ""
     first = f"engine at the node: {plan.engine}, {in_rate(rate or 0.0)} samples/s alone up to the frost line{lost}"
     others = {trial.engine: trial.why_not for trial in plan.trials if trial.why_not is not None}
@@ -72,12 +72,12 @@ def table(plan: Plan, *, every: bool = False) -> TextTable:
         plan: to show.
         every: one row for each codec of each cut instead.
     """
-    shares = {one.route: one.share for one in plan.mixture}
+    shares = {part.route: part.share for part in plan.mixture}
     shown: list[Candidate] = []
     for number in sorted({candidate.cut for candidate in plan.candidates}):
         here = [candidate for candidate in plan.candidates if candidate.cut == number]
-        shown += here if every else [one for one in here if one.route in shares] or [_best(here)]
-    rows = tuple(_row(one, shares.get(one.route)) for one in shown)
+        shown += here if every else [candidate for candidate in here if candidate.route in shares] or [_best(here)]
+    rows = tuple(_row(candidate, shares.get(candidate.route)) for candidate in shown)
     return TextTable(columns=_COLUMNS, rows=rows, candidates=tuple(shown))
 
 
@@ -99,8 +99,8 @@ def single(best: Candidate, *, near: int, noise: float, encoded: Candidate, min_
 
 def mixed(ways: Sequence[tuple[Candidate, float]], *, gain: float) -> str:
     """Why several ways are mixed, where together they are faster by ``gain`` than the fastest one alone."""
-    parts = [f"{_percent(share)} of the samples at {named(one)}" for one, share in ways]
-    wire_bytes = sum(share * one.wire_bytes_per_sample for one, share in ways)
+    parts = [f"{_percent(share)} of the samples at {named(candidate)}" for candidate, share in ways]
+    wire_bytes = sum(share * candidate.wire_bytes_per_sample for candidate, share in ways)
     return (
         f"{', '.join(parts[:-1])} and {parts[-1]} are together {_percent(gain)} faster than any one way for all: "
         f"{in_bytes(wire_bytes)} a sample"
@@ -153,7 +153,7 @@ def _more_of(resource: str) -> str:
 
 def _best(here: Sequence[Candidate]) -> Candidate:
     """Of one cut's ways the one to show: possible ones first, then fast ones, then those with few bytes."""
-    return max(here, key=lambda one: (one.is_possible, one.samples_per_s, -one.wire_bytes_per_sample))
+    return max(here, key=lambda item: (item.is_possible, item.samples_per_s, -item.wire_bytes_per_sample))
 
 
 def _row(one: Candidate, share: float | None) -> tuple[str, ...]:

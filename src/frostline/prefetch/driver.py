@@ -168,8 +168,8 @@ class Prefetcher:
             delivery = self._window.take()
             self._ask()  # what was taken made room
         if delivery is not None:
-            for one in delivery.batch.skipped:
-                skipped = SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed)
+            for lost in delivery.batch.skipped:
+                skipped = SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed)
                 self.happened.put(skipped)
         return delivery
 

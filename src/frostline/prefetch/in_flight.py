@@ -79,7 +79,7 @@ class Opened:
         if not arrival.batch.skipped:
             return places
         ids = self.stretch.samples.ids[arrival.start : arrival.stop]
-        return places[~np.isin(ids, [one.id for one in arrival.batch.skipped])]
+        return places[~np.isin(ids, [skipped.id for skipped in arrival.batch.skipped])]
 
     def begin(self, number: int) -> Samples:
         """An attempt at what is missing begins; what it asks for."""
@@ -122,7 +122,7 @@ class Opened:
         """The order is the request's, so a row's place is where the attempt's last ones ended."""
         expected = self.stretch.samples.ids[start:stop]
         if batch.skipped:
-            expected = expected[~np.isin(expected, np.array([one.id for one in batch.skipped], np.int64))]
+            expected = expected[~np.isin(expected, np.array([skipped.id for skipped in batch.skipped], np.int64))]
         if stop > len(self.stretch) or not np.array_equal(expected, batch.ids):
             near = int(batch.ids[0]) if len(batch) else batch.skipped[0].id
             raise Refused(
@@ -132,7 +132,9 @@ class Opened:
 
     def _without(self, start: int, known: int, batch: FeatureBatch) -> FeatureBatch:
         """The batch without its first ``known`` rows, skipped ones counted."""
-        skipped = int(np.isin(self.stretch.samples.ids[start : start + known], [one.id for one in batch.skipped]).sum())
+        skipped = int(
+            np.isin(self.stretch.samples.ids[start : start + known], [skipped.id for skipped in batch.skipped]).sum()
+        )
         first = known - skipped
         return replace(
             batch,

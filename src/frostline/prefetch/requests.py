@@ -244,8 +244,8 @@ class Mixer:
         rows = min(rows, left)
         self._dealt += rows
         if self._probe is None:
-            for one, share in self._shares.items():
-                self._owed[one] += share * rows
+            for way, share in self._shares.items():
+                self._owed[way] += share * rows
             self._owed[route] -= rows
         self._probe = None
         return Deal(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))

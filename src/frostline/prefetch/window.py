@@ -168,7 +168,7 @@ class Window:
         """When ``asks`` is worth calling again though nothing arrived; None where only an arrival helps."""
         if not self._may_ask:
             return None
-        times = [one.not_before for one in self._waiting]
+        times = [entry.not_before for entry in self._waiting]
         if not self._waiting:
             times += [late for flight in self._flights.values() if (late := self._late_at(flight)) is not None]
         return min(times, default=None)
@@ -247,12 +247,12 @@ class Window:
     def take(self) -> Delivery | None:
         """The next rows that may be handed out, None where they have not arrived. Unless held they leave the window."""
         first = self._first_place()
-        for number, one in enumerate(self._open):
-            if one.stretch.epoch != self._open[0].stretch.epoch:  # the fence
+        for number, entry in enumerate(self._open):
+            if entry.stretch.epoch != self._open[0].stretch.epoch:  # the fence
                 break
-            if one.ready and (number == 0 or one.place(one.ready[0].stop - 1) - first <= self._slack):
-                return self._hand_out(one)
-            if one.place(0) - first > self._slack:
+            if entry.ready and (number == 0 or entry.place(entry.ready[0].stop - 1) - first <= self._slack):
+                return self._hand_out(entry)
+            if entry.place(0) - first > self._slack:
                 break
         return None
 
@@ -275,10 +275,10 @@ class Window:
         )
 
     def _due(self, now: float) -> Opened | None:
-        due = [one for one in self._waiting if one.not_before <= now]
+        due = [entry for entry in self._waiting if entry.not_before <= now]
         if not due:
             return None
-        first = min(due, key=lambda one: one.place(0))
+        first = min(due, key=lambda item: item.place(0))
         self._waiting.remove(first)
         return first
 
@@ -286,7 +286,7 @@ class Window:
         """The earliest stretch whose only attempt is late."""
         if self._waiting:  # a node that fails is not asked for more
             return None
-        late = [one for one in self._flights.values() if (at := self._late_at(one)) is not None and at <= now]
+        late = [flight for flight in self._flights.values() if (at := self._late_at(flight)) is not None and at <= now]
         if not late:
             return None
         first = min(late, key=lambda flight: flight.opened.place(0)).opened

@@ -180,7 +180,7 @@ class FormTests:
     def test_samples_that_change_change_the_digest(self, store: ObjectStore) -> None:
         self.put(store, EXAMPLES)
         before = self.read(store).digest
-        self.put(store, [one._replace(data=one.data[::-1] + b"!") for one in EXAMPLES])
+        self.put(store, [example._replace(data=example.data[::-1] + b"!") for example in EXAMPLES])
         assert self.read(store).digest != before
 
     def test_objects_that_did_not_change_are_not_read_again(self, store: ObjectStore) -> None:
@@ -249,7 +249,9 @@ class MaskTests:
     def test_every_sample_is_found_once_with_its_mask(self, store: ObjectStore) -> None:
         self.put_masked(store, MASKED_EXAMPLES)
         assert self.form.claims(list(store.list()))
-        assert _found_masks(store, self.read(store)) == sorted((one.data, one.mask) for one in MASKED_EXAMPLES)
+        assert _found_masks(store, self.read(store)) == sorted(
+            (example.data, example.mask) for example in MASKED_EXAMPLES
+        )
 
     def test_the_columns_of_masks_have_their_types_and_no_holes(self, store: ObjectStore) -> None:
         self.put_masked(store, MASKED_EXAMPLES)
@@ -262,7 +264,7 @@ class MaskTests:
         self.put_masked(store, MASKED_EXAMPLES)
         rows = self.read(store).table.to_pylist()
         sizes = [(row["target_width"], row["target_height"]) for row in rows if row["target_length"]]
-        assert sorted(sizes) == sorted(self.size_of(one) for one in MASKED_EXAMPLES if one.mask)
+        assert sorted(sizes) == sorted(self.size_of(example) for example in MASKED_EXAMPLES if example.mask)
 
     def test_a_mask_that_changes_comes_or_goes_is_noticed_and_leaves_the_ids_alone(self, store: ObjectStore) -> None:
         self.put_masked(store, MASKED_EXAMPLES)
@@ -274,11 +276,11 @@ class MaskTests:
             after = self.read(store, before)
             assert after.digest != before.digest
             assert after.table.equals(self.read(store).table)
-            assert _found_masks(store, after) == sorted((one.data, one.mask) for one in changed)
+            assert _found_masks(store, after) == sorted((example.data, example.mask) for example in changed)
             assert set(after.table["id"].to_pylist()) == set(before.table["id"].to_pylist())
 
     def test_data_without_masks_has_no_columns_of_them(self, store: ObjectStore) -> None:
-        self.put_masked(store, [one._replace(mask=b"") for one in MASKED_EXAMPLES])
+        self.put_masked(store, [example._replace(mask=b"") for example in MASKED_EXAMPLES])
         assert self.form.claims(list(store.list())) == (not self.needs_masks)
         if not self.needs_masks:
             assert not set(TARGET_COLUMNS.names) & set(self.read(store).table.schema.names)

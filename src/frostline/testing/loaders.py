@@ -82,7 +82,7 @@ class LoaderTests:
 
     def ids_of(self, batch: Any) -> list[int]:
         """The ids of a batch, in its order."""
-        return [int(one) for one in batch.ids]
+        return [int(id) for id in batch.ids]
 
     def state_of(self, loader: Any) -> dict[str, Any]:
         """How far a loader is, as plain JSON that any other goes on from."""
@@ -203,8 +203,8 @@ class StateTests(LoaderTests):
             found.append(self.ids_of(batch))
             saved.append([self.save(loader) for _ in range(2)])
         assert found == reference(job)
-        for one in saved[1]:
-            assert found[:2] + self.whole(self.restore(job, BATCH, one, shuffle=True)) == found
+        for item in saved[1]:
+            assert found[:2] + self.whole(self.restore(job, BATCH, item, shuffle=True)) == found
 
     def test_a_state_that_is_asked_for_right_after_going_on_counts_from_the_beginning(self, job: Job) -> None:
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
@@ -254,7 +254,7 @@ class StateTests(LoaderTests):
     def test_a_run_goes_on_with_another_batch_size_and_other_ranks(self, job: Job) -> None:
         first, state = self.stop(self.make(job, BATCH, shuffle=True), 3, self.state_of)
         ranks = [Ranks(rank=rank, world_size=2) for rank in range(2)]
-        rest = [self.whole(self.make(job, 3, state, shuffle=True, ranks=one)) for one in ranks]
+        rest = [self.whole(self.make(job, 3, state, shuffle=True, ranks=rank)) for rank in ranks]
         assert sorted(flat(first) + flat(rest[0]) + flat(rest[1])) == sorted(flat(reference(job)))
         assert len(rest[0]) == len(rest[1])
 

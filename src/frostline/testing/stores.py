@@ -210,7 +210,7 @@ class SectionTests(StoreTests):
         entries, folders = staged.store.sections()
         assert [entry.object for entry in entries] == ["top.jpg"]
         assert sorted(folders) == [".hidden/", "100%/", "a b/", "a/"]
-        found = [*entries, *(one for folder in folders for one in staged.store.list_section(folder))]
+        found = [*entries, *(entry for folder in folders for entry in staged.store.list_section(folder))]
         assert sorted(found) == sorted(staged.store.list())
 
 
@@ -242,9 +242,9 @@ class WritingTests(StoreTests):
         with ThreadPoolExecutor(_THREADS) as threads:
             written = [threads.submit(staged.store.write, "x", whole[value]) for value in b"abababab"]
             read = [threads.submit(staged.store.read, "x", 0, size) for _ in range(24)]
-            for one in written:
-                one.result()
-            assert {bytes(one.result()) for one in read} <= set(whole.values())
+            for write in written:
+                write.result()
+            assert {bytes(pending.result()) for pending in read} <= set(whole.values())
 
 
 class PruningTests(StoreTests):
@@ -255,7 +255,7 @@ class PruningTests(StoreTests):
         staged.put(name, _TEN)
         staged.put("beside/it", _TEN)
         staged.store.remove(name)
-        assert [one.object for one in staged.store.list_dated()] == ["beside/it"]
+        assert [entry.object for entry in staged.store.list_dated()] == ["beside/it"]
         with pytest.raises(ObjectNotFound):
             staged.store.read(name, 0, 1)
 
@@ -263,7 +263,7 @@ class PruningTests(StoreTests):
         staged.put("folder/x", b"x")
         for name in ("nothing", "folder/nothing"):
             staged.store.remove(name)
-        assert [one.object for one in staged.store.list_dated()] == ["folder/x"]
+        assert [entry.object for entry in staged.store.list_dated()] == ["folder/x"]
 
     @pytest.mark.parametrize("name", OUTSIDE)
     def test_a_name_that_leaves_the_root_is_not_removed(self, staged: Staged, name: str) -> None:
@@ -273,8 +273,8 @@ class PruningTests(StoreTests):
     def test_a_listing_tells_the_age_of_what_is_there(self, staged: Staged) -> None:
         staged.put("first", _TEN)
         staged.put("folder/second", b"")
-        found = {one.object: one for one in staged.store.list_dated()}
-        assert {name: one.size for name, one in found.items()} == {"first": 10, "folder/second": 0}
+        found = {entry.object: entry for entry in staged.store.list_dated()}
+        assert {name: entry.size for name, entry in found.items()} == {"first": 10, "folder/second": 0}
         assert 0 < found["first"].modified_s <= found["folder/second"].modified_s
 
 
@@ -296,7 +296,7 @@ class SharingTests(StoreTests):
             staged.put(name, data)
         asked = [(name, offset) for offset in range(0, 1000, 200) for name in contents]
         with ThreadPoolExecutor(_THREADS) as threads:
-            got = list(threads.map(lambda one: bytes(staged.store.read(*one, 200)), asked))
+            got = list(threads.map(lambda item: bytes(staged.store.read(*item, 200)), asked))
         assert got == [contents[name][offset : offset + 200] for name, offset in asked]
 
 

@@ -223,7 +223,7 @@ class _Node:
         batch = FeatureBatch(
             ids=ids,
             tensors=() if encoded else self._activations(ids),
-            encoded=[one.to_bytes(8, "little") for one in ids.tolist()] if encoded else (),
+            encoded=[id.to_bytes(8, "little") for id in ids.tolist()] if encoded else (),
             skipped=tuple(self._skipped(samples, row) for row in np.flatnonzero(lost).tolist()),
         )
         batch = pack(batch, request.codec, request.tolerance)

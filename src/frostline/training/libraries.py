@@ -216,5 +216,5 @@ def _timm_preprocess(config: Mapping[str, Any]) -> Preprocess:
 def _preprocess(
     shorter: int, size: int, kernel: Literal["bilinear", "bicubic"], mean: Iterable[float], std: Iterable[float]
 ) -> Preprocess:
-    scale = Normalize(mean=tuple(255 * one for one in mean), std=tuple(255 * one for one in std))
+    scale = Normalize(mean=tuple(255 * value for value in mean), std=tuple(255 * value for value in std))
     return Preprocess(steps=(Decode(), Resize(shorter=shorter, filter=kernel), CenterCrop(size=size), scale))

@@ -189,9 +189,9 @@ class Periods:
 
     def _period(self) -> Period:
         looks = self._looks
-        seconds = sum(one.seconds for one in looks)
-        took_s = [one for look in looks for one in look.took_s]
-        nbytes = sum(one.bytes_arrived for one in looks)
+        seconds = sum(look.seconds for look in looks)
+        took_s = [took for look in looks for took in look.took_s]
+        nbytes = sum(look.bytes_arrived for look in looks)
         late = sorted(self._times)[int(_LATE * (len(self._times) - 1))]
         return Period(
             now_s=looks[-1].now_s,
@@ -200,9 +200,9 @@ class Periods:
             request_bytes=nbytes / len(took_s),
             median_s=statistics.median(took_s),
             late_s=late,
-            in_flight=_mean([one.requests_in_flight for one in looks]),
-            stalled=sum(one.stalled_s for one in looks) / seconds,
-            full=_mean([one.is_full for one in looks]),
+            in_flight=_mean([look.requests_in_flight for look in looks]),
+            stalled=sum(look.stalled_s for look in looks) / seconds,
+            full=_mean([look.is_full for look in looks]),
         )
 
 

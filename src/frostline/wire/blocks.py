@@ -85,7 +85,7 @@ def lay_out(pieces: Sequence[RowBlock], skipped: Sequence[Skipped]) -> Block:
     rows = sum(map(len, pieces))
     says: dict[str, Any] = {
         "ids": block.add([piece.batch.ids[piece.start : piece.stop] for piece in pieces], [rows], np.dtype(np.int64)),
-        "skipped": [[one.id, one.object, one.reason, one.changed] for one in skipped],
+        "skipped": [[sample.id, sample.object, sample.reason, sample.changed] for sample in skipped],
         "error": max((piece.batch.error for piece in pieces if len(piece)), default=0.0),
     }
     if form.packed:
@@ -97,9 +97,9 @@ def lay_out(pieces: Sequence[RowBlock], skipped: Sequence[Skipped]) -> Block:
         ]
     else:
         encoded = [sample for piece in pieces for sample in piece.batch.encoded[piece.start : piece.stop]]
-        says["bounds"] = block.add([_bounds([len(one) for one in encoded])], [rows + 1], np.dtype(np.int64))
+        says["bounds"] = block.add([_bounds([len(sample) for sample in encoded])], [rows + 1], np.dtype(np.int64))
         says["encoded"] = block.add(
-            [np.frombuffer(one, np.uint8) for one in encoded if len(one)], [sum(map(len, encoded))], _BYTE
+            [np.frombuffer(sample, np.uint8) for sample in encoded if len(sample)], [sum(map(len, encoded))], _BYTE
         )
     block.says = {**says, "nbytes": block.nbytes}
     return block
@@ -116,9 +116,9 @@ def read_block(says: dict[str, Any], memory: memoryview) -> FeatureBatch:
         raise ValueError("ids are one column of integers")
     contents: dict[str, Any] = {}
     if "packed" in says:
-        contents["packed"] = tuple(_read_packed(one, memory, len(ids)) for one in says["packed"])
+        contents["packed"] = tuple(_read_packed(tensor, memory, len(ids)) for tensor in says["packed"])
     elif "tensors" in says:
-        contents["tensors"] = tuple(_rows(_column(one, memory), len(ids)) for one in says["tensors"])
+        contents["tensors"] = tuple(_rows(_column(tensor, memory), len(ids)) for tensor in says["tensors"])
     else:
         contents["encoded"] = tuple(_encoded(says, memory, len(ids)))
     skipped = tuple(
@@ -132,7 +132,10 @@ _BYTE = np.dtype(np.uint8)
 
 
 def _form(batch: FeatureBatch) -> tuple[object, ...]:
-    packed = tuple((one.codec, one.shape, one.dtype, one.bounds is None, one.scale is None) for one in batch.packed)
+    packed = tuple(
+        (tensor.codec, tensor.shape, tensor.dtype, tensor.bounds is None, tensor.scale is None)
+        for tensor in batch.packed
+    )
     return packed, tuple((tensor.shape[1:], tensor.dtype) for tensor in batch.tensors)
 
 
@@ -144,21 +147,23 @@ def _bounds(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
 
 def _lay(block: Block, columns: Sequence[tuple[Array, RowBlock]], rows: int) -> dict[str, Any]:
     first, _ = columns[0]
-    return block.add([array[one.start : one.stop] for array, one in columns], [rows, *first.shape[1:]], first.dtype)
+    return block.add(
+        [array[piece.start : piece.stop] for array, piece in columns], [rows, *first.shape[1:]], first.dtype
+    )
 
 
 def _lay_packed(block: Block, pieces: Sequence[RowBlock], place: int, rows: int) -> dict[str, Any]:
-    packed = [(one.batch.packed[place], one) for one in pieces]
+    packed = [(piece.batch.packed[place], piece) for piece in pieces]
     form, _ = packed[0]
     says: dict[str, Any] = {"codec": form.codec, "shape": list(form.shape), "dtype": form.dtype.str}
     if form.bounds is None:
-        says["body"] = _lay(block, [(one.body, piece) for one, piece in packed], rows)
+        says["body"] = _lay(block, [(tensor.body, piece) for tensor, piece in packed], rows)
     else:
         lengths, bodies = _by_row(packed)
         says["bounds"] = block.add([_bounds(lengths)], [rows + 1], np.dtype(np.int64))
         says["body"] = block.add(bodies, [sum(lengths)], _BYTE)
     if form.scale is not None:
-        says["scale"] = _lay(block, [(_present(one.scale), piece) for one, piece in packed], rows)
+        says["scale"] = _lay(block, [(_present(tensor.scale), piece) for tensor, piece in packed], rows)
     return says
 
 
@@ -166,10 +171,10 @@ def _by_row(packed: Sequence[tuple[PackedTensor, RowBlock]]) -> tuple[list[int],
     """How long each row is, and the bytes of each piece's rows."""
     lengths: list[int] = []
     bodies: list[Array] = []
-    for one, piece in packed:
-        bounds = _present(one.bounds)[piece.start : piece.stop + 1]
+    for tensor, piece in packed:
+        bounds = _present(tensor.bounds)[piece.start : piece.stop + 1]
         lengths += np.diff(bounds).tolist()
-        bodies.append(one.body[bounds[0] : bounds[-1]])
+        bodies.append(tensor.body[bounds[0] : bounds[-1]])
     return lengths, bodies
 
 
@@ -181,7 +186,7 @@ def _present(array: Array | None) -> Array:
 def _column(says: dict[str, Any], memory: memoryview) -> Array:
     """A column, checked: it lies within the block, and its values are numbers."""
     at, shape = says["at"], tuple(says["shape"])
-    if says["dtype"] not in _KINDS or len(shape) > _MAX_AXES or not all(type(one) is int for one in (at, *shape)):
+    if says["dtype"] not in _KINDS or len(shape) > _MAX_AXES or not all(type(size) is int for size in (at, *shape)):
         raise ValueError("a column says no place, shape or type")
     if at < 0 or min(shape, default=0) < 0:
         raise ValueError("a column lies outside its block")

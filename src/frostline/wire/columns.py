@@ -45,7 +45,7 @@ def columns_of(batch: FeatureBatch) -> list[Column]:
     """``id`` and the payload of a batch. Encoded samples are copied once, since Arrow wants them in one piece."""
     ids = Column(name="id", array=pa.array(np.ascontiguousarray(batch.ids)))
     if batch.packed:
-        return [ids, *(one for index, packed in enumerate(batch.packed) for one in _packed(index, packed))]
+        return [ids, *(column for index, packed in enumerate(batch.packed) for column in _packed(index, packed))]
     if batch.tensors:
         return [ids, *(_plain(f"features_{index}", tensor) for index, tensor in enumerate(batch.tensors))]
     return [ids, Column(name="encoded", array=_joined(tuple(batch.encoded)))]
@@ -147,7 +147,11 @@ def _codec(name: bytes) -> Codec:
 
 def _shape(text: bytes) -> tuple[int, ...]:
     shape = json.loads(text)
-    if not isinstance(shape, list) or len(shape) > _MAX_AXES or not all(type(one) is int and one >= 0 for one in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > _MAX_AXES
+        or not all(type(size) is int and size >= 0 for size in shape)
+    ):
         raise ValueError(f"shape {text[:50]!r}")
     return tuple(shape)
 

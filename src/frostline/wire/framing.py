@@ -62,7 +62,7 @@ class Encoder:
         columns = columns_of(batch)
         self._begin(pa.schema([column.field for column in columns]))
         arrays = [column.array for column in columns]
-        skipped = [[one.id, one.object, one.reason, one.changed] for one in batch.skipped]
+        skipped = [[sample.id, sample.object, sample.reason, sample.changed] for sample in batch.skipped]
         metadata = {_SKIPPED: json.dumps(skipped)} if skipped else {}
         if batch.error:
             metadata[_ERROR] = json.dumps(batch.error)

@@ -256,11 +256,11 @@ def _samples(body: dict[str, Any]) -> Samples:
     if not 1 <= len(columns["ids"]) <= _MAX_SAMPLES:
         raise BadRequest(f"a request names 1 to {_MAX_SAMPLES} samples")
     numbers = {
-        name: np.array([_integer(one, f"samples.{name}") for one in columns[name]], np.int64)
+        name: np.array([_integer(value, f"samples.{name}") for value in columns[name]], np.int64)
         for name in ("ids", "offsets", "lengths")
     }
-    objects = [_text(one, "samples.objects") for one in columns["objects"]]
-    versions = [_version(one) for one in _list(body.get("versions", []), "samples.versions")]
+    objects = [_text(name, "samples.objects") for name in columns["objects"]]
+    versions = [_version(version) for version in _list(body.get("versions", []), "samples.versions")]
     if versions and len(versions) != len(objects):
         raise BadRequest("the columns of samples have different lengths")
     labels = np.full(len(objects), -1, np.int64)

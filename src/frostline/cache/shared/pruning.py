@@ -64,38 +64,38 @@ def surplus(listing: Sequence[T], *, budget_bytes: int, wanted_bytes: int, now_s
         now_s: by the clock of the listing.
         idle_s: without use for so long, nobody is taken to want rows any more.
     """
-    missing = sum(one.size for one in listing) + wanted_bytes - budget_bytes
+    missing = sum(entry.size for entry in listing) + wanted_bytes - budget_bytes
     if missing <= 0 or wanted_bytes > budget_bytes:
         return []
     freed, removed = 0, []
-    for one in _in_turn(_folders(listing), now_s - idle_s):
+    for folder in _in_turn(_folders(listing), now_s - idle_s):
         if freed >= max(missing, budget_bytes // _ROOM_PART):
             break
-        removed.append(one)
-        freed += one.size
+        removed.append(folder)
+        freed += folder.size
     return removed if freed >= missing else []
 
 
 def _folders(listing: Sequence[T]) -> dict[str, _Folder[T]]:
     folders: dict[str, _Folder[T]] = {}
-    for one in sorted(listing, key=lambda one: (one.modified_s, one.object)):
-        found = _OURS.fullmatch(one.object)
+    for entry in sorted(listing, key=lambda item: (item.modified_s, item.object)):
+        found = _OURS.fullmatch(entry.object)
         if found is None:
             continue
         folder = folders.setdefault(found[1], _Folder())
-        if Bundle.named(one.object, one.size) is not None:
-            folder.bundles.append(one)
-        elif one.object == f"{found[1]}/{MARK}":
-            folder.mark.append(one)
+        if Bundle.named(entry.object, entry.size) is not None:
+            folder.bundles.append(entry)
+        elif entry.object == f"{found[1]}/{MARK}":
+            folder.mark.append(entry)
         else:
-            folder.rest.append(one)
+            folder.rest.append(entry)
             continue  # nobody uses it
-        folder.used_s = one.modified_s
+        folder.used_s = entry.modified_s
     return folders
 
 
 def _in_turn(folders: dict[str, _Folder[T]], before_s: float) -> list[T]:
     """What may go, what is missed least first."""
-    rest = [one for folder in folders.values() for one in folder.rest if one.modified_s <= before_s]
+    rest = [entry for folder in folders.values() for entry in folder.rest if entry.modified_s <= before_s]
     idle = sorted((folder.used_s, name, folder) for name, folder in folders.items() if folder.used_s <= before_s)
-    return [*rest, *(one for _, _, folder in idle for one in (*folder.bundles, *folder.mark))]
+    return [*rest, *(entry for _, _, folder in idle for entry in (*folder.bundles, *folder.mark))]

@@ -220,14 +220,14 @@ class SharedStore:
         with self._lock:
             known = self._known.names(scope)
         try:
-            entries = [(f"{scope.hex()}/{one.object}", one.size) for one in self._store_at(scope.hex()).list()]
+            entries = [(f"{scope.hex()}/{entry.object}", entry.size) for entry in self._store_at(scope.hex()).list()]
         except DataNotFound:
             entries = []
         except FrostlineError:
             self._failed()
             return
         bundles = [Bundle.named(name, size) for name, size in entries if name not in known]
-        new = [one for one in bundles if one is not None]
+        new = [bundle for bundle in bundles if bundle is not None]
         for bundle, keys in zip(new, self._heads.map(self._keys, new), strict=True):
             if keys is not None:
                 self._add(bundle, keys)
@@ -256,12 +256,12 @@ class SharedStore:
             for stretch in stretches(list(places))
         }
         done, late = wait(reads, max(0.0, until_s - self._clock()))
-        for one in late:
-            one.cancel()
+        for read in late:
+            read.cancel()
         if late:
-            self._count(late=sum(reads[one] for one in late))
+            self._count(late=sum(reads[read] for read in late))
             self._rest()
-        return [row for one in done for row in one.result()]
+        return [row for read in done for row in read.result()]
 
     def _asks(self, scope: bytes, keys: Sequence[bytes | None]) -> dict[Bundle, dict[int, int]]:
         """Which rows of which objects are wanted, and the place of each among the keys."""

@@ -162,7 +162,7 @@ class BundleWriter:
         now_s = self._clock()
         is_due = now_s - self._counted_s >= _COUNT_EVERY_S
         if is_due:
-            self._bytes_there = sum(one.size for one in self._listing())
+            self._bytes_there = sum(entry.size for entry in self._listing())
             self._counted_s = now_s
         if self._bytes_there + nbytes > self._budget_bytes and (is_due or now_s - self._cleared_s >= _CLEAR_EVERY_S):
             self._clear(scope, nbytes)
@@ -175,14 +175,14 @@ class BundleWriter:
             return
         store.write(mark_of(scope), _MARK)  # the newest object tells the time by the store's own clock
         listing = self._listing()
-        now_s = max((one.modified_s for one in listing), default=0.0)
-        self._bytes_there = sum(one.size for one in listing)
+        now_s = max((entry.modified_s for entry in listing), default=0.0)
+        self._bytes_there = sum(entry.size for entry in listing)
         gone = surplus(listing, budget_bytes=self._budget_bytes, wanted_bytes=nbytes, now_s=now_s, idle_s=self._idle_s)
-        for one in gone:
-            store.remove(one.object)
-            self._bytes_there -= one.size
+        for entry in gone:
+            store.remove(entry.object)
+            self._bytes_there -= entry.size
             self._count(cleared=1)
-            bundle = Bundle.named(one.object, one.size)
+            bundle = Bundle.named(entry.object, entry.size)
             if bundle is not None:
                 self._removed(bundle)
         if gone:  # and there may be more
@@ -193,7 +193,7 @@ class BundleWriter:
         try:
             if isinstance(self._store, Prunable):
                 return list(self._store.list_dated())
-            return [Dated(one.object, one.size, 0.0) for one in self._store.list()]
+            return [Dated(entry.object, entry.size, 0.0) for entry in self._store.list()]
         except DataNotFound:
             return []
 

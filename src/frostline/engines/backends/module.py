@@ -81,7 +81,7 @@ class LevelsModule(torch.nn.Module):
 
     def __init__(self, levels: Levels, width: int) -> None:
         super().__init__()
-        mean, std = (torch.tensor(one, dtype=torch.float64) for one in (levels.mean, levels.std))
+        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (levels.mean, levels.std))
         self.register_buffer("scale", (1 / std).to(torch.float32).repeat(width))
         self.register_buffer("offset", (-mean / std).to(torch.float32).repeat(width))
 

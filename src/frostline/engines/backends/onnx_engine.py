@@ -58,7 +58,7 @@ class OnnxEngine(Converted):
         """
         batch = self._order.batch(inputs, cut)
         try:
-            outputs = self._session.run(None, {_input(place): one for place, one in enumerate(batch)})
+            outputs = self._session.run(None, {_input(place): array for place, array in enumerate(batch)})
         except UNCONVERTED as error:
             raise EngineUnfit(f"ONNX Runtime failed on these samples: {str(error)[:300]}") from error
         return tuple(np.ascontiguousarray(output) for output in outputs)

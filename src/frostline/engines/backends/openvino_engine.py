@@ -63,7 +63,7 @@ class OpenVinoEngine(Converted):
         Raises:
             BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
         """
-        batch = [np.ascontiguousarray(one) for one in self._order.batch(inputs, cut)]
+        batch = [np.ascontiguousarray(array) for array in self._order.batch(inputs, cut)]
         rows = _piece_rows(len(batch[0]), self._streams)
         return _Pieces(self._requests, batch, rows, self._streams, len(self._order.last.tensors))
 
@@ -104,7 +104,7 @@ class _Pieces:
         self._failure: RuntimeError | None = None
         try:
             for request, start in zip(self._requests, starts, strict=True):
-                request.start_async([one[start : start + rows] for one in batch], share_inputs=True)
+                request.start_async([array[start : start + rows] for array in batch], share_inputs=True)
                 self._begun += 1
         except RuntimeError as error:
             self._failure = error

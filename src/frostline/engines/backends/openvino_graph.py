@@ -54,13 +54,13 @@ def _traced(order: EngineRecipe) -> fx.GraphModule:
         if isinstance(argument, Ref):
             return values[argument.name]
         if isinstance(argument, tuple):
-            return [built(one) for one in argument]
+            return [built(item) for item in argument]
         return token_value(argument, torch.device("cpu")) if isinstance(argument, Token) else argument
 
     for node in order.graph.nodes[: order.last.after + 1]:
         if node.op not in ALLOWED:
             raise UnsafeArtifact(f"operator {node.op!r} is not allowed in a prefix")
-        args, kwargs = [built(arg) for arg in node.args[:1]], {key: built(one) for key, one in node.kwargs}
+        args, kwargs = [built(arg) for arg in node.args[:1]], {key: built(value) for key, value in node.kwargs}
         first = node.args[0] if node.args else None
         if node.op == _ITEM and isinstance(first, Ref) and first.name in unbound:
             source, dim = unbound[first.name]
@@ -84,7 +84,7 @@ def _levels(order: EngineRecipe, root: torch.nn.Module, graph: fx.Graph, pixels:
     """See ``engines.backends.module.LevelsModule``."""
     assert order.levels is not None
     ((height, width, channels), _), *_ = order.taken
-    mean, std = (torch.tensor(one, dtype=torch.float64) for one in (order.levels.mean, order.levels.std))
+    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (order.levels.mean, order.levels.std))
     root.register_buffer("scale", (1 / std).to(torch.float32).repeat(width))
     root.register_buffer("offset", (-mean / std).to(torch.float32).repeat(width))
     lines = graph.call_function(_ATEN.view.default, (pixels, [-1, height, width * channels]))

@@ -117,8 +117,8 @@ class TorchEngine:
 
     def _check(self, batch: Sequence[torch.Tensor]) -> None:
         wanted = [(shape, f"torch.{dtype}") for shape, dtype in zip(*self._inputs, strict=True)]
-        given = [(tuple(one.shape[1:]), str(one.dtype)) for one in batch]
-        if given != wanted or len({len(one) for one in batch}) != 1:
+        given = [(tuple(array.shape[1:]), str(array.dtype)) for array in batch]
+        if given != wanted or len({len(array) for array in batch}) != 1:
             raise BadRequest(f"the prefix takes inputs {wanted} of one batch, not {given}")
 
 

@@ -71,10 +71,12 @@ class TorchVariant(Converted):
         casting = torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None)
         try:
             with torch.inference_mode(), casting, _on_threads(self._order.threads):
-                batch = [_channels_last(one if self._levels is None else _applied(self._levels, one)) for one in given]
+                batch = [
+                    _channels_last(array if self._levels is None else _applied(self._levels, array)) for array in given
+                ]
                 tensors = self._runner.run(batch, self._leaves, upto=self._order.last)
                 declared = zip(tensors, self._order.last.dtypes, strict=True)
-                return tuple(one.to(getattr(torch, kind)).contiguous().cpu().numpy() for one, kind in declared)
+                return tuple(tensor.to(getattr(torch, kind)).contiguous().cpu().numpy() for tensor, kind in declared)
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise EngineUnfit(f"{self.name} cannot run this network: {why}") from error
@@ -122,7 +124,9 @@ def _tiled(order: EngineRecipe, device: torch.device) -> tuple[torch.Tensor, tor
         return None
     _, width, channels = order.taken[0][0]
     assert channels == len(order.levels.mean)
-    mean, std = (torch.tensor(one, dtype=torch.float32, device=device) for one in (order.levels.mean, order.levels.std))
+    mean, std = (
+        torch.tensor(values, dtype=torch.float32, device=device) for values in (order.levels.mean, order.levels.std)
+    )
     return mean.repeat(width), std.repeat(width)
 
 
@@ -185,7 +189,7 @@ class TorchCompiled(Converted):
         except UNCONVERTED as error:
             raise EngineUnfit(f"the compiled network failed on these samples: {str(error)[:300]}") from error
         declared = zip(tensors, self._order.last.dtypes, strict=True)
-        return tuple(one.to(getattr(torch, kind)).contiguous().cpu().numpy() for one, kind in declared)
+        return tuple(tensor.to(getattr(torch, kind)).contiguous().cpu().numpy() for tensor, kind in declared)
 
 
 def _compile(order: EngineRecipe, dtype: torch.dtype | None, place: Path) -> None:

@@ -110,7 +110,7 @@ class Runner:
     ) -> tuple[Callable[..., Any], list[_Build], list[tuple[str, _Build]]]:
         here = self._slots[node.name]
         args = [self._build(argument, here) for argument in node.args]
-        kwargs = [(name, self._build(one, here)) for name, one in self._placed(node)]
+        kwargs = [(name, self._build(value, here)) for name, value in self._placed(node)]
         return resolve_op(node.op), args, kwargs
 
     def _placed(self, node: GraphNode) -> list[tuple[str, Argument]]:
@@ -130,7 +130,7 @@ class Runner:
                 raise UnsafeArtifact(f"value {argument.name!r} is used before it is made")
             return lambda values: values[slot]
         if isinstance(argument, tuple):
-            parts = [self._build(one, here) for one in argument]
+            parts = [self._build(item, here) for item in argument]
             return lambda values: [part(values) for part in parts]
         constant = token_value(argument, self._device) if isinstance(argument, Token) else argument
         return lambda _: constant

@@ -60,7 +60,7 @@ def check_call(node: GraphNode) -> None:
     positional = [parameter for parameter in parameters if not parameter.is_keyword]
     if len(node.args) > len(positional):
         raise UnsafeArtifact(f"{node.op} takes {len(positional)} arguments, not {len(node.args)}")
-    given = {one.name: value for one, value in zip(positional, node.args, strict=False)}
+    given = {parameter.name: value for parameter, value in zip(positional, node.args, strict=False)}
     known = {parameter.name for parameter in parameters}
     for name, value in node.kwargs:
         if name in given or name not in known:
@@ -150,7 +150,7 @@ def _fits(kind: str, value: Argument) -> bool:
         return value is None or _fits(kind[len("Optional[") : -1], value)
     if kind.startswith("List["):
         inner = kind[len("List[") : -1]
-        return isinstance(value, tuple) and len(value) <= MAX_REFERENCES and all(_fits(inner, one) for one in value)
+        return isinstance(value, tuple) and len(value) <= MAX_REFERENCES and all(_fits(inner, item) for item in value)
     if kind in _KINDS:
         return _is_token(_KINDS[kind], value)
     match kind:

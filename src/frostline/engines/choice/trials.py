@@ -249,7 +249,7 @@ def _clock(device: str, threads: int) -> Callable[[], float]:
 
 
 def _is_enough(found: Sequence[_Timed]) -> bool:
-    return sum(one.runs_s for one in found) >= _SETTINGS_S
+    return sum(result.runs_s for result in found) >= _SETTINGS_S
 
 
 def _best(found: Sequence[_Timed]) -> Trial:

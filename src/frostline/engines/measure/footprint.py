@@ -180,11 +180,13 @@ def _scratch(node: GraphNode, values: Sequence[Any], places: dict[str, int]) -> 
     read = [values[places[name]] for name in references(node.args)]
     tensors = [tensor for value in read for tensor in tensors_in(value)]
     packet = node.op.split(".")[1] if "." in node.op else ""
-    expanded = sum(one.numel() * one.itemsize for one in tensors if not all(one.stride()) and one.numel() > 1)
+    expanded = sum(
+        tensor.numel() * tensor.itemsize for tensor in tensors if not all(tensor.stride()) and tensor.numel() > 1
+    )
     if packet == "scaled_dot_product_attention" and len(tensors) >= 2:
         query, key = tensors[:2]
         scores = math.prod(query.shape[:-1]) * key.shape[-2]
-        mask = sum(one.numel() for one in tensors[3:4])
+        mask = sum(tensor.numel() for tensor in tensors[3:4])
         return expanded + (2 * scores + mask) * query.itemsize
     if packet in ("conv1d", "conv2d") and len(tensors) >= 2 and tensors[0].dtype != torch.float32:
         made = tensors_in(values[places[node.name]])[0]
@@ -225,7 +227,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors of a value of a run: one, none, or those of a list."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for one in value for tensor in tensors_in(one)] if isinstance(value, list | tuple) else []
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list | tuple) else []
 
 
 def storage_key(tensor: torch.Tensor) -> StorageWeakRef:
@@ -266,10 +268,12 @@ def dry_step(graph: Graph, tensors: Mapping[str, torch.Tensor], inputs: Sequence
     first = len(graph.inputs) + len(leaves)
 
     def observe(index: int, values: Sequence[Any]) -> None:
-        made.update({storage_key(one): one.untyped_storage().nbytes() for one in tensors_in(values[first + index])})
+        made.update(
+            {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(values[first + index])}
+        )
 
     try:
-        batch = [torch.empty((rows, *one.shape), dtype=getattr(torch, one.dtype), device="meta") for one in inputs]
+        batch = [torch.empty((rows, *spec.shape), dtype=getattr(torch, spec.dtype), device="meta") for spec in inputs]
         with torch.no_grad():
             [output] = runner.run(batch, leaves, observe=observe)
     except BROKEN as error:

@@ -142,9 +142,9 @@ def _operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made:
     if packet in flop_registry:
         computed = int(flop_registry[packet](*args, **kwargs, out_val=made))
     elif "pool" in func.__name__ and len(args) > 1 and isinstance(args[1], list | tuple):
-        computed = sum(one.numel() for one in tensors_in(made)[:1]) * _product(args[1])
+        computed = sum(tensor.numel() for tensor in tensors_in(made)[:1]) * _product(args[1])
     moved = tensors_in([*args, *kwargs.values(), made])
-    return computed + _BYTE * sum(one.numel() * one.itemsize for one in moved)
+    return computed + _BYTE * sum(tensor.numel() * tensor.itemsize for tensor in moved)
 
 
 def _product(sides: Sequence[Any]) -> int:

@@ -78,7 +78,7 @@ def cut_values(
     def observe(index: int, values: Sequence[Any]) -> None:
         # Copied at once: the next operation may work in place.
         for cut in standing.get(index, ()):
-            found[cut.number] = tuple(_copied(one) for one in runner.crossing(cut, values))
+            found[cut.number] = tuple(_copied(tensor) for tensor in runner.crossing(cut, values))
 
     batch = input_tensors(inputs, device)
     with torch.inference_mode():

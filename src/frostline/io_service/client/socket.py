@@ -217,7 +217,7 @@ class Sockets:
     def _close(self) -> None:
         idle, self._idle = self._idle, []
         link, self._link = self._link, None
-        for one in idle:
-            one.close()
+        for descriptor in idle:
+            descriptor.close()
         if link is not None:
             link.close()

@@ -77,7 +77,7 @@ class Assignment:
     @property
     def bytes_per_sample(self) -> int:
         """Of what crosses the frost line."""
-        return sum(math.prod(one.shape) * DTYPE_BYTES[one.dtype] for one in self.inputs)
+        return sum(math.prod(spec.shape) * DTYPE_BYTES[spec.dtype] for spec in self.inputs)
 
 
 def write_assignment(assignment: Assignment) -> bytes:
@@ -91,7 +91,7 @@ def write_assignment(assignment: Assignment) -> bytes:
         "prefix": assignment.prefix,
         "engine": assignment.engine,
         "cut": assignment.cut,
-        "inputs": [asdict(one) for one in assignment.inputs],
+        "inputs": [asdict(spec) for spec in assignment.inputs],
         "preprocess": assignment.preprocess.to_json(),
         "plain_preprocess": assignment.plain_preprocess.to_json(),
         "head": head,
@@ -132,7 +132,7 @@ def _read(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Assignment
         prefix=text(about["prefix"]),
         engine=text(about["engine"]),
         cut=integer(about["cut"]),
-        inputs=tuple(_input(one) for one in about["inputs"]),
+        inputs=tuple(_input(spec) for spec in about["inputs"]),
         preprocess=Preprocess.from_json(about["preprocess"]),
         plain_preprocess=Preprocess.from_json(about["plain_preprocess"]),
         head=head_from_json(about["head"], _part(tensors, _HEAD)),

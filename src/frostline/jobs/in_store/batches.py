@@ -50,8 +50,8 @@ class Remote:
             cut=assignment.cut,
             preprocess="",
             engine=assignment.engine,
-            shapes=tuple(one.shape for one in assignment.inputs),
-            dtypes=tuple(one.dtype for one in assignment.inputs),
+            shapes=tuple(spec.shape for spec in assignment.inputs),
+            dtypes=tuple(spec.dtype for spec in assignment.inputs),
         )
         self._keeper = Keeper(scope, assignment.train, settings)
 

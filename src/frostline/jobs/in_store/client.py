@@ -101,8 +101,8 @@ def _take_over(assignment: Assignment, body: bytes) -> None:
         came = load_tensors(body)
     except (SafetensorError, ValueError) as error:
         raise Refused(f"the node's answer holds no tensors: {error}") from error
-    if {name: (one.shape, one.dtype) for name, one in came.items()} != {
-        name: (one.shape, one.dtype) for name, one in own.items()
+    if {name: (tensor.shape, tensor.dtype) for name, tensor in came.items()} != {
+        name: (tensor.shape, tensor.dtype) for name, tensor in own.items()
     }:
         raise Refused("the node's answer holds other tensors than the head has")
     with torch.no_grad():

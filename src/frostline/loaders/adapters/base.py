@@ -225,6 +225,6 @@ def columns_of(arrays: Arrays, columns: Sequence[str]) -> Parts:
         SettingError: one of them is not there.
     """
     found = tuple(getattr(arrays, name) for name in columns)
-    if any(one is None for one in found):
+    if any(array is None for array in found):
         raise SettingError("targets are there where the data set has masks, and this one has none")
     return found

@@ -97,5 +97,5 @@ class DaliSource:
 def _outputs(parts: Parts) -> Iterator[Any]:
     """One after the other; encoded samples as a list of arrays of bytes, as DALI takes what differs in length."""
     for part in parts:
-        for one in part if isinstance(part, tuple) else (part,):
-            yield [np.frombuffer(row, np.uint8) for row in one] if one.dtype.hasobject else one
+        for tensor in part if isinstance(part, tuple) else (part,):
+            yield [np.frombuffer(row, np.uint8) for row in tensor] if tensor.dtype.hasobject else tensor

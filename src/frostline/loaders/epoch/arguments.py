@@ -61,5 +61,5 @@ def check_epochs(numbers: object) -> None:
     """
     if not isinstance(numbers, Sequence) or isinstance(numbers, str):
         raise SettingError(f"epochs names the epochs to come, such as range(10), not {numbers!r}")
-    for one in () if isinstance(numbers, range) else numbers:
-        check_type("epochs", one, int)
+    for number in () if isinstance(numbers, range) else numbers:
+        check_type("epochs", number, int)

@@ -166,9 +166,9 @@ class Filling:
             self._prefetcher.hold_after(None)
 
     def _listen(self, listener: Callable[[], None] | None) -> None:
-        for one in (self._prefetcher, self._decoding):
-            if one is not None:
-                one.listen(listener)
+        for source in (self._prefetcher, self._decoding):
+            if source is not None:
+                source.listen(listener)
 
     def _take(self) -> Filled | None:
         """The next batch, if it is finished. What happened meanwhile is told first."""
@@ -258,9 +258,9 @@ class Filling:
         with self._lock:
             if not self._finished:
                 return False
-            if self._max_bytes is not None and sum(one.nbytes for one, _ in self._finished) >= self._max_bytes:
+            if self._max_bytes is not None and sum(batch.nbytes for batch, _ in self._finished) >= self._max_bytes:
                 return True
-            return sum(one.kept > 0 for one, _ in self._finished) >= _MAX_KEPT
+            return sum(batch.kept > 0 for batch, _ in self._finished) >= _MAX_KEPT
 
     def _add(self, found: Filled) -> None:
         taken = 0 if self._prefetcher is None else self._prefetcher.bytes_taken

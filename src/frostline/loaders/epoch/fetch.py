@@ -38,7 +38,7 @@ class EngineChoice:
     def samples_per_s(self) -> float | None:
         """By its trial up to the last cut, alone on the node; None where it is not known."""
         mine = [trial for trial in self.trials if trial.engine == self.engine]
-        return max(mine, key=lambda one: one.cut).samples_per_s if mine else None
+        return max(mine, key=lambda item: item.cut).samples_per_s if mine else None
 
     @classmethod
     def of(cls, profile: Profile) -> "EngineChoice":
@@ -187,7 +187,7 @@ class RowStream:
         if self._stays_encoded:
             batch = self._next()
             # A view would keep the whole answer in memory for as long as one sample waits.
-            return replace(batch, encoded=[bytes(one) for one in batch.encoded])
+            return replace(batch, encoded=[bytes(sample) for sample in batch.encoded])
         side = self._fetcher.trainer_side
         parts = [self._next()]
         wanted = side.wants(self._route.cut)
@@ -249,8 +249,8 @@ def joined(parts: Sequence[FeatureBatch]) -> FeatureBatch:
     return FeatureBatch(
         ids=np.concatenate([part.ids for part in parts]),
         tensors=tuple(np.concatenate(column) for column in tensors),
-        encoded=[one for part in parts for one in part.encoded],
-        skipped=tuple(one for part in parts for one in part.skipped),
+        encoded=[sample for part in parts for sample in part.encoded],
+        skipped=tuple(skipped for part in parts for skipped in part.skipped),
     )
 
 
@@ -303,7 +303,7 @@ class Repeats:
             ids=self._ids[kept],
             tensors=tuple(tensor[self._rows[kept]] for tensor in self._tensors),
             encoded=[self._encoded[row] for row in self._rows[kept].tolist()] if self._encoded else (),
-            skipped=tuple(self._skipped[one] for one in self._ids[some[self._rows[some] < 0]].tolist()),
+            skipped=tuple(self._skipped[id] for id in self._ids[some[self._rows[some] < 0]].tolist()),
         )
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ class Repeats:
 
     def _take(self, batch: FeatureBatch) -> None:
         """Keep what arrived, for the places further on."""
-        self._skipped |= {one.id: one for one in batch.skipped}
+        self._skipped |= {skipped.id: skipped for skipped in batch.skipped}
         stop = self._come + len(batch) + len(batch.skipped)
         come = np.arange(self._come, stop)
         there = come[~np.isin(self._ids[come], list(self._skipped))]

@@ -111,7 +111,7 @@ class DecodePool:
                     begun.append(self._begin(piece))
                 else:
                     is_over = not lacks
-            self.is_starved = lacks and sum(not one.done() for one in begun) < self._threads
+            self.is_starved = lacks and sum(not piece.done() for piece in begun) < self._threads
             if is_over and not begun:
                 return
             yield begun.popleft().result() if begun and begun[0].done() else None

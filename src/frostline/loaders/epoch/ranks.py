@@ -126,7 +126,7 @@ class _TorchGather:
             dist.all_gather(found, own, self._group)
         except RuntimeError as error:  # what every backend raises
             raise Unavailable(f"the ranks could not tell each other what they are about to read: {error}") from error
-        return [one.cpu().numpy().tobytes() for one in found]
+        return [array.cpu().numpy().tobytes() for array in found]
 
 
 class _StoreGather:

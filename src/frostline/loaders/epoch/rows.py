@@ -192,12 +192,14 @@ class EpochStream:
         decode, places = self.source.decode, delivery.positions
         if decode is None or not delivery.batch.encoded:
             return delivery
-        segment = next(one for one in tuple(self._segments) if one.start <= places[0] < one.stop)
+        segment = next(segment for segment in tuple(self._segments) if segment.start <= places[0] < segment.stop)
         samples = self._samples.take(segment.rows[places - segment.start])
         batch = decode(replace(delivery.batch, skipped=()), samples)
-        for one in batch.skipped:
-            self._tell(SampleSkipped(id=one.id, object=one.object, reason=one.reason, changed=one.changed))
-        there = ~np.isin(samples.ids, [one.id for one in batch.skipped])
+        for skipped in batch.skipped:
+            self._tell(
+                SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
+            )
+        there = ~np.isin(samples.ids, [skipped.id for skipped in batch.skipped])
         return replace(delivery, positions=places[there], batch=batch)
 
     @contextmanager
@@ -329,8 +331,8 @@ class EpochStream:
     def _runs(self, start: int, stop: int) -> Iterator[_Segment]:
         """The places from ``start`` up to ``stop``, in runs that lie in one segment each."""
         # A tuple at once, because the window's threads add segments meanwhile.
-        for one in [segment for segment in tuple(self._segments) if segment.start < stop and start < segment.stop]:
-            yield from one.runs(start, stop, self._read_rows)
+        for item in [segment for segment in tuple(self._segments) if segment.start < stop and start < segment.stop]:
+            yield from item.runs(start, stop, self._read_rows)
 
     def _parts(self, run: _Segment, *sources: Iterable[_Piece]) -> list[RowRange]:
         """The rows of a run, wherever they come from."""

@@ -117,7 +117,7 @@ class _Masks:
 
     def take(self, batch: FeatureBatch, preprocess: Preprocess, view: View | None) -> None:
         """Decode what arrived."""
-        self._lost |= {one.id: one for one in batch.skipped}
+        self._lost |= {skipped.id: skipped for skipped in batch.skipped}
         for id, encoded in zip(batch.ids.tolist(), batch.encoded, strict=True):
             mask = np.empty(preprocess.shape[1:], MASK_DTYPE)
             try:

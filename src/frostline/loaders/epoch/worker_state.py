@@ -127,7 +127,7 @@ def merge_worker_states(state: Any) -> dict[str, Any]:
     found = list(_states(state))
     if not found:
         raise OrderMismatch("there is no state of a loader in this")
-    last = max(found, key=lambda one: int(one["position"]))
+    last = max(found, key=lambda item: int(item["position"]))
     return {name: value for name, value in last.items() if name != _KEY}
 
 
@@ -141,8 +141,8 @@ def _states(value: Any) -> Iterator[Mapping[str, Any]]:
         if "frostline_order" in value and isinstance(value.get("position"), int):
             yield value
             return
-        for one in value.values():
-            yield from _states(one)
+        for item in value.values():
+            yield from _states(item)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _states(one)
+        for item in value:
+            yield from _states(item)

@@ -124,13 +124,13 @@ _ALL: weakref.WeakSet[ForkedWorkers] = weakref.WeakSet()
 
 
 def _before() -> None:
-    for one in list(_ALL):
-        one.open()
+    for workers in list(_ALL):
+        workers.open()
 
 
 def _after_in_child() -> None:
-    for one in list(_ALL):
-        one.forked()
+    for workers in list(_ALL):
+        workers.forked()
 
 
 os.register_at_fork(before=_before, after_in_child=_after_in_child)

@@ -182,7 +182,7 @@ def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[s
     if not inside or inside[-1] <= line.after:
         return ""
     first = next((node for node in graph.nodes[: inside[-1] + 1] if node.name in changing), None)
-    trained = {path for path, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
     paths = dict(graph.leaves)
     names = [] if first is None else [paths[name] for name in reads(first) if paths.get(name) in trained]
     if first is None:

@@ -62,7 +62,7 @@ class Head(nn.Module, ABC):
                 one sequence. They are not changed.
         """
         return self._run(
-            [one for given in features for one in ((given,) if isinstance(given, torch.Tensor) else given)]
+            [tensor for given in features for tensor in ((given,) if isinstance(given, torch.Tensor) else given)]
         )
 
     def train(self, mode: bool = True) -> "Head":
@@ -168,7 +168,7 @@ class TracedHead(Head):
 
     def _trace(self) -> "_Ready":
         model, part = self._model[0], self._part
-        flags = {**part.traced.training, **{path: one.training for path, one in self._modules_run.items()}}
+        flags = {**part.traced.training, **{path: module.training for path, module in self._modules_run.items()}}
         if flags == part.traced.training and device_of(model) == self._traced_on:
             return _Ready.of(model, part.traced, part.frost_line, part.frost_line)
         traced = trace(model, self._inputs, training=flags)
@@ -189,7 +189,7 @@ class TracedHead(Head):
         with torch.no_grad():
             made = _Bound.to(model, guard_inputs(ours), traced).run(batch)
             meant = _Bound.to(model, guard_inputs(theirs), part.traced).run(batch)
-        return all(torch.equal(one, other) for one, other in zip(made, meant, strict=True))
+        return all(torch.equal(tensor, other) for tensor, other in zip(made, meant, strict=True))
 
 
 def tensor_paths(model: nn.Module) -> list[str]:

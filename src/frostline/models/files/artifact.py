@@ -152,7 +152,7 @@ def read_outline(header: bytes) -> Prefix:
     try:
         declared = json.loads(header)
         graph = json.loads(declared.pop("__metadata__")[_KEY])
-        return _prefix(graph, {text(name): _bare(one) for name, one in declared.items()})
+        return _prefix(graph, {text(name): _bare(value) for name, value in declared.items()})
     except BROKEN as error:
         raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
 
@@ -178,7 +178,7 @@ def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
         raise UnsafeArtifact("a prefix has cuts numbered from 1")
     if not cuts or cuts[0].after != -1 or cuts[0].tensors != graph.inputs:
         raise UnsafeArtifact("the first cut of a prefix is its input")
-    if any(one.after >= other.after for one, other in pairwise(cuts)):
+    if any(cut.after >= other.after for cut, other in pairwise(cuts)):
         raise UnsafeArtifact("the cuts of a prefix stand in order, one behind a node at most")
     return Prefix(graph=graph, cuts=cuts, tensors=restored(tensors, value["orders"]))
 

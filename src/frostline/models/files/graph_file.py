@@ -193,7 +193,7 @@ def _argument_to_json(argument: Argument) -> Any:
         case Token():
             return {argument.kind: argument.value}
         case tuple():
-            return [_argument_to_json(one) for one in argument]
+            return [_argument_to_json(item) for item in argument]
         case float() if not math.isfinite(argument):
             return {"float": repr(argument)}
         case _:
@@ -205,7 +205,7 @@ def _argument(value: Any, depth: int) -> Argument:
         case None | bool() | int() | float() | str():
             return value
         case list() if depth < _MAX_DEPTH:
-            return tuple(_argument(one, depth + 1) for one in value)
+            return tuple(_argument(item, depth + 1) for item in value)
         case {"ref": str(name)} if len(value) == 1:
             return Ref(name)
         case {"float": "inf" | "-inf" | "nan" as number} if len(value) == 1:

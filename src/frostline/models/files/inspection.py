@@ -38,13 +38,13 @@ class Inspection:
         """The inverse of ``to_json``, once it is parsed."""
         found: dict[int, list[int]] = {int(number): numbers for number, numbers in value.items()}
         return cls(
-            memory={number: _memory(one) for number, one in found.items()},
-            operations={number: Operations(total=one[4], heaviest=one[5]) for number, one in found.items()},
+            memory={number: _memory(counts) for number, counts in found.items()},
+            operations={number: Operations(total=counts[4], heaviest=counts[5]) for number, counts in found.items()},
         )
 
     def _numbers(self, number: int) -> list[int]:
         memory, counted = self.memory[number], self.operations[number]
-        sides = [(one.fixed_bytes, one.bytes_per_sample) for one in (memory.to_here, memory.rest)]
+        sides = [(part.fixed_bytes, part.bytes_per_sample) for part in (memory.to_here, memory.rest)]
         return [*sides[0], *sides[1], counted.total, counted.heaviest]
 
 

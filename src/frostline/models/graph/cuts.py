@@ -31,7 +31,7 @@ def transposed(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int) -> fro
         reach: index of the last node that matters.
     """
     found = frontiers(graph, inputs, crosses_permuted)
-    values = [value for one in found if one.after <= reach for value in one.values]
+    values = [value for frontier in found if frontier.after <= reach for value in frontier.values]
     return frozenset(value.name for value in values if value.order != tuple(range(len(value.order or ()))))
 
 
@@ -55,7 +55,7 @@ def origin(graph: Graph, node: GraphNode) -> GraphNode:
     """The node whose value this one shows in the order of its memory; the node itself where it is none of those."""
     if not node.name.endswith(_FLAT):
         return node
-    return next(one for one in graph.nodes if one.name == node.name.removesuffix(_FLAT))
+    return next(candidate for candidate in graph.nodes if candidate.name == node.name.removesuffix(_FLAT))
 
 
 def _there_and_back(node: GraphNode) -> Iterator[GraphNode]:
@@ -84,7 +84,7 @@ def enumerate_cuts(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int) ->
     """Every legal cut up to node index ``reach``, in order, from cut 0, the encoded sample, to the frost line."""
     names: dict[str, int] = {}
     nonnegative = _from_relu(graph)
-    kept = [one for one in frontiers(graph, inputs, crosses_as_it_is) if one.after <= reach]
+    kept = [frontier for frontier in frontiers(graph, inputs, crosses_as_it_is) if frontier.after <= reach]
     encoded, first = input_cuts(inputs)
     cuts = [_cut(number, frontier, graph, names, nonnegative) for number, frontier in enumerate(kept, start=2)]
     return (encoded, replace(first, tensors=graph.inputs), *cuts)

@@ -204,7 +204,7 @@ def replaced(argument: Argument, values: Mapping[str, Argument]) -> Argument:
     """The argument, with other values in place of the named ones."""
     while isinstance(argument, Ref) and argument.name in values:
         argument = values[argument.name]
-    return tuple(replaced(one, values) for one in argument) if isinstance(argument, tuple) else argument
+    return tuple(replaced(item, values) for item in argument) if isinstance(argument, tuple) else argument
 
 
 def reads(node: GraphNode) -> list[str]:

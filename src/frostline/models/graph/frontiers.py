@@ -67,8 +67,8 @@ def frontiers(graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[G
     """
     first = _input_frontier(graph, inputs)
     found = list(_legal(graph, first, may_cross))
-    singles = [one for one in (first, *found) if len(one.values) == 1]
-    return [one for one in found if len(one.values) == 1 or _is_worth_two(one, singles)]
+    singles = [frontier for frontier in (first, *found) if len(frontier.values) == 1]
+    return [frontier for frontier in found if len(frontier.values) == 1 or _is_worth_two(frontier, singles)]
 
 
 def crosses_as_it_is(node: GraphNode) -> bool:
@@ -168,7 +168,7 @@ class _Shrink:
     def _smallest(self, name: str) -> str:
         sizes = {ancestor: _nbytes(self._values[ancestor]) for ancestor in self._ancestors(name)}
         no_larger = [size for size in sizes if sizes[size] <= _nbytes(self._values[name])]
-        return min(no_larger, key=lambda one: (sizes[one], self._places[one]), default=name)
+        return min(no_larger, key=lambda item: (sizes[item], self._places[item]), default=name)
 
     def _ancestors(self, name: str) -> Iterator[str]:
         """The values through which all of it has passed, and after which it was changed cheaply, latest first."""

@@ -37,7 +37,7 @@ def agrees(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -> boo
     try:
         with modes(model, traced.training):
             leaves = [tensor_of(model, traced, path) for _, path in traced.graph.leaves]
-            run = partial(Runner(traced.graph, device=device).run, [one.clone() for one in batch], leaves)
+            run = partial(Runner(traced.graph, device=device).run, [tensor.clone() for tensor in batch], leaves)
             return are_same(observed(model, run, _SEED, gradients=False), _run_whole(model, batch))
     except UNFIT:
         return False
@@ -50,7 +50,7 @@ def _run_whole(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[Any]:
 def whole(model: nn.Module, batch: Sequence[torch.Tensor]) -> Any:
     """What the network returns for a batch, which stays as it is."""
     with computing():
-        return model(*(one.clone() for one in batch))
+        return model(*(tensor.clone() for tensor in batch))
 
 
 def observed(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: bool = True) -> list[Any]:

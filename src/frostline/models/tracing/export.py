@@ -133,7 +133,7 @@ class _Reader:
             inputs=inputs,
             leaves=tuple(self._leaves.items()),
             nodes=tuple(self._node(node) for node in nodes if node.op == "call_function"),
-            outputs=tuple(_argument(one) for one in nodes[-1].args[0]),
+            outputs=tuple(_argument(item) for item in nodes[-1].args[0]),
         )
         constants = {
             f"constant:{name}": value
@@ -157,7 +157,7 @@ class _Reader:
             name=node.name,
             op=_op_name(node),
             args=tuple(_argument(arg) for arg in node.args),
-            kwargs=tuple((name, _argument(one)) for name, one in sorted(node.kwargs.items())),
+            kwargs=tuple((name, _argument(item)) for name, item in sorted(node.kwargs.items())),
             shape=None if tensor is None else _shape(tensor),
             order=None if tensor is None else _order(tensor),
             dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
@@ -200,7 +200,7 @@ def _argument(value: Any) -> Argument:
         case None | bool() | int() | float() | str():
             return value
         case list() | tuple():
-            return tuple(_argument(one) for one in value)
+            return tuple(_argument(item) for item in value)
         case torch.dtype():
             return Token("dtype", str(value).removeprefix("torch."))
         case torch.device():

@@ -69,14 +69,14 @@ def _tensors(model: nn.Module) -> list[list[Any]]:
     return [
         [
             path,
-            list(one.shape),
-            list(one.stride()),
-            str(one.dtype),
-            one.device.type,
-            one.requires_grad,
-            places.setdefault(id(one), len(places)),
+            list(tensor.shape),
+            list(tensor.stride()),
+            str(tensor.dtype),
+            tensor.device.type,
+            tensor.requires_grad,
+            places.setdefault(id(tensor), len(places)),
         ]
-        for path, one in named
+        for path, tensor in named
     ]
 
 
@@ -118,14 +118,14 @@ class _Describer:
     def _container(self, value: Any, depth: int) -> Any:
         match value:
             case list() | tuple():
-                return [_name(type(value)), [self._value(one, depth + 1) for one in value]]
+                return [_name(type(value)), [self._value(item, depth + 1) for item in value]]
             case dict():
-                pairs = [[self._value(key, depth + 1), self._value(one, depth + 1)] for key, one in value.items()]
+                pairs = [[self._value(key, depth + 1), self._value(item, depth + 1)] for key, item in value.items()]
                 return [_name(type(value)), pairs]
             case np.ndarray():
                 return [str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
             case _:
-                return sorted(json.dumps(self._value(one, depth + 1)) for one in value)
+                return sorted(json.dumps(self._value(item, depth + 1)) for item in value)
 
     def _code_or_object(self, value: Any, depth: int) -> Any:
         match value:
@@ -141,9 +141,9 @@ class _Describer:
                 closed = [self._value(cell.cell_contents, depth + 1) for cell in value.__closure__ or ()]
                 return [_function(value), self._value(value.__defaults__, depth + 1), closed]
             case MethodType():
-                return [self._value(one, depth + 1) for one in (value.__func__, value.__self__)]
+                return [self._value(part, depth + 1) for part in (value.__func__, value.__self__)]
             case functools.partial():
-                return [self._value(one, depth + 1) for one in (value.func, value.args, value.keywords)]
+                return [self._value(part, depth + 1) for part in (value.func, value.args, value.keywords)]
             case logging.Logger():
                 return value.name
             case _ if hasattr(value, "__dict__") and not hasattr(type(value), "__slots__"):

@@ -98,7 +98,7 @@ def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
         ModelError: A dtype that cannot be carried, or no input at all.
     """
     given = tuple(inputs)
-    specs = tuple(one for one in given if isinstance(one, TensorSpec))
+    specs = tuple(spec for spec in given if isinstance(spec, TensorSpec))
     if not specs and given:
         return (TensorSpec(tuple(size for size in given if isinstance(size, int))),)
     strange = [spec.dtype for spec in specs if spec.dtype not in DTYPE_BYTES]

@@ -79,7 +79,7 @@ class CqlPlace:
             raise SettingError(
                 "a cql:// URL ends in /keyspace/table, as their servers write them: letters, digits and '_', at most 48"
             )
-        if len(meta) > 2 or any(not _NAME.fullmatch(one) for one in meta):
+        if len(meta) > 2 or any(not _NAME.fullmatch(name) for name in meta):
             raise SettingError("the option meta names a table or keyspace.table")
 
     def _check_options(self) -> None:
@@ -127,7 +127,7 @@ class CqlPlace:
 _NOT_OPTIONS = ("user", "hosts", "port", "keyspace", "table")
 _OPTIONS: dict[str, str] = {
     field.name: str(field.default)
-    for field in sorted(fields(CqlPlace), key=lambda one: one.name)
+    for field in sorted(fields(CqlPlace), key=lambda item: item.name)
     if field.name not in _NOT_OPTIONS
 }
 
@@ -154,8 +154,8 @@ def parse_cql(text: str) -> CqlPlace:
 
 
 def _servers(text: str) -> tuple[tuple[str, ...], int]:
-    found = [_HOST.fullmatch(one) for one in text.split(",")]
-    servers = [one for one in found if one is not None]
+    found = [_HOST.fullmatch(host) for host in text.split(",")]
+    servers = [match_ for match_ in found if match_ is not None]
     if len(servers) < len(found):
         raise SettingError("cql:// needs servers after it, such as cql://store-1:9042,store-2/photos/waste")
     ports = {int(server["port"]) for server in servers if server["port"]}

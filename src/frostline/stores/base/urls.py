@@ -91,7 +91,9 @@ def parse_url(url_or_path: str) -> Root:
         return Root("file", "", _absolute(url_or_path))
     scheme = "az" if scheme in _AZURE else scheme
     if scheme not in _SCHEMES:
-        raise SettingError(f"Frostline reads folders, {', '.join(f'{one}://' for one in _SCHEMES)}; not {scheme}://")
+        raise SettingError(
+            f"Frostline reads folders, {', '.join(f'{known}://' for known in _SCHEMES)}; not {scheme}://"
+        )
     if scheme == "file":
         return _file(rest)
     if scheme == "cql":

@@ -5,9 +5,7 @@ The driver is brought in by this module, so this module is imported when a store
 
 import math
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -29,50 +27,9 @@ from cassandra.query import tuple_factory
 from frostline.errors import SettingError
 from frostline.processors import background
 from frostline.stores.base.cql_urls import CqlPlace
+from frostline.stores.cql.credentials import CqlAccess
 
-__all__ = ("ERRORS", "CqlAccess", "PendingStatements", "connect")
-
-_PREFIX = "FROSTLINE_CQL_"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CqlAccess:
-    """Secrets, and where the files lie that TLS takes. It is never written anywhere.
-
-    Attributes:
-        password: of the URL's user.
-        authority: file with the certificates of those who sign servers' ones; empty takes the system's.
-        certificate: file with a certificate of one's own, where servers ask for it.
-        key: file with its key; empty where the certificate's file holds it.
-    """
-
-    password: str = field(default="", repr=False)
-    authority: str = ""
-    certificate: str = ""
-    key: str = ""
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "CqlAccess":
-        """What the variables that begin with ``FROSTLINE_CQL_`` say.
-
-        Raises:
-            SettingError: the file of the password cannot be read.
-        """
-        said = {name: environment.get(_PREFIX + name, "") for name in ("PASSWORD", "CA", "CERTIFICATE", "KEY")}
-        file = environment.get(_PREFIX + "PASSWORD_FILE", "")
-        return cls(
-            password=said["PASSWORD"] or (_password_in(file) if file else ""),
-            authority=said["CA"],
-            certificate=said["CERTIFICATE"],
-            key=said["KEY"],
-        )
-
-
-def _password_in(file: str) -> str:
-    try:
-        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{_PREFIX}PASSWORD_FILE names a file that cannot be read as text") from error
+__all__ = ("ERRORS", "PendingStatements", "connect")
 
 
 Tag = TypeVar("Tag")

@@ -110,8 +110,8 @@ def _kinds(error: BaseException) -> Iterator[str]:
     """Names of the exception's classes that are the driver's, and of those that it gathered from single servers."""
     yield from (kind.__name__ for kind in type(error).__mro__ if kind not in (Exception, BaseException, object))
     gathered = getattr(error, "errors", None)
-    for one in gathered.values() if isinstance(gathered, dict) else ():
-        if isinstance(one, BaseException):
-            yield from _kinds(one)
+    for problem in gathered.values() if isinstance(gathered, dict) else ():
+        if isinstance(problem, BaseException):
+            yield from _kinds(problem)
     if isinstance(error.__cause__, BaseException):
         yield from _kinds(error.__cause__)

@@ -21,10 +21,10 @@ from frostline.stores.base.cql_urls import CqlPlace
 from frostline.stores.base.forks import Driver
 from frostline.stores.base.protocols import LABELS, MASKS, Buffer, Entry, Place
 from frostline.stores.base.urls import check_name
-from frostline.stores.cql.connect import CqlAccess
+from frostline.stores.cql.credentials import CqlAccess
+from frostline.stores.cql.ddl import free_names
 from frostline.stores.cql.errors import error_of_cql, translated
 from frostline.stores.cql.schema import TEXTS, WHOLE, Shape, key_of
-from frostline.stores.cql.session_state import free_names
 from frostline.stores.cql.writing import TableSample, damaged_of, put_all, seals_of
 
 if TYPE_CHECKING:

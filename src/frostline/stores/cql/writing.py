@@ -167,9 +167,9 @@ def _go_on(link: "CqlSession", place: CqlPlace, flight: "PendingStatements[_Unde
 def _is_same(sample: TableSample, rows: Sequence[Any]) -> bool:
     if not rows:
         return False
-    data, *masks = (None if one is None else bytes(one) for one in rows[0])
+    data, *masks = (None if cell is None else bytes(cell) for cell in rows[0])
     mask = None if sample.mask is None else bytes(sample.mask)
-    return data == bytes(sample.data) and all(one == mask for one in masks)
+    return data == bytes(sample.data) and all(kept == mask for kept in masks)
 
 
 def _row(shape: Shape, key: object, sample: TableSample) -> tuple[object, ...]:

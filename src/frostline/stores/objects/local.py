@@ -148,7 +148,7 @@ class FolderStore:
             handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(handle, self._path)
-            for partial in (one for folder in folders for one in (self._path / folder).glob(f"{_PARTIAL}*")):
+            for partial in (file for folder in folders for file in (self._path / folder).glob(f"{_PARTIAL}*")):
                 partial.unlink(missing_ok=True)
             yield
         finally:

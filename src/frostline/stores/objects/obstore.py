@@ -117,8 +117,8 @@ class DriverStore:
 
             found = list_with_delimiter(client, self._prefix or None)
             skipped = len(self._prefix)
-            folders = tuple(f"{one.rstrip('/')[skipped:]}/" for one in found["common_prefixes"])
-            return [Entry(one["path"][skipped:], one["size"], _version(one)) for one in found["objects"]], folders
+            folders = tuple(f"{prefix.rstrip('/')[skipped:]}/" for prefix in found["common_prefixes"])
+            return [Entry(item["path"][skipped:], item["size"], _version(item)) for item in found["objects"]], folders
 
     def list_section(self, folder: str) -> Sequence[Entry]:
         """See ``Sectioned.list_section``."""

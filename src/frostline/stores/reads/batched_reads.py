@@ -46,15 +46,15 @@ class Joined:
             try:
                 while True:
                     started = islice(rest, most - len(under_way))
-                    under_way |= {threads.submit(self._read, one, places) for one in started}
+                    under_way |= {threads.submit(self._read, request, places) for request in started}
                     if not under_way:
                         return
                     done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-                    for one in done:
-                        yield from one.result()
+                    for read in done:
+                        yield from read.result()
             finally:
-                for one in under_way:
-                    one.cancel()
+                for read in under_way:
+                    read.cancel()
 
     def _reads(self, places: Sequence[Place]) -> list[_Read]:
         rows_of: defaultdict[str, list[int]] = defaultdict(list)

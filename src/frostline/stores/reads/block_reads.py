@@ -82,11 +82,11 @@ class BlockReads:
             places = [place for place, version in pairs if not self._is_here(place, version)]
         found = neighbours(places, max_gap_bytes=_MAX_GAP_BYTES, max_bytes=_MAX_BYTES)
         with self._lock:
-            for one in found:
-                read = _Read(self._told, one)
+            for pending in found:
+                read = _Read(self._told, pending)
                 self._told += 1
                 self._new.append(read)
-                self._read_of.update(dict.fromkeys(one.places, read))
+                self._read_of.update(dict.fromkeys(pending.places, read))
 
     def begin(self, requests: int) -> None:
         """The first so many of all requests may begin."""

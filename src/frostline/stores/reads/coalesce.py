@@ -65,7 +65,7 @@ class RangePlan:
         Args:
             read: the bytes of each of ``reads``.
         """
-        views = [memoryview(one) for one in read]
+        views = [memoryview(buffer) for buffer in read]
         return [
             views[piece.read][piece.start : piece.start + piece.length] if piece.length else b""
             for piece in self.pieces
@@ -96,11 +96,11 @@ def plan_ranges(asked: Sequence[Range], *, max_gap_bytes: int, max_bytes: int) -
 
 def plan_ranges_apart(asked: Sequence[Range]) -> RangePlan:
     """The naive twin: every range is read by itself."""
-    rows = [row for row, one in enumerate(asked) if one.length]
+    rows = [row for row, place in enumerate(asked) if place.length]
     numbers = {row: number for number, row in enumerate(rows)}
     return RangePlan(
         reads=tuple(asked[row] for row in rows),
-        pieces=tuple(RangePiece(numbers.get(row, 0), 0, one.length) for row, one in enumerate(asked)),
+        pieces=tuple(RangePiece(numbers.get(row, 0), 0, place.length) for row, place in enumerate(asked)),
     )
 
 

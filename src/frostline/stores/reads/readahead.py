@@ -96,7 +96,7 @@ class ReadAheadQueue:
         """They wait no more; None are all of an ``ReadAhead``."""
         with self.lock:
             if places is None:
-                places = [place for one, place in self._waiting if one is ahead]
+                places = [place for reader, place in self._waiting if reader is ahead]
             for place in places:
                 self._waiting.pop((ahead, place), None)
 

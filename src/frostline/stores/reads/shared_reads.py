@@ -48,12 +48,12 @@ def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -
     for object, rows in asked.items():
         plan = plan_ranges(list(rows), max_gap_bytes=max_gap_bytes, max_bytes=max_bytes)
         of: list[list[Range]] = [[] for _ in plan.reads]
-        for one, piece in zip(rows, plan.pieces, strict=True):
-            of[piece.read].append(one)
+        for number, piece in zip(rows, plan.pieces, strict=True):
+            of[piece.read].append(number)
         for whole, some in zip(plan.reads, of, strict=True):
-            together = Neighbours(object=object, whole=whole, places=tuple(Place(object, *one) for one in some))
-            found.append((min(rows[one] for one in some), together))
-    return [one for _, one in sorted(found, key=lambda one: one[0])]
+            together = Neighbours(object=object, whole=whole, places=tuple(Place(object, *span) for span in some))
+            found.append((min(rows[span] for span in some), together))
+    return [group for _, group in sorted(found, key=lambda item: item[0])]
 
 
 _Found = tuple[Buffer, str] | None
@@ -198,4 +198,4 @@ class _Read:
 def _joined_reads(places: Sequence[Place], max_gap_bytes: int, max_bytes: int) -> list[_Read]:
     """The joined reads of several places each, in the order in which their first places stand."""
     found = neighbours(places, max_gap_bytes=max_gap_bytes, max_bytes=max_bytes)
-    return [_Read(one.object, one.whole, set(one.places)) for one in found if len(one.places) > 1]
+    return [_Read(group.object, group.whole, set(group.places)) for group in found if len(group.places) > 1]

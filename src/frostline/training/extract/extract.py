@@ -103,7 +103,7 @@ class Parts:
 
     def write(self, number: int, table: pa.Table, skipped: tuple[Skipped, ...]) -> None:
         """Put a part in its place, whole; raises as ``files.writing`` does."""
-        about = json.dumps({"number": number, "skipped": [asdict(one) for one in skipped]})
+        about = json.dumps({"number": number, "skipped": [asdict(sample) for sample in skipped]})
         table = table.replace_schema_metadata({_KEY: about})
         with writing(self._path(number)) as file:
             pq.write_table(table, file, write_page_checksum=True)
@@ -127,9 +127,9 @@ class Parts:
         except (pa.ArrowException, OSError):
             return None
         about = json.loads(table.schema.metadata[_KEY])
-        skipped = tuple(Skipped(**one) for one in about["skipped"])
+        skipped = tuple(Skipped(**record) for record in about["skipped"])
         expected = self._ids_at(np.array(self._ranges.of(number), np.int64))
-        lost = np.array([one.id for one in skipped], np.int64)
+        lost = np.array([sample.id for sample in skipped], np.int64)
         kept = expected[~np.isin(expected, lost)]
         is_whole = about["number"] == number and np.array_equal(table["id"].to_numpy(), kept)
         return ExtractedPart(rows=len(kept), skipped=skipped) if is_whole else None
@@ -179,7 +179,7 @@ class Extracted:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "shape": list(self.shape), "skipped": [asdict(one) for one in self.skipped]}
+        return {**asdict(self), "shape": list(self.shape), "skipped": [asdict(sample) for sample in self.skipped]}
 
 
 def extract(
@@ -234,7 +234,7 @@ def extract(
             engine=work.engine,
             engine_error=work.engine_error,
             codec_error=statistics.codec_error,
-            skipped=tuple(one for number in sorted(done) for one in done[number].skipped),
+            skipped=tuple(sample for number in sorted(done) for sample in done[number].skipped),
         )
 
 
@@ -307,7 +307,7 @@ class _Work:
         expected = np.array(self._ranges.of(number), np.int64)
         rows = np.concatenate([np.zeros(0, np.int64), *(piece.rows for piece in pieces)])
         lost = set(data.samples.ids_at(np.setdiff1d(expected, rows)).tolist())
-        skipped = tuple(one for one in self._setup.job.statistics().skipped if one.id in lost)
+        skipped = tuple(sample for sample in self._setup.job.statistics().skipped if sample.id in lost)
         empty = np.zeros((0, *self.shape), self.dtype)
         features = np.concatenate([empty, *(piece.features for piece in pieces)])
         self.parts.write(number, _table(data, rows, features), skipped)

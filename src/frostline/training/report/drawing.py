@@ -151,5 +151,5 @@ def _in_setting(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_in_setting(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_in_setting(item)}" for name, item in value.items())
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -69,18 +69,18 @@ def _comparisons(answer: WhatIfPlan) -> list[_Comparison]:
         named.append((_AS_MEASURED, answer.as_measured))
     if len(named) == 1:
         return []
-    most = max((one.mean_samples_per_s for _, one in named), default=1.0)
+    most = max((plan.mean_samples_per_s for _, plan in named), default=1.0)
     return [
         _Comparison(
             name=name,
-            samples_per_s=one.mean_samples_per_s,
-            share=1.0 if math.isinf(most) else one.mean_samples_per_s / most,
-            relative=relative(one, answer.plan),
-            bottleneck=one.bottleneck,
-            ways=mixture_in_words({way.route: way.share for way in one.mixture}, answer.situation.cuts),
-            is_chosen=one.policy == answer.plan.policy and name != _AS_MEASURED,
+            samples_per_s=plan.mean_samples_per_s,
+            share=1.0 if math.isinf(most) else plan.mean_samples_per_s / most,
+            relative=relative(plan, answer.plan),
+            bottleneck=plan.bottleneck,
+            ways=mixture_in_words({way.route: way.share for way in plan.mixture}, answer.situation.cuts),
+            is_chosen=plan.policy == answer.plan.policy and name != _AS_MEASURED,
         )
-        for name, one in named
+        for name, plan in named
     ]
 
 

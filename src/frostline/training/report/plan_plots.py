@@ -47,12 +47,12 @@ def cuts_plot(plan: Plan, *, memory_bytes: int | None = None) -> str:
         memory_bytes: the node's budget; None draws no line.
     """
     shown = table(plan).candidates
-    in_use = {one.route: one.share for one in plan.mixture}
+    in_use = {part.route: part.share for part in plan.mixture}
     with mpl.rc_context(STYLE):
         height = _HEAD_INCHES + _FOOT_INCHES + _ROW_INCHES * len(shown)
         figure = Figure(figsize=(_WIDE_INCHES, height))
         panels = figure.subplots(1, 3, sharey=True, width_ratios=[1.15, 1.15, 0.6])
-        names = [f"{in_one_line(one.name)} · {one.cut}" for one in shown]
+        names = [f"{in_one_line(candidate.name)} · {candidate.cut}" for candidate in shown]
         margin = min(0.34, (0.2 + max(map(len, names)) * _POINTS_A_LETTER / 72) / _WIDE_INCHES)
         figure.subplots_adjust(
             left=margin, right=0.985, top=1 - _HEAD_INCHES / height, bottom=_FOOT_INCHES / height, wspace=0.1
@@ -70,7 +70,7 @@ def cuts_plot(plan: Plan, *, memory_bytes: int | None = None) -> str:
             quiet(axes, along="x")
             axes.tick_params(axis="y", pad=8)
             axes.tick_params(axis="x", labeltop=True)
-        _mark_chosen(panels, [in_use.get(one.route) for one in shown])
+        _mark_chosen(panels, [in_use.get(candidate.route) for candidate in shown])
         return svg(figure, name="cuts", title="Bytes, seconds and memory at every cut of the network, for one sample")
 
 
@@ -109,15 +109,15 @@ def _draw_bytes(axes: Axes, shown: Sequence[Candidate], *, exact: Mapping[int, C
     A ring shows what would cross as it is, where a codec makes it fewer.
     """
     encoded = max(exact[0].wire_bytes_per_sample, 1)
-    sizes = [max(one.wire_bytes_per_sample, 1) for one in shown]
+    sizes = [max(candidate.wire_bytes_per_sample, 1) for candidate in shown]
     axes.set_xscale("log")
     axes.set_title("bytes that cross", loc="left", fontsize=10, color=SOFT, pad=24)
-    for row, (one, size) in enumerate(zip(shown, sizes, strict=True)):
+    for row, (candidate, size) in enumerate(zip(shown, sizes, strict=True)):
         colour = WIRE if size > encoded else STORE
         axes.plot([encoded, size], [row, row], color=colour, linewidth=1.4, alpha=0.55)
         axes.plot([size], [row], color=colour, marker="o", markersize=5)
-        if one.codec != EXACT:
-            whole = max(exact[one.cut].wire_bytes_per_sample, 1)
+        if candidate.codec != EXACT:
+            whole = max(exact[candidate.cut].wire_bytes_per_sample, 1)
             axes.plot([whole], [row], color=colour, marker="o", markersize=4, fillstyle="none", markeredgewidth=1)
     axes.axvline(encoded, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
     _log_ticks(axes, in_bytes)
@@ -126,24 +126,24 @@ def _draw_bytes(axes: Axes, shown: Sequence[Candidate], *, exact: Mapping[int, C
 def _draw_seconds(axes: Axes, shown: Sequence[Candidate]) -> None:
     """Three dots a row, and a tick where the row's rate is: what works at the same time is as slow as the slowest."""
     axes.set_title("seconds on each side, and in all", loc="left", fontsize=10, color=SOFT, pad=24)
-    slowest = [1 / one.samples_per_s for one in shown]
-    most = max([*slowest, *(max(one.store_s, one.link_s, one.trainer_s) for one in shown)])
+    slowest = [1 / candidate.samples_per_s for candidate in shown]
+    most = max([*slowest, *(max(candidate.store_s, candidate.link_s, candidate.trainer_s) for candidate in shown)])
     if most <= 0:
         return
     axes.set_xscale("log")
     least = most / 10**_DECADES
     axes.set_xlim(least / 1.3, most * 1.6)
-    for row, (one, seconds) in enumerate(zip(shown, slowest, strict=True)):
+    for row, (candidate, seconds) in enumerate(zip(shown, slowest, strict=True)):
         if seconds > least:
             axes.plot([seconds], [row], color=INK, marker="|", markersize=11, markeredgewidth=1.6, linestyle="none")
-        for value, colour in ((one.store_s, STORE), (one.link_s, WIRE), (one.trainer_s, TRAINER)):
+        for value, colour in ((candidate.store_s, STORE), (candidate.link_s, WIRE), (candidate.trainer_s, TRAINER)):
             if value > least:
                 axes.plot([value], [row], color=colour, marker="o", markersize=5)
     _log_ticks(axes, in_seconds)
 
 
 def _draw_memory(axes: Axes, shown: Sequence[Candidate], memory_bytes: int | None) -> None:
-    sizes = [one.memory_bytes for one in shown]
+    sizes = [candidate.memory_bytes for candidate in shown]
     axes.barh(range(len(shown)), sizes, height=0.5, color=STORE, alpha=0.75)
     axes.set_title("memory of the node", loc="left", fontsize=10, color=SOFT, pad=24)
     # A budget far above everything would leave nothing to see of the rest.
@@ -234,11 +234,11 @@ class PlanView:
             every: a row for every codec of every cut.
         """
         by_route = {candidate.route: candidate for candidate in plan.candidates}
-        made, in_use = table(plan, every=every), {one.route for one in plan.mixture}
+        made, in_use = table(plan, every=every), {part.route for part in plan.mixture}
         is_bound = any(price for _, price in plan.prices)
         ways = tuple(
-            _Way(share=one.share, candidate=by_route[one.route], shade=max(1 - 0.3 * place, 0.25))
-            for place, one in enumerate(plan.mixture)
+            _Way(share=part.share, candidate=by_route[part.route], shade=max(1 - 0.3 * place, 0.25))
+            for place, part in enumerate(plan.mixture)
         )
         return cls(
             plan=plan,
@@ -259,4 +259,4 @@ class PlanView:
 def _trials(plan: Plan) -> tuple[Trial, ...]:
     line = max((trial.cut for trial in plan.trials), default=0)
     here = [trial for trial in plan.trials if trial.cut == line]
-    return tuple(sorted(here, key=lambda one: (one.samples_per_s is None, -(one.samples_per_s or 0.0))))
+    return tuple(sorted(here, key=lambda item: (item.samples_per_s is None, -(item.samples_per_s or 0.0))))

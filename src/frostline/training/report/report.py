@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import version
 from typing import Any
 
-import torch
-
 from frostline.core import FLOAT32, REFERENCE, Skipped
 from frostline.events import EpochTrained, Evaluated, Event, HeadKept, Observer, Replanned, StepFinished, Tuned
 from frostline.planning import Plan
@@ -141,7 +139,7 @@ class Report:
         """A dictionary of plain values that JSON can hold: a loss that is not finite becomes None."""
         plan = None if self.plan is None else self.plan.to_json()
         derived = {"bytes_ratio": self.bytes_ratio, "stall_share": self.stall_share, "plan": plan}
-        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        own = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         plain = _plain({**own, **derived})
         assert isinstance(plain, dict)
         return plain
@@ -151,9 +149,9 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return _plain(asdict(value))
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -212,5 +210,7 @@ _DECIDING = ("numpy", "pillow", "pyarrow")
 
 def versions() -> dict[str, str]:
     """Of Frostline, Python and the libraries that decide the numbers."""
+    import torch
+
     found = {"frostline": __version__, "python": platform.python_version(), "torch": torch.__version__}
     return {**found, **{name: version(name) for name in _DECIDING}}

@@ -115,10 +115,10 @@ def offered(accuracy: str | float, *, is_relu: bool, dtypes: Sequence[str]) -> t
 
 def _sensible(precision: str, *, is_relu: bool) -> list[Codec]:
     if is_relu:
-        packed = [Codec(precision=precision, sparse=True, compression=one) for one in _COMPRESSIONS]
+        packed = [Codec(precision=precision, sparse=True, compression=name) for name in _COMPRESSIONS]
     else:
         useful = ("lz4", "zstd") if precision == EXACT else ("zstd",)
-        packed = [Codec(precision=precision, compression=one) for one in useful]
+        packed = [Codec(precision=precision, compression=name) for name in useful]
     return [Codec(precision=precision), *packed]
 
 

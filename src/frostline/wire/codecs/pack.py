@@ -49,12 +49,12 @@ def pack(batch: FeatureBatch, codec: str, tolerance: float | None = None) -> Fea
     """
     wanted = Codec.parse(codec)
     own = [wanted.of(tensor.dtype) for tensor in batch.tensors]
-    if all(one.name == EXACT for one in own):
+    if all(codec.name == EXACT for codec in own):
         return batch
     found = _all_packed(batch.tensors, own, tolerance)
     if found is None:
         return pack(batch, wanted.lossless.name)
-    packed = tuple(one for one, _ in found)
+    packed = tuple(tensor for tensor, _ in found)
     return FeatureBatch(ids=batch.ids, skipped=batch.skipped, packed=packed, error=max(error for _, error in found))
 
 
@@ -69,7 +69,7 @@ def unpack(batch: FeatureBatch) -> FeatureBatch:
     if not batch.packed:
         return batch
     try:
-        tensors = tuple(_unpacked(one) for one in batch.packed)
+        tensors = tuple(_unpacked(tensor) for tensor in batch.packed)
     except (pa.ArrowException, OSError, ValueError) as error:
         why = str(error).partition("\n")[0][:200]
         raise FrostlineError(f"the node's answer holds features that cannot be unpacked: {why}") from error

@@ -176,7 +176,7 @@ def _blocks(*arrays: Array) -> Iterator[list[Array]]:
     """Blocks of the same values of several contiguous arrays."""
     flat = [array.reshape(-1) for array in arrays]
     for start in range(0, flat[0].size, _BLOCK):
-        yield [one[start : start + _BLOCK] for one in flat]
+        yield [array[start : start + _BLOCK] for array in flat]
 
 
 def _to_half(floats: Array, out: Array, _: object) -> None:
