@@ -13,7 +13,7 @@ _FIRST, _LAST = 24, 88  # the batches between which calls are recorded: all thre
 
 # A file is on the way if it is called for at least one batch in so many: not what happens now and then, such as the
 # start of a thread or a change of the window's bounds.
-_ONE_IN = 8
+_ONE_IN = 20
 
 batches_by_file, threads, calls = defaultdict(set), set(), 0
 at_batch = 0
