@@ -63,10 +63,10 @@ class TenantSettings:
         token_sha256: SHA-256 of its token, in small hexadecimal digits; the token itself is kept nowhere.
         weight: its share of the device's seconds is in proportion to this.
         requests: in work or waiting at once, uploads too; one more is refused with 429.
-        work_bytes: of the memory for samples in work and answers not yet sent.
+        work_bytes: bytes of the memory for samples in work and answers not yet sent.
         device_s_per_s: device seconds a second in the long run; a request beyond is refused with 429.
-        weight_bytes: of the resident prefixes that it uploaded, and of the resident engines that were made for it.
-            None is half of the memory for weights where there are several tenants.
+        weight_bytes: bytes of the resident prefixes that it uploaded, and of the resident engines that were made for
+            it. None is half of the memory for weights where there are several tenants.
         roots: URLs under which it may read; None is all that the node serves.
         sees_all: it is told the statistics of the other tenants too.
     """
@@ -130,7 +130,7 @@ class NodeSettings:
             memory go to others. Lower it for links that are slower.
         batching: how rows that wait become device batches: ``fair`` fills runs up over requests and tenants and
             gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
-        tenants: who may use the node; where there are none, everybody may, as one tenant.
+        tenants: tenants that may use the node; if there are none, everybody may, as one tenant.
         trial_s: for trying engines on one prefix, once for this hardware; 0 tries none.
         trial_niceness: by which such trials step back behind what the node serves (nice(2)): 5 leaves them a quarter of
             a core that the node wants too. 0 where nobody else uses the node, as of one that a job starts for itself:
@@ -160,12 +160,13 @@ class NodeSettings:
         max_operation_s: Estimated seconds of any one operation in such a run. A run can be given up, and another
             tenant's can go first, between two operations; so nobody waits longer than that for it.
         allow_training: train heads beside it, for policy ``all_in_store``.
-        training_memory_bytes: of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are torch's.
+        training_memory_bytes: memory of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are
+            torch's.
         trainings: at once; one more is refused with 429.
-        listing_memory_bytes: of each process that lists data for a client, beside ``memory_bytes``; one a tenant. A
-            million images in class folders took 0.6 GiB (``docs/decisions/0063``).
+        listing_memory_bytes: memory of each process that lists data for a client, beside ``memory_bytes``; one a
+            tenant. A million images in class folders took 0.6 GiB (``docs/decisions/0063``).
         max_listed: samples of a data set that is listed for a client.
-        max_manifest_bytes: of the manifest that is sent.
+        max_manifest_bytes: maximum bytes of the manifest that is sent.
     """
 
     memory_bytes: int = field(default_factory=default_node_memory_bytes)
@@ -248,8 +249,8 @@ class IoSettings:
     Attributes:
         memory_bytes: for samples that are kept and for those under way, of all jobs together; raise it where jobs that
             read the same data find little of it (``frostline io --status``).
-        window_bytes: of these, most bytes that were asked for and not used yet, shared fairly between jobs; each may
-            have one request under way whatever this is. The rest is for keeping. The default is a quarter of the
+        window_bytes: bytes of these for samples that were asked for and not used yet, shared fairly between jobs; each
+            may have one request under way whatever this is. The rest is for keeping. The default is a quarter of the
             memory.
         max_connections: at once; each request under way takes one, and a thread.
     """
@@ -317,7 +318,7 @@ class LoaderSettings:
             PyTorch's ``DataLoader``; None does where the model is on such a GPU.
         io: address of the I/O service that jobs of this machine share, such as
             ``unix:///run/user/1000/frostline/io.sock``; used where a job names no node.
-        token: who the job is to its nodes; None where they know nobody. Never shown or logged.
+        token: token that identifies the job to its nodes; None where they know nobody. Never shown or logged.
     """
 
     requests_in_flight: int | None = None

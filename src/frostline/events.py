@@ -99,7 +99,7 @@ class Replanned:
         samples: asked for before.
         before: the mixture until now, in words.
         after: the mixture from now on.
-        reason: what was measured, and what the change should gain.
+        reason: measurement behind it, and what the change should gain.
     """
 
     at_s: float
@@ -146,7 +146,7 @@ class Tuned:
         window_bytes_before: most bytes asked for and not handed out until now.
         window_bytes: from now on.
         is_trial: whether they are only tried; another event says what came of it.
-        reason: what was measured.
+        reason: measurement behind it.
     """
 
     at_s: float

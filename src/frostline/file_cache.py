@@ -19,7 +19,7 @@ class FileCache:
 
     Args:
         folder: Made when something is kept, for its user alone.
-        suffix: Of the files' names, such as ``.json``.
+        suffix: Suffix of the files' names, such as ``.json``.
     """
 
     def __init__(self, folder: Path, suffix: str) -> None:
@@ -53,7 +53,7 @@ class FileCache:
 
         Args:
             key: Part of a file's name.
-            body: What it holds.
+            body: content of the file.
         """
         try:
             make_private_folder(self._folder)

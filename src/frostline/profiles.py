@@ -14,7 +14,7 @@ class CutCost:
     """The cost of running the prefix from its input to one cut, and the memory of running what is left of it.
 
     Attributes:
-        number: of the cut (0 encoded, 1 the network's input).
+        number: number of the cut (0 encoded, 1 the network's input).
         seconds: from the encoded sample to this cut, a sample; median over the measured batches.
         spread_s: interquartile range of the same.
         fixed_bytes: memory whatever the batch (weights in use).
@@ -62,19 +62,19 @@ class Trial:
 
     Attributes:
         engine: its name.
-        precision: of its numbers, one of ``PRECISIONS``.
+        precision: precision of its numbers, one of ``PRECISIONS``.
         cut: number of the cut.
         seconds: a sample, from the network's input to the cut, at the best of the batches and threads that were
             tried; median over runs. 0 where it did not run.
         spread_s: interquartile range of the same.
         error: root-mean-square error of what crosses the cut against the reference, relative to the sample's own root
             mean square, of the worst sample; 0 for the reference itself, and where it did not run.
-        rows: of a run at which it was fastest, a multiple of eight.
+        rows: rows of a run at which it was fastest, a multiple of eight.
         threads: with which it was.
-        weight_bytes: that it keeps between runs.
-        load_bytes: that making it ready takes at its peak, what it keeps among them.
-        fixed_bytes: of a run at its peak, whatever the batch.
-        bytes_per_sample: of a run at its peak, for each sample.
+        weight_bytes: bytes that it keeps between runs.
+        load_bytes: bytes that making it ready takes at its peak, what it keeps among them.
+        fixed_bytes: bytes of a run at its peak, whatever the batch.
+        bytes_per_sample: bytes of a run at its peak, for each sample.
         why_not: why it is not used, in words; None for the one that is.
     """
 
@@ -111,14 +111,14 @@ class Profile:
         host: names the machine (a digest).
         cores: numbers of the processor cores that this side may use; sides of one host that have some in common
             share them.
-        engine: what ran the prefix.
+        engine: engine that ran the prefix.
         device: ``cpu`` or ``cuda``: what ran it; decoding is the processor's in either case.
         device_batch: samples a run while measuring.
         read_s: to read one encoded sample from the store; 0 at a side that did not.
         cuts: cost at every cut, by number from 0.
         codecs: cost of the codecs that were measured; a pair of cut and codec that is not there was not measured.
-        trials: of every engine that there is, up to the frost line, and of the one in use up to the cuts that a plan
-            may want; none where only the reference was allowed.
+        trials: trials of every engine that there is, up to the frost line, and of the one in use up to the cuts that a
+            plan may want; none where only the reference was allowed.
     """
 
     hardware: str

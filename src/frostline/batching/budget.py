@@ -16,9 +16,9 @@ class Claim:
     """What a piece of work says when it asks for memory or for the device.
 
     Attributes:
-        tenant: whose it is.
-        device_s: what it will probably take of the device; only the order of tenants depends on it, and what it
-            really took is charged later.
+        tenant: tenant that owns it.
+        device_s: device seconds it will probably take; only the order of tenants depends on this, and the time it
+            really takes is charged later.
         max_bytes: its tenant never holds more than this, but for one piece alone.
     """
 

@@ -24,8 +24,8 @@ class Stay:
     Attributes:
         key: names it.
         owner: the tenant against whose quota it counts.
-        nbytes: that are free without it.
-        counted_bytes: of the owner's quota.
+        nbytes: bytes that are free without it.
+        counted_bytes: bytes that count against the owner's quota.
         idle_s: since it was used last; 0 while it is in use.
         served_s: device seconds, divided by its tenants' weights, that it had since it came.
         tag: where the lowest of the tenants stands that use it; see ``FairShares.tag``.
@@ -47,9 +47,9 @@ class Wish:
     """Something that is to come into memory.
 
     Attributes:
-        tenant: whose quota it will count against.
+        tenant: tenant whose quota it will count against.
         tag: where that tenant stands.
-        lacking_bytes: of memory; none where 0 or below.
+        lacking_bytes: bytes of memory that are lacking; none where 0 or below.
         over_bytes: by which the tenant's quota is too small beside what it has; not at all where 0 or below.
     """
 

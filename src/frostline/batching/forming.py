@@ -55,7 +55,7 @@ def batch_size(limits: Iterable[Limit], *, wanted: int, most: int) -> int:
     """The rows of a device batch.
 
     Args:
-        limits: what has to fit.
+        limits: limits of memory that the rows must fit.
         wanted: rows that there are to do.
         most: a bound beside them, a multiple of ``ROWS``.
 
@@ -83,9 +83,9 @@ def stretches_of_work(needs_work: Sequence[bool], *, run_rows: int, max_rows: in
     """Cut rows into stretches; what lies ready costs a stretch nothing but its length.
 
     Args:
-        needs_work: of each row.
+        needs_work: whether each row needs work.
         run_rows: most rows of a stretch that need work, so that they are done in one run.
-        max_rows: of a stretch.
+        max_rows: maximum rows of a stretch.
     """
     stretches: list[range] = []
     start = work = 0
@@ -112,13 +112,13 @@ class QueuedRequest:
 
     Attributes:
         number: names it; the lower came first.
-        tenant: whose it is.
+        tenant: tenant that owns it.
         kind: rows of one kind may run together: the same prefix, cut, engine and rows of a run.
         rows: still to run.
-        run_rows: of a run of this kind, at least ``rows``.
+        run_rows: rows of a run of this kind, at least ``rows``.
         is_apart: it runs with no rows of others.
-        bytes_per_row: what a run takes for each row.
-        model_bytes: what it takes whatever the rows, weights counted.
+        bytes_per_row: memory of a run for each row.
+        model_bytes: memory of a run whatever its rows, weights counted.
     """
 
     number: int
@@ -147,8 +147,8 @@ class Turn:
     """One run of the device.
 
     Attributes:
-        parts: whose rows it runs: first those of the one whose turn it is, then those that fill it up.
-        rows: of the run; what is left over are zeros.
+        parts: requests whose rows it runs: first the one whose turn it is, then those that fill it up.
+        rows: rows of the run; rows left over are zeros.
     """
 
     parts: tuple[QueueHead, ...]
@@ -165,7 +165,7 @@ class BatchingRule(Protocol):
         """The next run.
 
         Args:
-            waiting: what waits, first come first; at least one.
+            waiting: requests that wait, first come first; at least one.
             tag: where a tenant stands; the least is next.
         """
 

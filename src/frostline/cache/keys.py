@@ -22,10 +22,10 @@ class Scope:
         prefix: digest of the prefix; empty where there is none.
         cut: its number.
         preprocess: digest of the preprocessing, which includes the decoder's version.
-        engine: what computes them, its version and its hardware, which decide their last bits.
-        batch_rows: of each of its runs, which decide them too; 0 where nothing runs.
-        shapes: of what crosses the cut, a sample.
-        dtypes: of the same.
+        engine: engine that computes them, with its version and hardware, which decide their last bits.
+        batch_rows: rows of each of its runs, which decide them too; 0 where nothing runs.
+        shapes: shapes of the tensors that cross the cut, of one sample.
+        dtypes: dtypes of the same tensors.
         view: which random view; None where no step is random.
     """
 

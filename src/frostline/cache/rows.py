@@ -23,8 +23,8 @@ class RowLayout:
     """The tensors of one sample, one after another.
 
     Attributes:
-        shapes: of each.
-        dtypes: of each.
+        shapes: shapes of each.
+        dtypes: dtypes of each.
     """
 
     shapes: tuple[tuple[int, ...], ...]

@@ -40,7 +40,7 @@ def print_table(
     Args:
         title: above it.
         columns: their names.
-        rows: of cells, shown as they are.
+        rows: rows of cells, shown as they are.
         left: places of the columns that stand to the left and may be folded; the others hold numbers.
     """
     table = Table(

@@ -36,10 +36,10 @@ class HttpTraining:
 
     Args:
         connections: to the node.
-        url: of the node, for sentences.
+        url: URL of the node, for sentences.
         prefix: digest of the frozen part.
         assignment: the file of what is to be trained.
-        headers: of every message: they say who asks.
+        headers: headers of every message: they say who asks.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class HttpTransport:
 
     Args:
         url: such as ``http://store-1:7070``.
-        settings: of the job's loader.
+        settings: settings of the job's loader.
 
     Raises:
         SettingError: The address is none.

@@ -24,7 +24,7 @@ class ResponseStream(ABC):
     ``close`` may be called from any thread and frees one that waits in ``next``.
 
     Args:
-        transport: that counts it.
+        transport: transport that counts it.
     """
 
     def __init__(self, transport: Counts) -> None:

@@ -27,8 +27,8 @@ class PackedTensor:
 
     Attributes:
         codec: its name; a lossless one where the batch's codec does not fit this tensor, such as a mask.
-        shape: of one sample, unpacked.
-        dtype: of the tensor, unpacked.
+        shape: shape of one sample, unpacked.
+        dtype: dtype of the tensor, unpacked.
         body: ``[n, *shape]`` in fewer bits; or, where ``bounds`` is given, the packed rows one after another as
             ``uint8[m]``.
         bounds: ``int64[n + 1]``, where each row of ``body`` starts and the last one ends; None where rows are plain.
@@ -59,8 +59,8 @@ class FeatureBatch:
         encoded: the encoded samples at cut 0 (buffers, not copied); empty at every other cut.
         skipped: the samples of this stretch of the request that could not be read.
         packed: the same tensors as they cross the wire, where a codec packed them; empty once they are unpacked.
-        error: what packing lost, as the sender measured it: root-mean-square error relative to the sample's own
-            root mean square, of the worst sample and tensor; 0 where nothing is lost.
+        error: error of packing, as the sender measured it: root-mean-square error relative to the sample's own root
+            mean square, of the worst sample and tensor; 0 where nothing is lost.
     """
 
     ids: npt.NDArray[np.int64]

@@ -21,7 +21,7 @@ class TensorSpec:
     """One of a network's inputs.
 
     Attributes:
-        shape: of one sample, without the batch.
+        shape: shape of one sample, without the batch.
         dtype: such as ``float32`` or ``int64``.
     """
 
@@ -60,10 +60,10 @@ class GraphNode:
         op: overload name, such as ``aten.conv2d.default`` or ``operator.mul``.
         args: positional arguments: None, bool, int, float, str, Ref, Token, or tuples of these.
         kwargs: keyword arguments by name.
-        shape: of the result; None where it is no tensor, or has a dimension that is no ``Dim``.
+        shape: shape of the result; None where it is no tensor, or has a dimension that is no ``Dim``.
         order: its dimensions from the outermost in memory to the innermost, such as (0, 2, 3, 1) for channels-last;
             None where they do not lie dense in memory in any order.
-        dtype: of the result, such as ``float32``; empty where it is no tensor.
+        dtype: dtype of the result, such as ``float32``; empty where it is no tensor.
         storage: name of a value that the result shares its memory with; empty where the memory is its own.
         size: the result itself where it is an integer that the batch decides, such as ``aten.sym_size.int``.
         module: dotted path of the module whose forward made it; empty for the network itself.
@@ -91,8 +91,8 @@ class Cut:
         after: index of the last node that runs before it; -1 for cut 1, -2 for cut 0.
         tensors: names of the values that cross it.
         shapes: per-sample shape of each, without the batch dimension.
-        dtypes: of each, such as ``float32``.
-        bytes_per_sample: what crosses, uncompressed; 0 for cut 0, whose bytes are the sample's own.
+        dtypes: dtypes of each, such as ``float32``.
+        bytes_per_sample: bytes that cross, uncompressed; 0 for cut 0, whose bytes are the sample's own.
         is_relu: the one tensor that crosses holds values of a ReLU and no others (its output, or a selection or
             maximum of it), so that no value is below zero and many are zero; -0.0 and NaN may be among them.
     """

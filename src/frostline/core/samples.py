@@ -131,7 +131,7 @@ class Targets:
         objects: names of the objects, relative to the data set's root; empty where a sample has no mask.
         offsets: ``int64[n]``, where the mask's bytes start in the object.
         lengths: ``int64[n]``, how many bytes the encoded mask has.
-        versions: of each object as it was listed, empty where the store has none.
+        versions: versions of each object as it was listed, empty where the store has none.
         widths: ``int64[n]``, of the sample's image in pixels, which its mask must have too; 0 where nobody knows it.
         heights: ``int64[n]``, the same.
     """
@@ -241,7 +241,7 @@ class View:
     """Which random view of each sample is wanted: augmentation is seeded by (seed, epoch, sample id).
 
     Attributes:
-        seed: of the job.
+        seed: seed of the job.
         epoch: or the number of the view, where a job has only some that return.
         recurs: it will be wanted again, so that its features are worth keeping; the pixels are the same either way.
     """

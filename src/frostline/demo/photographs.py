@@ -52,7 +52,7 @@ class Photographs:
         directory: with one folder a class.
         classes: names of the folders.
         images: how many there are.
-        total_bytes: of all images.
+        total_bytes: bytes of all images.
         made: they were made now; False where a finished set was found.
     """
 
@@ -84,7 +84,7 @@ def make(
     Args:
         directory: to make, its parents too; an empty one may stand there.
         per_class: images of each of the twelve classes.
-        seed: of the views.
+        seed: seed of the views.
         progress: called with the images made and the images in all, from this thread.
 
     Raises:

@@ -12,7 +12,7 @@ class JobBytes:
     """What a job has under way.
 
     Attributes:
-        expected_bytes: of requests that were let go ahead, still to come.
+        expected_bytes: bytes still to come for requests that were let go ahead.
         lent_bytes: in blocks that it has and has not given back.
         waiting: requests that wait for room.
     """

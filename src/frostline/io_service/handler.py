@@ -63,8 +63,8 @@ class Delivered:
 
     Attributes:
         block: as they lie in shared memory; its buffers stay as they are.
-        ticket: of ``ByteLimiter``, under which they are lent.
-        read_bytes: of them, those that were read for this request.
+        ticket: ticket of ``ByteLimiter``, under which they are lent.
+        read_bytes: bytes of these that were read for this request.
     """
 
     block: Block
@@ -77,10 +77,10 @@ class RequestHandler:
     """One request on its way. ``deliver`` is called from one thread; ``abandon`` from any.
 
     Attributes:
-        request: what is wanted.
-        job: that wants it.
+        request: request of the client.
+        job: job that sent it.
         upstream: to the node.
-        shelf: of all jobs.
+        shelf: row cache of all jobs.
         room: bytes under way.
         deliver: lends and sends rows; raises ``Gone`` where nobody takes them.
     """

@@ -18,8 +18,8 @@ class IoProcess:
     """An I/O service that runs as a child of this process and ends with it, however it ends. A context manager.
 
     Args:
-        upstream: what it asks.
-        settings: what it may use.
+        upstream: node that it asks.
+        settings: bounds of the service.
         url: where it listens; by default at a name that no file has, so that nothing stays behind.
     """
 
@@ -73,8 +73,8 @@ def start_io(upstream: Upstream, settings: IoSettings | None = None, url: str | 
     it: this process decides when it stops.
 
     Args:
-        upstream: what it asks, such as ``Upstream(roots=data.roots)``.
-        settings: what it may use.
+        upstream: node that it asks, such as ``Upstream(roots=data.roots)``.
+        settings: bounds of the service.
         url: where it listens; by default at a name that no file has.
 
     Raises:

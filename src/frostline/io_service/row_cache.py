@@ -21,7 +21,7 @@ class Row:
     """A row that came.
 
     Attributes:
-        batch: that it came in, which keeps its bytes.
+        batch: batch that it came in, which keeps its bytes.
         place: in the batch.
         skipped: why it has none there; None where it has.
     """

@@ -34,7 +34,7 @@ class Sender:
 
     Attributes:
         bytes_answered: sent so far.
-        bytes_read: of them, those that were read for this answer.
+        bytes_read: bytes of these that were read for this answer.
     """
 
     def __init__(self, one: socket.socket, session: Session, answer: int, room: ByteLimiter) -> None:
@@ -92,7 +92,7 @@ class IoService:
 
     Args:
         upstream: to the node; the caller closes it.
-        settings: what it may use.
+        settings: bounds of the service.
         listening: a Unix-domain stream socket; the caller closes it.
     """
 

@@ -23,9 +23,9 @@ class Session:
     """A process that asks. Safe for threads.
 
     Args:
-        name: that it gave itself.
-        job: that it belongs to; several processes may.
-        pid: of the process, as the system says; 0 where it cannot.
+        name: name that it gave itself.
+        job: job that it belongs to; several processes may.
+        pid: id of the process, as the system says; 0 where it cannot.
         give_back: told of each number of bytes that it has done with.
     """
 

@@ -20,7 +20,7 @@ class Upstream:
     Attributes:
         near: URLs of nodes that serve the same data; none to read the stores here.
         roots: URLs under which data is read here.
-        node: of the node that does so.
+        node: settings of the node that does so.
     """
 
     near: tuple[str, ...] = ()

@@ -33,8 +33,8 @@ class Beginning:
     """What a job begins with.
 
     Attributes:
-        engine: of the node.
-        situation: what the plan is made from.
+        engine: engine of the node.
+        situation: situation that the plan is made from.
         plan: None where nothing is known yet.
         measuring: measures later.
         refused: why the node does not run the network, so that encoded samples come instead; None where it does.
@@ -62,12 +62,12 @@ def begin(
     known all frozen layers run at the node: so the fewest bytes cross in one step.
 
     Args:
-        scene: who takes part.
-        network: of the job; None for a plain loader, which has nothing to measure.
+        scene: the parts of the job.
+        network: network of the job; None for a plain loader, which has nothing to measure.
         nodes: URLs of its nodes; none for one in this process.
         lacking: told of by the transport: nodes that cannot run the engine that was chosen.
         policy: the rule that chooses.
-        codec: that the user chose for the scene's cut.
+        codec: codec that the user chose for the scene's cut.
     """
     engine = NodeEngine(scene.accuracy)
     if network is None or scene.shipment is None:

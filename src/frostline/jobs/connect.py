@@ -30,9 +30,9 @@ def reach(
 
     Args:
         nodes: their URLs, or that of the I/O service; none for one in this process.
-        data: that it reads.
+        data: data that it reads.
         settings: how the job asks.
-        node: of the node in this process.
+        node: settings of the node in this process.
         left_out: told of a node that cannot run an engine, by its place among several.
         stack: closes what was made.
     """

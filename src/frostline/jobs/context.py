@@ -51,13 +51,13 @@ class Scene:
         preprocess: from encoded bytes to the network's input.
         transport: to the node.
         asking: waits where it is full.
-        cuts: of the network, by number.
+        cuts: cuts of the network, by number.
         prefix: its frozen part; None where there is none to ship.
         shipment: the same as it travels.
         device: where the trainer runs, in torch's words.
         settings: how the job asks.
-        accuracy: what codecs and engines may lose.
-        epochs: that are planned for.
+        accuracy: accuracy that codecs and engines must keep.
+        epochs: number of epochs that are planned for.
         cut: number of the one that the user chose; None lets the plan choose.
     """
 

@@ -25,11 +25,11 @@ class Explanation:
 
     Attributes:
         plan: in force now; None for a plain loader.
-        first_plan: that the job began with.
-        situation: what the plan is made from, as measured by now.
-        statistics: what the job did.
+        first_plan: plan that the job began with.
+        situation: situation that the plan is made from, as measured by now.
+        statistics: counts of what the job did.
         where: pairs of a part of the work and where it runs.
-        engine: that runs the frozen layers at the node now.
+        engine: engine that runs the frozen layers at the node now.
         fallback: why the network was not cut as it stands; None where it was.
     """
 
@@ -119,11 +119,11 @@ def whereabouts(
     """Pairs of a part of the work and where it runs.
 
     Args:
-        shares: of the samples, by way.
-        cuts: of the job, by number; the last is the frost line.
+        shares: shares of the samples, by way.
+        cuts: cuts of the job, by number; the last is the frost line.
         near: URL of the node; None for the one in this process.
         has_head: there is a model.
-        engine: that runs the frozen layers at the node.
+        engine: engine that runs the frozen layers at the node.
     """
     node = "node in this process" if near is None else f"node at {near}"
     parts = [("reading", node)]

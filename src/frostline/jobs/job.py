@@ -192,7 +192,7 @@ class Job:
             batch_size: rows of every batch but perhaps the last, at each rank.
             shuffle: draw the order from the seed; else it is the manifest's. ``BlockShuffle`` draws blocks of
                 neighbours, which are read by one request, and mixes some of them at a time.
-            seed: of the order and of random preprocessing.
+            seed: seed of the order and of random preprocessing.
             epoch: each epoch has its own order.
             data: a part of the job's data set, such as one side of ``Dataset.split``, or a blend of parts; all of it
                 by default.
@@ -201,10 +201,10 @@ class Job:
             num_samples: how many of them are an epoch; as many as there are samples by default.
             preprocess: another one than the job's that gives the same shape, such as one without random steps for
                 the held-out samples.
-            last: what becomes of samples that fill no batch: ``keep``, ``drop``, ``pad`` or ``uneven``, as
-                ``ordering.Shard`` says.
+            last: rule for samples that fill no batch: ``keep``, ``drop``, ``pad`` or ``uneven``, as ``ordering.Shard``
+                says.
             drop_last: the same as ``last="drop"``.
-            ranks: that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
+            ranks: ranks that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
                 PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the
                 order, whatever ``LoaderSettings.slack`` is, and so do worker processes.
             augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
@@ -298,7 +298,7 @@ class Job:
             recipe: how.
             train: the samples to train on; all of the job's data by default.
             held_out: samples to score after each epoch.
-            plain_preprocess: of these, where the job's own is random.
+            plain_preprocess: preprocessing of these, where the job's own is random.
 
         Raises:
             SettingError: The job has no node in a process of its own, no head, or other data.
@@ -343,7 +343,7 @@ class Job:
         """Let the samples that are not asked for yet take these ways, whatever the plan says; for comparisons.
 
         Args:
-            shares: of the samples, by way; they sum to 1.
+            shares: shares of the samples, by way; they sum to 1.
             follow: change them where what is measured says so.
 
         Raises:

@@ -42,8 +42,8 @@ class Keeper:
     """The caches of one job, one for each preprocessing and each view that comes again.
 
     Args:
-        scope: what the job's features depend on beside preprocessing and view.
-        samples: of the job's data set.
+        scope: dependencies of the job's features beside preprocessing and view.
+        samples: samples of the job's data set.
         settings: how much is kept, and where.
         store: on disk, shared with other jobs; None keeps features in memory alone.
     """
@@ -94,15 +94,15 @@ class LoaderFactory:
     """What a job's loaders share.
 
     Attributes:
-        data: of the job.
+        data: data of the job.
         fetcher: makes its requests.
-        keeper: of the features that are kept.
+        keeper: cache policy of the features that are kept.
         pilot: says which way the next request takes.
         ledger: knows what is unreadable.
         settings: how the job asks.
-        tuner: of its windows.
+        tuner: tuner of its windows.
         observe: told what happens.
-        tensors: that cross the frost line.
+        tensors: tensors that cross the frost line.
     """
 
     data: Dataset

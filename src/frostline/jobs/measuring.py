@@ -27,7 +27,8 @@ class Findings:
 
     Attributes:
         choice: the node's engine.
-        situation: what a plan is made from; None where both sides share their cores, so that no plan gains anything.
+        situation: situation that a plan is made from; None where both sides share their cores, so that no plan gains
+            anything.
     """
 
     choice: EngineChoice = field(default_factory=EngineChoice)
@@ -39,7 +40,7 @@ class KeptFindings:
 
     Args:
         folder: made when something is kept.
-        asked: what findings depend on, as plain values.
+        asked: values that the findings depend on.
     """
 
     def __init__(self, folder: Path, asked: dict[str, Any]) -> None:
@@ -79,7 +80,7 @@ class Measuring:
     """Begins when batches arrive and what is left of the job is worth it; then it is done once.
 
     Args:
-        samples: that the job computes in all, as far as it is known.
+        samples: number of samples that the job computes in all, as far as it is known.
         is_worth: whether measuring pays, by the samples that are left and the samples a second until now.
         measure: does it.
         clock: monotonic seconds.
@@ -161,8 +162,8 @@ def follow(found: Findings, fetcher: Fetcher, pilot: Pilot) -> list[Event]:
 
     Args:
         found: The node's engine, and where both sides were measured what a plan is made from.
-        fetcher: Of the job.
-        pilot: Of the job.
+        fetcher: Fetcher of the job.
+        pilot: Router of the job.
     """
     changes: list[Event] = []
     before, engine = fetcher.engine.choice, found.choice

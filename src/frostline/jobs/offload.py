@@ -62,7 +62,7 @@ def offload(
     """Run the frozen part of ``model`` beside ``data``, and get its features here.
 
     Args:
-        model: whose parameters require gradients where they are trained (see ``freeze``); None loads
+        model: network whose parameters require gradients where they are trained (see ``freeze``); None loads
             preprocessed pixels.
         data: the samples; where they say ``changed="rebuild"`` they are listed again now, and stay so.
         preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready form it
@@ -78,15 +78,15 @@ def offload(
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
             or a published one to compare with (``planning.POLICIES``), which chooses once. With ``all_in_store``
             the head is trained on the node too: call ``train`` of the job.
-        accuracy: what the node's engine and codecs may lose: ``"float32"`` what sums in another order do, at most
-            1e-4 of a sample; ``"exact"`` nothing, so that features are those of eager torch to the bit; ``"fp16"``,
-            ``"bf16"`` or ``"int8"`` what computing and sending in those loses; a number the largest relative
-            root-mean-square error of a sample, both together. Anything but ``"exact"`` lets the node try engines on
-            some of the data, where that saves the job more time than it takes.
-        epochs: that the plan reckons with.
+        accuracy: accuracy that the node's engine and codecs must keep: ``"float32"`` allows the error of summing in
+            another order, at most 1e-4 of a sample; ``"exact"`` none, so that features are those of eager torch to the
+            bit; ``"fp16"``, ``"bf16"`` or ``"int8"`` the error of computing and sending in those; a number is the
+            largest relative root-mean-square error of a sample, both together. Anything but ``"exact"`` lets the node
+            try engines on some of the data, where that saves the job more time than it takes.
+        epochs: number of epochs that the plan reckons with.
         frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
         settings: how to ask.
-        node: of the node in this process.
+        node: settings of the node in this process.
         observe: told what happens; without it Python warns where the job is not made as it was asked for.
 
     Returns:

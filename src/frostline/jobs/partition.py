@@ -33,7 +33,7 @@ class TorchRest:
     """The frozen part from one cut to the frost line, ready to run.
 
     Args:
-        graph: of that part.
+        graph: graph of that part.
         tensors: weights by the names in ``graph.leaves``.
         device: where it runs, in torch's words.
     """
@@ -69,7 +69,7 @@ class PartitionedModel:
     """A job's network.
 
     Attributes:
-        parts: what it was cut into.
+        parts: parts that it was cut into.
         device: where the trainer runs its own, in torch's words.
     """
 
@@ -82,7 +82,7 @@ class PartitionedModel:
 
         Args:
             model: see ``offload``.
-            shape: of a sample that it takes.
+            shape: shape of a sample that it takes.
             frozen_in_eval: see ``offload``.
 
         Raises:
@@ -123,7 +123,7 @@ class PartitionedModel:
         """Measure both sides and the link.
 
         Args:
-            scene: of the job.
+            scene: context of the job.
             nodes: URLs of its nodes; none for one in this process.
             lacking: told of by the transport meanwhile: those that cannot run the engine that was chosen.
         """
@@ -153,9 +153,9 @@ class PartitionedModel:
         """Find the node's engine while the job runs, where both sides share their cores: no plan gains anything there.
 
         Args:
-            scene: of the job.
+            scene: context of the job.
             cancellation: gives it up.
-            samples_left: that the job has still to compute, for which trials must pay.
+            samples_left: number of samples that the job has still to compute, for which trials must pay.
         """
         trial_s = scene.settings.trial_s
         wanted = ProfileRequest(

@@ -39,9 +39,9 @@ class ProfileKey:
     Attributes:
         prefix: its digest.
         hardware: names the processor or accelerator and its threads.
-        engine: what ran it, with its version.
+        engine: engine that ran it, with its version.
         device_batch: rows of a run.
-        codecs: that were to be measured.
+        codecs: codecs that were to be measured.
         packed_cuts: numbers of the cuts at which they were.
     """
 
@@ -163,10 +163,10 @@ class TrainerProfiler:
 
     Attributes:
         prefix: the frozen part; None where there is no model.
-        digest: of the prefix.
+        digest: digest of the prefix.
         device: where the trainer runs it, in torch's words.
         codecs: to be measured.
-        encoded_bytes: of a sample, the mean: cuts that ship far more are not worth packing.
+        encoded_bytes: bytes of a sample, the mean: cuts that ship far more are not worth packing.
         device_batch: rows of the runs that the memory is counted for.
         kept: earlier measurements.
     """

@@ -47,15 +47,15 @@ class Pilot:
     """A ``Dealer`` that follows what is measured. Safe for several threads.
 
     Args:
-        cuts: of the job, by number.
-        shares: of the samples, by way, where there is no plan.
+        cuts: cuts of the job, by number.
+        shares: shares of the samples, by way, where there is no plan.
         plan: to begin with; None where the ways are given and stay.
-        situation: that it was made from.
+        situation: situation that the plan was made from.
         follows: plan again while the job runs.
         samples_per_request: most samples in one request.
-        transport: whose connections are measured.
-        cores: that this process may use.
-        clocks: what tells the time.
+        transport: transport whose connections are measured.
+        cores: number of cores that this process may use.
+        clocks: clocks to read.
     """
 
     def __init__(

@@ -83,8 +83,8 @@ def agreed(scene: Scene, store: Profile, cut: int) -> Profile:
     """Have the engine that one node chose made ready at all, and know its error where it is furthest off.
 
     Args:
-        scene: of the job.
-        store: that node's profile.
+        scene: context of the job.
+        store: profile of that node.
         cut: up to which the engine is to run.
 
     Raises:

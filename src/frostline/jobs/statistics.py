@@ -110,14 +110,14 @@ class JobStatistics:
         retries: requests made again, because they failed.
         hedges: requests made a second time, because they were late.
         samples: handed to the training loop.
-        from_cache: of these, without crossing the network.
+        from_cache: samples of these that did not cross the network.
         routed: samples that arrived, by the way that they took.
-        payload_bytes: of the batches that arrived, as they were packed.
+        payload_bytes: bytes of the batches that arrived, as they were packed.
         codec_error: the largest relative error that a lossy codec made in any sample, as the sender measured it; 0
             where nothing was lost.
         stall_s: seconds in which the loop waited for a batch.
         loading_s: seconds of all passes over loaders, training included.
-        fetching_s: of these, seconds of the passes in which nothing came from the cache.
+        fetching_s: seconds of these in passes in which nothing came from the cache.
         fetched: samples of the passes in which nothing came from the cache.
         skipped: samples that could not be read, by this process or by its loaders' workers.
         replans: changes of the plan while the job ran.

@@ -37,17 +37,17 @@ class Blueprint:
     """A job, as values that may be pickled to a process of one's own.
 
     Attributes:
-        data: of the job.
+        data: data of the job.
         nodes: URLs of its nodes; none where it runs in the process that asks.
-        node: of that one.
+        node: settings of that node.
         settings: how the job asks. A token that stands in the environment does not travel: it stands there too.
         cuts: by number.
-        scope: of what is kept.
-        preprocess: that is left to do.
+        scope: scope of what is kept.
+        preprocess: preprocessing that is left to do.
         shipment: the prefix; None where there is no model.
         device: where the trainer's part runs.
-        engine: of the node, as it is when the job goes to a process.
-        tried: what engines are tried on.
+        engine: engine of the node, as it is when the job goes to a process.
+        tried: samples that engines are tried on.
         skipped: by all processes of the job; None where those cannot be told.
         forked: serves processes that are forked; None where they read by themselves, as those do that are spawned.
     """
@@ -77,8 +77,8 @@ class Blueprint:
         """Make what loaders are made with, in this process and for as long as it lives.
 
         Args:
-            shares: of the samples, by way; they stay.
-            workers: that share what the job may use.
+            shares: shares of the samples, by way; they stay.
+            workers: number of workers that share what the job may use.
         """
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
@@ -138,9 +138,9 @@ class Origin:
     """How a loader was made, so that another process can make it too.
 
     Attributes:
-        blueprint: of its job.
-        shares: of the samples, by way, when it was made.
-        batch_size: of the loader.
+        blueprint: blueprint of its job.
+        shares: shares of the samples, by way, when it was made.
+        batch_size: batch size of the loader.
         options: as ``LoaderFactory.arrays`` took them, but what the passport says.
     """
 

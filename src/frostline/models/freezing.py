@@ -33,7 +33,7 @@ def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
         model: changed in place.
         until: dotted path of the last frozen module, as in ``named_modules()``; or ``"features"``, all but the
             classifier (the last layer that has parameters), where the network has no module of that name.
-        input_shape: of one sample, without the batch; or a ``TensorSpec`` for each input, as for ``cut_network``.
+        input_shape: shape of one sample, without the batch; or a ``TensorSpec`` for each input, as for ``cut_network``.
 
     Returns:
         The same ``model``.
@@ -82,7 +82,7 @@ def before_the_line(model: nn.Module, used: list[tuple[str, nn.Parameter | None]
 
     Args:
         model: its parameters that are trained require gradients.
-        used: what a forward pass uses, as ``used_parameters`` lists it.
+        used: parameters that a forward pass uses, as ``used_parameters`` lists them.
     """
     trained = (place for place, (_, parameter) in enumerate(used) if parameter is not None and parameter.requires_grad)
     frozen = used[: next(trained, len(used))]

@@ -59,7 +59,8 @@ class Candidate:
         memory_bytes: the node's, for a run of ``device_batch`` samples.
         device_batch: the largest multiple of eight, up to the profiled one, that fits the budget.
         samples_per_s: steady state, all resources working at the same time; infinite where nothing costs anything.
-        error: of the codec, as measured: root-mean-square error of the worst sample, relative to the sample's own.
+        error: error of the codec, as measured: root-mean-square error of the worst sample, relative to the sample's
+            own.
         rejected: why the plan does not use it, in a sentence; None where it does.
         is_possible: the node's memory and the job's accuracy allow it.
     """
@@ -304,9 +305,9 @@ def _inaccurate(codec: str, error: float, lost: float, accuracy: str | float) ->
 
     Args:
         codec: its name.
-        error: that it makes.
+        error: error that the engine makes.
         lost: by the engine, before.
-        accuracy: of the job, for both together.
+        accuracy: accuracy that the job demands of both together.
     """
     precision = codec.partition("+")[0]
     if precision not in _LOSSY:

@@ -44,7 +44,7 @@ def make_plan(situation: Situation, policy: str = BEST, *, noise: float = NOISE)
     same for every candidate, so the choice for the first epoch is the choice for all.
 
     Args:
-        situation: what was measured and what is allowed.
+        situation: situation: measurements and what is allowed.
         policy: one of ``POLICIES``.
         noise: a gain below this share is none; 0 gives the exact optimum.
 

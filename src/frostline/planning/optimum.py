@@ -30,8 +30,8 @@ class Optimum:
 
     Attributes:
         shares: ``float64[n]``, of each way; they sum to 1, and at most as many as there are resources are above 0.
-        seconds: of the busiest resource, a sample, in the fastest mixture: the inverse of the greatest throughput.
-            0 where a way costs nothing.
+        seconds: seconds of the busiest resource, a sample, in the fastest mixture: the inverse of the greatest
+            throughput. 0 where a way costs nothing.
         prices: ``float64[r]``, of each resource: by how many percent the throughput grows for each percent more of
             it; they sum to 1. All 0 where a way costs nothing.
     """

@@ -30,17 +30,17 @@ class Plan:
         samples_per_s: predicted, steady state, while features come from the store; infinite where nothing costs
             anything.
         bottleneck: name of the resource that holds the mixture back.
-        prices: of each resource by name: by how many percent the throughput would grow for each percent more of it,
-            the largest first; they sum to 1, or are all 0 where there is no bound. A price is exact for small
+        prices: prices of each resource by name: by how many percent the throughput would grow for each percent more of
+            it, the largest first; they sum to 1, or are all 0 where there is no bound. A price is exact for small
             changes and too high for large ones.
         reason: a sentence or two, without the last full stop.
         candidates: every cut with every codec that was measured, by cut, those that were turned down too.
-        link: that the figures hold for.
-        epochs: that the job takes.
+        link: link that the figures hold for.
+        epochs: number of epochs that the job takes.
         later_samples_per_s: in the epochs after the first, whose features come from the trainer's cache, so that the
             head alone bounds them; None where there are none.
-        engine: that runs the frozen layers at the node.
-        trials: of the node's engines, with why the others are not used.
+        engine: engine that runs the frozen layers at the node.
+        trials: trials of the node's engines, with why the others are not used.
     """
 
     policy: str

@@ -54,10 +54,10 @@ class Observed:
     """What was measured between two looks at a running job.
 
     Attributes:
-        seconds: of wall clock.
-        stalled_s: of them, in which the training loop waited.
-        rows: that arrived, by way.
-        transfer_bytes: of large bodies.
+        seconds: seconds of wall clock.
+        stalled_s: seconds of these in which the training loop waited.
+        rows: rows that arrived, by way.
+        transfer_bytes: bytes of large bodies.
         transfer_s: in which at least one of them was under way.
         busy_s: seconds of this process, shared out over its cores.
     """
@@ -90,7 +90,7 @@ class Rates:
     """What was learned so far, in place of what was profiled.
 
     Attributes:
-        bytes_per_s: of the link; None before it was seen.
+        bytes_per_s: bytes a second of the link; None before it was seen.
         is_settled: the last two sights of the link agree.
         head_s: seconds a sample that the trainer spends beside the plan's own work there.
         store_speed: as a multiple of the profiled one.
@@ -171,7 +171,7 @@ def better(situation: Situation, shares: Mapping[Route, float]) -> Replan | None
 
     Args:
         situation: as measured by now.
-        shares: of the samples, by way, now.
+        shares: shares of the samples, by way, now.
     """
     plan = make_plan(situation)
     seconds = busy(situation, shares)
@@ -196,7 +196,7 @@ def probe(
 
     Args:
         situation: as measured by now.
-        shares: of the samples, by way, now.
+        shares: shares of the samples, by way, now.
         silent_s: seconds since the link's rate was last seen.
         is_settled: the last two sights of it agree; else it is tried again at once.
     """

@@ -21,8 +21,8 @@ class Link:
 
     Attributes:
         bytes_per_s: payload bytes a second with several requests under way; infinite within a process.
-        round_trip_s: of a small request. It costs no samples while the window keeps enough requests under
-            way, so the plan shows it and does not reckon with it.
+        round_trip_s: seconds of a small request. It costs no samples while the window keeps enough requests under way,
+            so the plan shows it and does not reckon with it.
     """
 
     bytes_per_s: float
@@ -50,7 +50,7 @@ class Situation:
 
     Attributes:
         cuts: every cut of the job, by number from 0; the last is the frost line.
-        encoded_bytes: of one encoded sample, the mean; what cut 0 ships.
+        encoded_bytes: bytes of one encoded sample, the mean; what cut 0 ships.
         store: measured at the node.
         trainer: measured at the trainer.
         link: between them.
@@ -58,14 +58,14 @@ class Situation:
         memory_bytes: the node's budget.
         refused: why the node would not run the network at all, in its words; None where it does. Then only
             cut 0 is left.
-        nodes: that work beside the store, each as fast as the measured one; they share the link.
-        epochs: that the job takes.
+        nodes: number of nodes that work beside the store, each as fast as the measured one; they share the link.
+        epochs: number of epochs that the job takes.
         keeps_features: features at the frost line are kept at the trainer between epochs, so that only the
             first epoch needs the store.
         head_s: seconds a sample that training the head takes, on the trainer's accelerator where it has one.
-        accuracy: what the job allows on the wire: ``exact`` and ``float32`` lossless codecs alone, ``fp16`` and
-            ``bf16`` those that are as fine too, ``int8`` all; a number any codec whose measured relative error is at
-            most that.
+        accuracy: accuracy that the job demands on the wire: ``exact`` and ``float32`` allow lossless codecs alone,
+            ``fp16`` and ``bf16`` those that are as fine too, ``int8`` all; a number allows any codec whose measured
+            relative error is at most that.
     """
 
     cuts: Sequence[Cut]

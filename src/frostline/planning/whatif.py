@@ -24,11 +24,11 @@ def vary(
 
     Args:
         situation: as measured.
-        bandwidth: of the link, bytes a second.
+        bandwidth: bandwidth of the link, bytes a second.
         store_speed: how many times as fast as measured each node works, reading included.
         trainer_speed: how many times as fast as measured the trainer works, the head included.
-        nodes: that work beside the store.
-        epochs: that the job takes.
+        nodes: number of nodes that work beside the store.
+        epochs: number of epochs that the job takes.
         apart: node and trainer have a machine each, as the one that they were measured on.
 
     Raises:
@@ -89,7 +89,7 @@ def is_worth_measuring(*, samples_left: int, samples_per_s: float) -> bool:
     """Whether both sides and the link are measured for a plan.
 
     Args:
-        samples_left: that are still to be computed.
+        samples_left: number of samples that are still to be computed.
         samples_per_s: at which they were computed until now; above 0.
     """
     return _SECONDS + _SAMPLES / samples_per_s <= SHARE * samples_left / samples_per_s
@@ -106,7 +106,7 @@ def is_worth_trying(*, samples_left: int, samples_per_s: float) -> bool:
     """Whether another engine is tried on the node, which a job must win back.
 
     Args:
-        samples_left: that are still to be computed.
+        samples_left: number of samples that are still to be computed.
         samples_per_s: at which they were computed until now; above 0.
     """
     return _TRIED_S + _TRIED_SAMPLES / samples_per_s <= _SAVED * samples_left / samples_per_s

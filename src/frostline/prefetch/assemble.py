@@ -145,7 +145,7 @@ class BatchAssembler:
         memory: where batches lie; None for memory of this process that is used again.
 
     Attributes:
-        kept: of the batch that was given away last, rows that came from a cache.
+        kept: rows from a cache in the batch that was given away last.
     """
 
     def __init__(self, *, batch_size: int, drop_last: bool, memory: Memory | None = None) -> None:

@@ -38,7 +38,7 @@ class Prefetcher:
     cannot be closed while it runs: closing waits for its read, at the longest for its transport's deadline.
 
     Args:
-        window: what to ask and what to hand out; the prefetcher's alone from now on.
+        window: window that says what to ask and what to hand out; the prefetcher's alone from now on.
         fetch: makes one request, usually ``Transport.features``; called from several threads.
         threads: most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
         clock: monotonic seconds.

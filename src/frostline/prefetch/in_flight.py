@@ -33,12 +33,12 @@ class Opened:
     """A stretch that was asked for and has not left the window whole.
 
     Attributes:
-        stretch: what was asked for.
+        stretch: stretch that was asked for.
         attempts: by the number of each attempt under way, the row that it brings next.
         ready: arrived and not handed out, in order.
         rows_arrived: rows that arrived; they are the first ones, whichever attempt brought them.
         rows_out: rows that were handed out.
-        bytes_arrived: of payload.
+        bytes_arrived: bytes of payload that arrived.
         failures: attempts that failed since rows arrived.
         failing_since: when the first of those failed; None where none did.
         not_before: when the next attempt may be made.
@@ -175,8 +175,8 @@ def delay_s(
     else come back at one time ("equal jitter": Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015).
 
     Args:
-        failing: what was asked for in vain.
-        reason: of the last failure.
+        failing: requests that failed.
+        reason: reason of the last failure.
         now: in seconds.
         retry_for_s: how long to try.
         jitter: from 0, for none, to 1.

@@ -33,8 +33,8 @@ class Stretch:
         samples: the samples at those places.
         expected_bytes: payload that the answer should have. The window's bound is as good as this figure.
         route: the way that they take.
-        epoch: that they belong to, where a window asks for several: nothing of one is handed out before the last of
-            the one before it.
+        epoch: epoch that they belong to, where a window asks for several: nothing of one is handed out before the last
+            of the one before it.
     """
 
     positions: npt.NDArray[np.int64]
@@ -58,10 +58,10 @@ class Ask:
     Attributes:
         number: names this attempt; an answer to an older attempt is not taken.
         attempt: 1, or more after failures and for a second request.
-        samples: what to ask for, in order; the stretch without what arrived in earlier attempts.
+        samples: samples to ask for, in order; the stretch without those that arrived in earlier attempts.
         route: the way that they take; the same in every attempt.
         is_hedge: whether an earlier attempt is under way and late.
-        epoch: of the stretch.
+        epoch: epoch of the stretch.
     """
 
     number: int
@@ -209,7 +209,7 @@ class Mixer:
     and the samples before it.
 
     Args:
-        shares: of the samples, by way; they sum to one.
+        shares: shares of the samples, by way; they sum to one.
         samples_per_request: most samples in one request.
         bytes_per_sample: payload of a sample that takes a way; 0 where the encoded sample itself travels.
     """

@@ -58,8 +58,8 @@ class Tuner:
         """Show the rule what the window did, if the last time is long enough ago.
 
         Args:
-            window: that was asked what to ask for, just now.
-            stalled_s: that the loop has waited since the window began.
+            window: window that was just asked what to ask for.
+            stalled_s: seconds that the loop has waited since the window began.
             now: monotonic seconds.
 
         Returns:

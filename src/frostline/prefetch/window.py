@@ -72,8 +72,8 @@ class Window:
     is taken; the other attempt is given up when nothing of the stretch is missing.
 
     Args:
-        stretches: what the epoch must ask for, in order; drawn from as room allows. An iterator that has no more now
-            may have some later.
+        stretches: stretches that the epoch must ask for, in order; drawn from as room allows. An iterator that has no
+            more now may have some later.
         settings: ``slack``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
         jitter: from 0 to below 1, another each time, so that many windows do not ask a node again at once.

@@ -33,7 +33,7 @@ def open_store(url: str, limits: StoreLimits = NO_LIMITS) -> ObjectStore:
             come from the usual ``AWS_*``, ``GOOGLE_*`` and ``AZURE_*`` variables, and options such as
             ``?endpoint=https://store:9000`` (``stores.base.urls``); ``https://host/path``, which is read alone;
             ``cql://user@host/keyspace/table``, whose password comes from ``FROSTLINE_CQL_PASSWORD``.
-        limits: What it is allowed.
+        limits: limits of the store.
 
     Raises:
         SettingError: the text is no URL that Frostline reads.

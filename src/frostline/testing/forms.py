@@ -38,7 +38,7 @@ class Example(NamedTuple):
     """A sample that is to be written.
 
     Attributes:
-        key: what tells it from others: letters and slashes, no suffix.
+        key: key that tells it from others: letters and slashes, no suffix.
         label: name of its class.
         data: its encoded image; any bytes.
     """
@@ -66,10 +66,10 @@ class MaskedExample(NamedTuple):
     """A sample with a mask that is to be written.
 
     Attributes:
-        key: what tells it from others.
+        key: key that tells it from others.
         label: name of its class.
         data: its encoded image.
-        mask: of it, encoded; empty where it has none.
+        mask: mask of the sample, encoded; empty where it has none.
         size: width and height of both.
     """
 
@@ -112,7 +112,7 @@ class FormTests:
 
         Args:
             store: where to.
-            examples: what; their order is free.
+            examples: examples to write; their order is free.
             part: samples of another number go beside those that are there.
 
         Raises:

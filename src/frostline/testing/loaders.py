@@ -70,10 +70,10 @@ class LoaderTests:
         """A loader under test, which can be iterated again and again.
 
         Args:
-            job: that it belongs to.
-            batch_size: of its batches.
+            job: job that it belongs to.
+            batch_size: batch size of its batches.
             state: plain JSON from which its first pass goes on.
-            options: of ``Job.loader`` and ``Job.arrays``.
+            options: options of ``Job.loader`` and ``Job.arrays``.
 
         Raises:
             NotImplementedError: a subclass did not say.

@@ -40,7 +40,7 @@ def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Jo
     """A job without a model over ``SAMPLES`` small images of two classes.
 
     Args:
-        folder: that is filled.
+        folder: folder that is filled.
         unreadable: so many of them are none.
         slack: places that a sample may come early; None for any number.
     """

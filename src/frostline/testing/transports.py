@@ -60,8 +60,8 @@ class ScriptedTransport(Transport):
         otherwise: the act for all later ones; answers whole by default.
         unreadable: ids that are skipped, with the reason.
         activations: computes the answer's tensors from the ids.
-        health: what the node says of itself.
-        profile: what the node measures; None refuses to.
+        health: health that the node reports.
+        profile: profile that the node measures; None refuses to.
 
     Attributes:
         requests: every request for features so far.

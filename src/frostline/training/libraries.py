@@ -34,7 +34,7 @@ class Built:
 
     Attributes:
         model: with the classifier that its weights have.
-        preprocess: what its weights expect.
+        preprocess: preprocessing that its weights expect.
         weights: where they came from, in words.
     """
 

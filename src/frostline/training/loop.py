@@ -52,7 +52,7 @@ class Loop:
 
     Args:
         recipe: how to train.
-        head: what to train.
+        head: head to train.
         train: the batches of an epoch, by its number.
         held_out: the batches to score after it; None where nothing is held out.
         keeps_features: whether a later epoch takes its features from memory or disk.

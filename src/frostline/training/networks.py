@@ -29,7 +29,7 @@ class Pretrained:
 
     Attributes:
         model: in train mode, with a fresh classifier where the number of classes differs.
-        preprocess: what its weights expect, with random crops and flips where they were asked for.
+        preprocess: preprocessing that its weights expect, with random crops and flips where they were asked for.
         plain_preprocess: the same without them, for held-out samples.
         weights: where they came from, in words.
     """
@@ -58,7 +58,7 @@ def load_model(
         weights: a safetensors file of the whole network's ``state_dict``; ``"random"`` for weights that have learned
             nothing; None takes those that come with the name, which are fetched once where they are not in the
             cache of their library.
-        seed: of the fresh parameters.
+        seed: seed of the fresh parameters.
         augment: preprocess with random crops and flips instead of the centre crop.
         observe: told when weights are fetched, and where they came from.
 

@@ -41,7 +41,7 @@ def train(
     Args:
         settings: on what, and how.
         observe: told what happens.
-        begun: what has begun already, which the caller ends; None begins here.
+        begun: work that has begun already, which the caller ends; None begins here.
         began_at: since when the report's seconds count, as ``time.perf_counter`` does; now by default.
 
     Raises:

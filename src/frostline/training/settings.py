@@ -28,7 +28,7 @@ class JobSettings:
         data: folder or URL of the data.
         form: name of the form that it has (``datasets.formats``); None takes what it looks like.
         relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
-        changed: what is done about objects that changed since they were listed (``datasets.Dataset``).
+        changed: policy for objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
         split: name of a split: of it alone; None takes all, and a training the split for that which the data brings.
         model: name of the network (``training.networks.load_model``).
@@ -37,14 +37,14 @@ class JobSettings:
         also_near: URLs of further nodes beside the same data; the work is spread over all of them.
         list_here: list the data with this process's own credentials, though a node could list it.
         weights: safetensors file of the whole network; ``random`` for none; None takes the name's own.
-        seed: of the order, the split, the fresh classifier, dropout and random preprocessing.
+        seed: seed of the order, the split, the fresh classifier, dropout and random preprocessing.
         cut: number of the cut to use; None lets the plan choose.
         codec: name of the codec to use with that cut; None takes the fastest one that ``accuracy`` allows.
         policy: the rule that chooses (``planning.POLICIES``).
-        accuracy: what engine and codecs may lose (``offload``).
+        accuracy: accuracy that engine and codecs must keep (``offload``).
         augment: random crops and flips, computed anew each epoch.
         loader: how to ask.
-        node: of the node that is started when ``near`` is None.
+        node: settings of the node that is started when ``near`` is None.
     """
 
     data: str
@@ -97,11 +97,11 @@ class TrainSettings:
         job: on what.
         epochs: passes over the training samples; None makes as many as suit the job (``wire.recipes``).
         batch_size: samples of one optimiser step.
-        val_share: of each class, held out and scored after each epoch; 0 holds out none. None is the split for that
-            which the data brings, and where there is none a fifth (``training.sides``).
+        val_share: share of each class, held out and scored after each epoch; 0 holds out none. None is the split for
+            that which the data brings, and where there is none a fifth (``training.sides``).
         val_split: name of a split, which is held out instead of a share.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
-        learning_rate: of the optimiser.
+        learning_rate: learning rate of the optimiser.
         out: folder for the files; None writes none.
     """
 

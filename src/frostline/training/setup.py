@@ -44,11 +44,11 @@ def set_up(
     """Build and freeze the network, and make the job; undo it at the end.
 
     Args:
-        settings: what the job is about.
+        settings: settings of the job.
         observe: told what happens.
-        begun: what has begun already, which the caller ends; None begins here.
-        min_classes: that the data must have.
-        epochs: that the plan reckons with.
+        begun: work that has begun already, which the caller ends; None begins here.
+        min_classes: minimum number of classes that the data must have.
+        epochs: number of epochs that the plan reckons with.
 
     Raises:
         UserError: what the user can put right.

@@ -95,7 +95,7 @@ def in_words(split: str | None, share: float, *, is_empty: bool, decided: bool) 
 
     Args:
         split: its name; None for a share of each class.
-        share: that was held out, where it is no split.
+        share: share of the samples that was held out, where it is no split.
         is_empty: nothing was.
         decided: it chose which head is kept.
     """

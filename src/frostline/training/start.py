@@ -39,9 +39,9 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
     To import PyTorch takes seconds at the node and here, each on a core of its own: so nobody waits for the other.
 
     Args:
-        settings: what the job is about.
+        settings: settings of the job.
         observe: told what happens.
-        min_classes: that the data must have.
+        min_classes: minimum number of classes that the data must have.
 
     Raises:
         UserError: what the user can put right.

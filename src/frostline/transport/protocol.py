@@ -69,7 +69,7 @@ class TransportStatistics:
         requests: exchanges begun.
         failures: exchanges that broke or were refused.
         receive_s: seconds in which answers were being read, summed over connections.
-        transfer_bytes: what came on all connections while at least one large body (64 KiB and more still to come)
+        transfer_bytes: bytes that came on all connections while at least one large body (64 KiB and more still to come)
             was under way; 0 within a process.
         transfer_s: seconds in which at least one was. ``transfer_bytes / transfer_s`` is what the link gives while
             it is in use, whoever else uses it.
@@ -100,8 +100,8 @@ class Transport(Protocol):
         """Have the node measure reading, decoding and every cut of the prefix on the request's samples.
 
         Args:
-            wanted: what is measured; trying engines may take minutes where this prefix was never tried on this
-                hardware.
+            wanted: measurements that are wanted; trying engines may take minutes where this prefix was never tried on
+                this hardware.
             cancellation: gives it up from another thread: the node ends what it measures, and the call raises
                 ``Unavailable``.
         """
@@ -155,7 +155,7 @@ class TrainsBeside(Protocol):
 
         Args:
             prefix: digest of the frozen part, which the node holds.
-            assignment: what is to be trained, as a file.
+            assignment: assignment of the training, as a file.
 
         Raises:
             Refused: The node does not take it.

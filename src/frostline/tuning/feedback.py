@@ -46,7 +46,7 @@ class Depth:
 
         Args:
             period: under the bounds in force.
-            requests: that are kept, or tried.
+            requests: number of requests that are kept, or tried.
             may_shrink: nothing else is being tried.
         """
         if period.stalled >= _WAITS and period.full >= _FULL:
@@ -134,7 +134,7 @@ def rule_of(settings: LoaderSettings, *, window_bytes: int | None = None) -> Tun
 
     Args:
         settings: name it, and bound it.
-        window_bytes: that a window that is followed may hold before it is known to need more; None is all of it.
+        window_bytes: bytes that a followed window may hold before it is known to need more; None is all of it.
     """
     most = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
     if settings.is_followed:

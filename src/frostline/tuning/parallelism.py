@@ -43,7 +43,7 @@ class Move:
     Attributes:
         requests: under way at once from now on.
         is_trial: whether it is only tried.
-        reason: what was measured.
+        reason: measurement behind it.
     """
 
     requests: int
@@ -57,7 +57,7 @@ class _Base:
 
     Attributes:
         requests: under way at once.
-        rates: of its last periods.
+        rates: rates of its last periods.
         settled: its rate when the rest began.
         before: the rate from which the steps down began, so that their losses do not add up; 0 where there were none.
         is_leap: it was reached by a leap just now, so that half of it was never tried.
@@ -107,7 +107,7 @@ class Parallelism:
 
     Args:
         requests: to begin with.
-        most: that it may choose.
+        most: largest setting that it may choose.
     """
 
     def __init__(self, requests: int, *, most: int) -> None:
@@ -166,7 +166,7 @@ class Parallelism:
 
         Args:
             period: with the requests in force.
-            max_bytes: that may be under way.
+            max_bytes: largest number of bytes that may be under way.
         """
         if self._trial is not None:
             return self._tried(self._trial, period, max_bytes)

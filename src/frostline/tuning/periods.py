@@ -34,13 +34,13 @@ class Look:
         seconds: since the look before.
         bytes_arrived: in them.
         bytes_handed_out: in them.
-        stalled_s: of them, in which the training loop waited for rows.
+        stalled_s: seconds of these in which the training loop waited for rows.
         took_s: how long each request took that was answered whole in them; not those that were made twice.
         failures: requests that failed in them.
         ready_bytes: arrived and not handed out.
         expected_bytes: asked for and not arrived.
         requests_in_flight: under way.
-        requests_allowed: that may be; fewer than set while the window opens step by step.
+        requests_allowed: requests that may be under way; fewer than set while the window opens step by step.
         is_full: bytes, and not the number of requests, keep the window from asking.
         is_ending: nothing is left to ask for.
     """
@@ -65,10 +65,10 @@ class NewBounds:
     """Other bounds from now on.
 
     Attributes:
-        before: what was kept until now.
+        before: bounds that were kept until now.
         after: in force from now on.
         is_trial: whether they are only tried; what comes of it is the next change.
-        reason: what was measured, in one sentence.
+        reason: measurement behind it, in one sentence.
     """
 
     before: Setting
@@ -119,10 +119,10 @@ class Period:
     Attributes:
         now_s: when it ended.
         seconds: how long it was.
-        bytes_per_s: that arrived.
-        request_bytes: of one request, on average.
-        median_s: that requests took.
-        late_s: that one in twenty exceeded, lately.
+        bytes_per_s: bytes a second that arrived.
+        request_bytes: bytes of one request, on average.
+        median_s: seconds that requests took.
+        late_s: seconds that one in twenty exceeded, lately.
         in_flight: requests under way, on average.
         stalled: share of the time in which the training loop waited.
         full: share of the looks at which bytes kept the window from asking.
@@ -143,7 +143,7 @@ class Periods:
     """Joins looks to periods. Each begins when what was asked for under earlier bounds has come.
 
     Args:
-        requests: that are set.
+        requests: number of requests that are set.
     """
 
     def __init__(self, requests: int) -> None:

@@ -44,7 +44,7 @@ class Block:
 
     Attributes:
         parts: buffers, to be written one after the other from its beginning.
-        nbytes: of all of them.
+        nbytes: bytes of all of them.
         says: where what lies, as plain values.
     """
 

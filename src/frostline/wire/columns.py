@@ -56,7 +56,7 @@ def contents_of(found: Any, max_bytes: int) -> dict[str, Any]:
 
     Args:
         found: the record batch, from anybody.
-        max_bytes: that its tensors may take once they are unpacked.
+        max_bytes: maximum bytes that its tensors may take once they are unpacked.
 
     Raises:
         KeyError, TypeError, ValueError: It is not what a node sends.

@@ -48,7 +48,7 @@ class Frame:
     Attributes:
         says: the JSON object.
         body: the bytes behind it.
-        descriptor: of an open file, which is the receiver's to close; -1 where none came.
+        descriptor: descriptor of an open file, which is the receiver's to close; -1 where none came.
     """
 
     says: dict[str, Any]
@@ -85,7 +85,7 @@ def receive(come_from: socket.socket, *, max_bytes: int = 0, takes_descriptor: b
 
     Args:
         come_from: a connected stream socket.
-        max_bytes: that may stand behind the JSON.
+        max_bytes: maximum bytes that may stand behind the JSON.
         takes_descriptor: one may come; it is closed where the frame breaks off.
 
     Raises:

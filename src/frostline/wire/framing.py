@@ -100,7 +100,7 @@ def decode(source: ByteSource, *, max_bytes: int = _MAX_BYTES) -> Iterator[Featu
 
     Args:
         source: where the answer comes from.
-        max_bytes: of one batch; more is taken for nonsense.
+        max_bytes: maximum bytes of one batch; more is taken for nonsense.
 
     Raises:
         NodeUnreachable: The answer broke off.

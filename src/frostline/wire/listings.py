@@ -54,7 +54,7 @@ class ListingRequest:
         data: URL of its root, which the node must serve.
         form: name of its form; None takes what the listing looks like.
         relist: False takes the manifest that was built last, without listing the data.
-        changed: what is done about objects that changed (``config.CHANGED``).
+        changed: policy for objects that changed (``config.CHANGED``).
         known: SHA-256 of manifest files that the client has and need not get again.
     """
 
@@ -98,12 +98,12 @@ class ManifestHead:
     Attributes:
         digest: SHA-256 of the listing; the name of the manifest.
         samples: rows of its table.
-        nbytes: of the Parquet file.
-        sha256: of the same.
+        nbytes: bytes of the Parquet file.
+        sha256: SHA-256 of that file.
         is_known: the client has that file: its bytes do not come.
         splits: names of the splits that were saved of this listing; each comes as a bitmap of the rows.
-        splits_sha256: of the bitmaps, one behind the other.
-        applied: what was done to the images, where the data is a ready form (``preprocess.Applied``).
+        splits_sha256: SHA-256 of the bitmaps, one behind the other.
+        applied: steps applied to the images, where the data is a ready form (``preprocess.Applied``).
         found: the manifest was there already.
     """
 

@@ -21,7 +21,7 @@ class FeatureRequest:
 
     Attributes:
         data: URL of the data set's root, which the node must serve.
-        samples: whose activations; answered in this order. Labels do not travel.
+        samples: samples whose activations are wanted; answered in this order. Labels do not travel.
         prefix: digest of the prefix; None where ``cut`` is 0 or 1.
         cut: number of the cut (``core.graph.Cut``).
         preprocess: the declared preprocessing as plain JSON (``preprocess.Preprocess.to_json``).
@@ -29,7 +29,7 @@ class FeatureRequest:
         codec: how the activations are packed (``wire.codecs``); ``exact`` at cut 0.
         tolerance: the largest relative error that a lossy codec may make in a batch, which is packed without loss
             where it would make more; None takes any.
-        engine: what runs the prefix; of no account without one.
+        engine: engine that runs the prefix; ignored without one.
         reading: how the bytes at the samples' addresses are found: one of ``core.READINGS``.
     """
 
@@ -111,16 +111,16 @@ class ProfileRequest:
     """Have reading, decoding, every cut and some codecs measured, by the fastest engine that is exact enough.
 
     Attributes:
-        features: whose samples and prefix; its codec is of no account. Where it names an engine beside the
-            reference, that one is made ready up to its cut.
+        features: request whose samples and prefix are measured; its codec is ignored. Where it names an engine beside
+            the reference, that one is made ready up to its cut.
         codecs: names of the codecs to measure, each at the cuts where it may be worth it.
         accuracy: how far an engine's features may be from the reference's: ``exact`` takes the reference itself and
             tries no other; another name or a relative error has those tried that it allows and that pay.
         only_here: the job stops at the cut of ``features`` and at no other: engines are tried at that one.
         trial_s: seconds that the job allows for trials; 0 tries none and uses what is known, None leaves it to the
             node.
-        samples_left: that the job has still to compute: an engine is tried where that saves them more time than it
-            takes. None where trials need not pay.
+        samples_left: number of samples that the job has still to compute: an engine is tried where that saves them more
+            time than it takes. None where trials need not pay.
         only_engine: find the engine and measure nothing else; the profile has no costs.
     """
 
@@ -182,7 +182,7 @@ class Health:
     """What a node says of itself.
 
     Attributes:
-        version: of Frostline.
+        version: version of Frostline.
         host: a digest that names the machine; two sides on one host share its cores.
         hardware: names the processor or accelerator and its threads.
         memory_bytes: the node's budget.

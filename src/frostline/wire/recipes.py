@@ -69,8 +69,8 @@ class Recipe:
         epochs: passes over the training samples; None makes as many as suit the job, as ``passes`` decides.
         batch_size: samples of one optimiser step.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
-        learning_rate: of the optimiser.
-        seed: of order, dropout and random preprocessing.
+        learning_rate: learning rate of the optimiser.
+        seed: seed of order, dropout and random preprocessing.
         selects: whether the held-out samples may decide how many passes there are; False where they are a last test.
     """
 

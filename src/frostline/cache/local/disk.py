@@ -116,8 +116,8 @@ class FeatureStore:
 
         Args:
             scope: digest of what they depend on.
-            keys: of the rows, each once.
-            layout: of a row.
+            keys: keys of the rows, each once.
+            layout: layout of a row.
             out: arrays ``[n, ...]`` of that layout; the rows that are found are written at their keys' places.
 
         Returns:
@@ -147,7 +147,7 @@ class FeatureStore:
 
         Args:
             scope: digest of what they depend on.
-            keys: of the rows.
+            keys: keys of the rows.
             tensors: arrays ``[n, ...]``; read before this returns.
 
         Returns:

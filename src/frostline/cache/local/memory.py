@@ -61,7 +61,7 @@ class FeatureCache:
     that is there never moves or changes, so that it can be copied out of the table by whoever knows its number.
 
     Args:
-        scope: what the features depend on; who uses the cache compares it first.
+        scope: dependencies of the features; users of the cache compare it first.
         budget_bytes: most bytes for tables and index; 0 keeps nothing.
     """
 
@@ -187,7 +187,7 @@ class RowNames:
     """Names of samples by their id.
 
     Args:
-        samples: that may be asked for; those whose version nobody knows have no name.
+        samples: samples that may be asked for; those whose version nobody knows have no name.
     """
 
     def __init__(self, samples: SampleTable) -> None:
@@ -211,8 +211,8 @@ class DiskCache:
 
     Args:
         store: where they are kept.
-        scope: what they depend on.
-        names: of the samples; those without one are not kept.
+        scope: dependencies of the features.
+        names: names of the samples; those without one are not kept.
     """
 
     def __init__(self, store: FeatureStore, scope: Scope, names: RowNames) -> None:

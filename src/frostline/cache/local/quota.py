@@ -21,7 +21,7 @@ class ScopeUsage:
     Attributes:
         number: names the scope in the file.
         used_s: when somebody last asked for one of them or put one there.
-        row_bytes: of each.
+        row_bytes: bytes of each.
     """
 
     number: int

@@ -28,7 +28,8 @@ class KnownRows:
     """Where rows lie. Not safe for threads.
 
     Args:
-        max_rows: of all scopes together; beyond that, scopes that were not asked for longest are forgotten.
+        max_rows: maximum rows of all scopes together; beyond that, scopes that were not asked for longest are
+            forgotten.
     """
 
     def __init__(self, max_rows: int) -> None:

@@ -37,8 +37,8 @@ class Bundle:
     Attributes:
         scope: digest of what the rows depend on.
         rows: how many.
-        value_bytes: of each, with its checksum.
-        digest: of the object's bytes, in hexadecimal digits.
+        value_bytes: bytes of each, with its checksum.
+        digest: digest of the object's bytes, in hexadecimal digits.
     """
 
     scope: bytes
@@ -117,7 +117,7 @@ class Outbox:
     """Rows that wait to be written. Not safe for threads.
 
     Args:
-        max_bytes: of all that wait; what comes beyond is not taken.
+        max_bytes: maximum bytes of all that wait; what comes beyond is not taken.
         bundle_bytes: so many make an object.
         linger_s: rows wait no longer than this for others.
     """

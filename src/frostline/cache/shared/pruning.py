@@ -39,9 +39,9 @@ class _Folder(Generic[T]):
 
     Attributes:
         used_s: when somebody last used one of its rows, or wrote some.
-        bundles: of rows.
-        rest: what was left by somebody who was killed while writing.
-        mark: what says when it was used.
+        bundles: objects with bundles of rows.
+        rest: objects left by a process that was killed while writing.
+        mark: objects that say when it was used.
     """
 
     used_s: float = 0.0
@@ -58,9 +58,9 @@ def surplus(listing: Sequence[T], *, budget_bytes: int, wanted_bytes: int, now_s
     first. What does not lie in a scope's folder is left alone, but counts.
 
     Args:
-        listing: of all that lies under the root.
+        listing: listing of all that lies under the root.
         budget_bytes: most that may lie there.
-        wanted_bytes: that are to be written.
+        wanted_bytes: bytes that are to be written.
         now_s: by the clock of the listing.
         idle_s: without use for so long, nobody is taken to want rows any more.
     """

@@ -43,12 +43,12 @@ class SharedStatistics:
     Attributes:
         bytes: under the URL, by all nodes, as far as this one knows.
         budget_bytes: most that there may be; what nobody used for long makes room.
-        rows_known: whose place is remembered.
+        rows_known: rows whose place is remembered.
         hits: rows found there.
         kept: rows written there.
         objects: written there.
-        bytes_read: of values and of lists of keys.
-        bytes_written: of whole objects.
+        bytes_read: bytes read of values and of lists of keys.
+        bytes_written: bytes written of whole objects.
         cleared: objects removed by this node, because nobody had used their like for long and others wanted room.
         turned_away: rows that found no room there, or came faster than the store takes them.
         damaged: rows and lists of keys that are not what was written.
@@ -141,8 +141,8 @@ class SharedStore:
 
         Args:
             scope: digest of what they depend on.
-            keys: of the rows, each once; None for those that are not wanted.
-            layout: of a row.
+            keys: keys of the rows, each once; None for those that are not wanted.
+            layout: layout of a row.
             out: arrays ``[n, ...]`` of that layout; the rows that are found are written at their keys' places.
 
         Returns:
@@ -167,7 +167,7 @@ class SharedStore:
 
         Args:
             scope: digest of what they depend on.
-            keys: of the rows; those without one are left out.
+            keys: keys of the rows; those without one are left out.
             tensors: arrays ``[n, ...]``; read before this returns.
         """
         named = [key for key in keys if key is not None]

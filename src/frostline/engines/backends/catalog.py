@@ -59,8 +59,8 @@ class _Entry:
         offer: the offer.
         make: builds it, from its name and what it is to be made from.
         devices: kinds of device that it runs on.
-        packages: that it needs beside torch.
-        extra: of Frostline, which brings them.
+        packages: packages that it needs beside torch.
+        extra: extra of Frostline, which brings them.
         needs: says what else is missing.
     """
 
@@ -76,7 +76,7 @@ def offered(name: str) -> Offer:
     """The offer that an engine is of.
 
     Args:
-        name: of an offer or an engine.
+        name: name of an offer or an engine.
 
     Raises:
         EngineUnfit: There is no such offer.
@@ -88,7 +88,7 @@ def absence(name: str, device: str) -> str | None:
     """Why this machine cannot have an engine, in a sentence that says what would help; None where it can.
 
     Args:
-        name: of an offer.
+        name: name of an offer.
         device: in torch's words.
 
     Raises:
@@ -125,7 +125,7 @@ def build(
     seconds; do that in a process of its own. A build from a folder that holds the converted files only loads them.
 
     Args:
-        name: that of an offer, or of an engine that is calibrated or takes pixels as they are kept
+        name: name of an offer, or of an engine that is calibrated or takes pixels as they are kept
             (``engines.base.identity``).
         graph: the frozen part, from the network's input to the frost line.
         cuts: every place where a run may stop, in order, cut 1 (the input) first.
@@ -133,8 +133,8 @@ def build(
         cut: number of the cut that it stops at.
         device: in torch's words.
         max_rows: the largest batch that will be run.
-        threads: that it runs on, where its offer says that it takes them.
-        levels: what pixels mean, for an engine whose name says that it takes them; else of no account.
+        threads: number of threads that it runs on, where its offer says that it takes them.
+        levels: meaning of the pixels, for an engine whose name says that it takes them; else ignored.
         calibration: real samples as the engine takes them, which those of precision int8 need for their first build.
         folder: where converted files of this prefix and cut are kept, and of no other; None keeps none.
         checked: see ``EngineRecipe``.

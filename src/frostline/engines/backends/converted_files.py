@@ -22,8 +22,8 @@ def kept(folder: Path | None, name: str, make: Callable[[Path], None]) -> Iterat
     """A folder of converted files: that of the last time, or a new one that ``make`` fills.
 
     Args:
-        folder: of one prefix and cut; made if it is missing. None keeps nothing beyond the context.
-        name: what the files are, with the versions of what made them.
+        folder: folder of one prefix and cut; made if it is missing. None keeps nothing beyond the context.
+        name: name of the files, with the versions of the libraries that made them.
         make: writes into the empty folder that it is given.
     """
     if folder is None:
@@ -81,7 +81,7 @@ class Converted:
 
     Args:
         name: as in ``engines.backends.catalog.OFFERS``.
-        order: what it was made from.
+        order: order that the files were made from.
 
     Raises:
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.

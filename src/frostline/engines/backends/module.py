@@ -38,7 +38,7 @@ class PrefixModule(torch.nn.Module):
     """A prefix up to one cut. Its weights are buffers: nothing in it is trained.
 
     Args:
-        order: what to make it from.
+        order: order to make it from.
         dtype: to compute in, where the operators allow it (torch's automatic casting); None leaves all as it is.
     """
 
@@ -72,8 +72,8 @@ class LevelsModule(torch.nn.Module):
     than a difference that is divided, by 1e-7 or so.
 
     Args:
-        levels: what the pixels mean.
-        width: of a line.
+        levels: meaning of the pixels.
+        width: width of a line.
     """
 
     scale: torch.Tensor
@@ -97,7 +97,7 @@ def exported(order: EngineRecipe, *, dtype: torch.dtype | None = None) -> Export
     Call it only within ``engines.machine.isolation.tracing``.
 
     Args:
-        order: what to export, after its footprint was taken, which is how a graph is checked.
+        order: order to export, after its footprint was taken, which is how a graph is checked.
         dtype: as for ``PrefixModule``.
 
     Raises:

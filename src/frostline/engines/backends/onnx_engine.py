@@ -36,7 +36,7 @@ class OnnxEngine(Converted):
 
     Args:
         name: as in ``engines.backends.catalog.OFFERS``.
-        order: what to make it from.
+        order: order to make it from.
         form: ``f32`` or ``int8`` on the CPU, narrowed on the order's pixels; ``cuda``; or ``tensorrt``, in 16 bits.
 
     Raises:

@@ -34,7 +34,7 @@ class OpenVinoEngine(Converted):
 
     Args:
         name: as in ``engines.backends.catalog.OFFERS``.
-        order: what to make it from.
+        order: order to make it from.
         form: ``f32``; ``bf16``, the same file computed in 16 bits; or ``int8``, narrowed on the order's pixels.
 
     Raises:

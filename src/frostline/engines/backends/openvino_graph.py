@@ -24,7 +24,7 @@ def convert(order: EngineRecipe) -> Any:
     """The prefix up to its cut as OpenVINO's model. EfficientNet-lite0 takes 0.3 s, and 6 s by way of ``torch.export``.
 
     Args:
-        order: what to convert, whose graph was checked.
+        order: order to convert, whose graph was checked.
 
     Raises:
         UnsafeArtifact: The graph names what is not allowed.

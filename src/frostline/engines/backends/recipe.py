@@ -29,11 +29,12 @@ class EngineRecipe:
         cut: number of the one cut that the engine stops at.
         device: in torch's words.
         max_rows: the largest batch that will be run.
-        threads: that the engine is to run on, where it takes them (``engines.backends.catalog.Offer``).
-        levels: what the pixels mean, where the engine is to take them as they are kept, ``uint8[n, H, W, C]``; None
-            where it takes what the network takes.
+        threads: number of threads that the engine is to run on, where it takes them
+            (``engines.backends.catalog.Offer``).
+        levels: meaning of the pixels, if the engine takes them as they are kept, ``uint8[n, H, W, C]``; None if it
+            takes what the network takes.
         calibration: real samples as the engine takes them, for engines that narrow to 8 bits.
-        calibrated_on: what names these pixels, also where they are not given since converted files are there.
+        calibrated_on: name of these pixels, also where they are not given because converted files are there.
         folder: where converted files are kept; None keeps none.
         checked: the reference engine's memory up to the cut, from whoever has run the graph on shapes before; None has
             that done here, which takes a new process a second and a half.

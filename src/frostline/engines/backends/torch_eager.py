@@ -30,7 +30,7 @@ class TorchEngine:
         tensors: weights by the names in ``graph.leaves``.
         device: in torch's words.
         max_rows: the largest batch that will be run, a multiple of 8.
-        memory: what a dry run has found elsewhere, by the number of the cut; None has one made here.
+        memory: memory found by a dry run elsewhere, by the number of the cut; None makes a dry run here.
 
     Raises:
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.

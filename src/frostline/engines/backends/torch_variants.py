@@ -36,7 +36,7 @@ class TorchVariant(Converted):
 
     Args:
         name: as in ``engines.backends.catalog.OFFERS``.
-        order: what to make it from.
+        order: order to make it from.
         dtype: to compute in; None is fp32.
 
     Raises:
@@ -159,7 +159,7 @@ class TorchCompiled(Converted):
 
     Args:
         name: as in ``engines.backends.catalog.OFFERS``.
-        order: what to make it from.
+        order: order to make it from.
         dtype: to compute in, where the operators allow it; None is fp32.
 
     Raises:

@@ -48,7 +48,7 @@ def judged_on(pixels: Pixels, levels: Levels | None = None) -> str:
 
     Args:
         pixels: all samples of the trial.
-        levels: what they mean where they are as they are kept; None where they are as the network takes them.
+        levels: meaning of pixels that are as they are kept; None where they are as the network takes them.
     """
     return _digest(judging(pixels), levels)
 
@@ -63,10 +63,10 @@ def identity(
     bits, whose ranges are those of the samples, what it was calibrated on.
 
     Args:
-        name: of the offer.
-        precision: of the offer.
+        name: name of the offer.
+        precision: precision of the offer.
         pixels: all samples of the trial.
-        levels: what they mean where they are as they are kept; None where they are as the network takes them.
+        levels: meaning of pixels that are as they are kept; None where they are as the network takes them.
         takes_pixels: whether the engine takes them as they are kept, where they are so.
     """
     front = "" if levels is None or not takes_pixels else f"{LEVELS_MARK}{levels.digest}"

@@ -24,9 +24,9 @@ class Runner:
     """A graph made ready to run, as a whole or up to a cut. Immutable, so that threads may share it.
 
     Args:
-        graph: what to run.
+        graph: graph to run.
         cuts: where a run may stop; what crosses one is kept until it is passed.
-        device: what its device tokens mean.
+        device: device that its device tokens mean.
         resolve_op: operator name to callable; the default takes every traced operator.
 
     Attributes:

@@ -59,7 +59,7 @@ def choose(trials: Sequence[Trial], accuracy: str | float) -> Choice:
     tried, and must beat the reference by more than the noise of a measurement.
 
     Args:
-        trials: of every engine, the reference among them; several cuts of one engine may be there.
+        trials: trials of every engine, the reference among them; several cuts of one engine may be there.
         accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
     """
     why_not = _refusals(trials, accuracy)

@@ -23,7 +23,7 @@ def worth_packing(cuts: Sequence[Cut], encoded_bytes: float) -> tuple[Cut, ...]:
 
     Args:
         cuts: cut 1 and higher.
-        encoded_bytes: of a sample at cut 0, the mean.
+        encoded_bytes: bytes of a sample at cut 0, the mean.
     """
     smallest = min((cut.bytes_per_sample for cut in cuts if cut.number > 0), default=0)
     most = _TIMES * max(encoded_bytes, smallest)
@@ -53,7 +53,7 @@ def codec_costs(
         codecs: names; ``exact`` is not measured.
         clock: monotonic seconds.
         repeats: measured runs, after one to warm up.
-        cores: that a side has: one packs with each at the same time, so that a sample takes that part of its time.
+        cores: cores of a side: one packs with each at the same time, so that a sample takes that part of its time.
 
     Returns:
         By cut and codec, in the order of both.

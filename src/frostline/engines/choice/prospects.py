@@ -50,7 +50,7 @@ class _Prior:
         ready_s: as ``Prospect.ready_s``, for EfficientNet-lite0.
         speed_ups: by what the processor must be able to do for them, in its flags' names; the first that it has is
             taken, and without any of them the engine is not tried. "" asks for nothing.
-        wants: what a processor is said to lack.
+        wants: abilities that the processor lacks.
     """
 
     ready_s: float
@@ -92,7 +92,7 @@ def prospects(offers: Collection[str], abilities: Collection[str], *, here: bool
 
     Args:
         offers: names of those that the job may use and the machine has; the reference is none of them.
-        abilities: of what computes (``engines.machine.hardware.abilities``).
+        abilities: abilities of the processor (``engines.machine.hardware.abilities``).
         here: those that are ready in a moment are tried in the node's own process.
     """
     found = []
@@ -109,7 +109,7 @@ def unequipped(engine: str, abilities: Collection[str]) -> str | None:
 
     Args:
         engine: name of its offer.
-        abilities: of what computes.
+        abilities: abilities of the processor.
     """
     if engine == REFERENCE or _speed_up(engine, abilities) is not None:
         return None
@@ -121,7 +121,7 @@ def too_coarse(precision: str, accuracy: str | float) -> str | None:
 
     Args:
         precision: one of ``profiles.PRECISIONS``.
-        accuracy: that the job allows; of names ``choice.may_use`` tells.
+        accuracy: accuracy that the job allows; ``choice.may_use`` interprets names.
     """
     if isinstance(accuracy, str) or accuracy >= _MIN_ERRORS[precision]:
         return None
@@ -155,9 +155,9 @@ def not_worth(
 
     Args:
         one: the engine.
-        reference_s: of the reference, a sample.
-        best_s: of the fastest engine that is known and exact enough, a sample.
-        samples: that the job has still to compute; None where trials need not pay for themselves.
+        reference_s: seconds of the reference, a sample.
+        best_s: seconds of the fastest engine that is known and exact enough, a sample.
+        samples: number of samples that the job has still to compute; None where trials need not pay for themselves.
         spent_s: on trials for this job before.
     """
     expected_s = reference_s / one.speed_up

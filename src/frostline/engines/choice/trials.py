@@ -49,8 +49,8 @@ class Subject:
         tensors: its weights by name.
         pixels: real samples, at least two; every third one is kept apart for the error, so that engines that are
             calibrated are not judged on what they were calibrated with.
-        levels: what they mean where they are as they are kept, ``uint8[n, H, W, C]``; None where they are what the
-            network takes, ``float32[n, ...]``.
+        levels: meaning of pixels that are as they are kept, ``uint8[n, H, W, C]``; None where they are what the network
+            takes, ``float32[n, ...]``.
         device: in torch's words.
         rows: batches to try, multiples of eight, the one to keep where they are equally fast first.
         threads: numbers of threads to try; the first is what the node would take.
@@ -102,9 +102,9 @@ class _Timed:
 
     Attributes:
         trial: with the median of its runs.
-        low_s: that a quarter of them stayed below, a sample. Settings are compared by it: a neighbour makes runs longer
-            and never shorter, those on many threads more than those on few, and what is chosen is kept.
-        runs_s: that its runs took.
+        low_s: seconds a sample that a quarter of the runs stayed below. Settings are compared by it: a neighbour makes
+            runs longer and never shorter, those on many threads more than those on few, and the result is kept.
+        runs_s: seconds that its runs took.
     """
 
     trial: Trial
@@ -123,10 +123,10 @@ def try_engine(
     """Make an engine ready up to a cut and measure it. The process is to do nothing else meanwhile.
 
     Args:
-        subject: what to try it on.
-        name: of the engine.
+        subject: subject to try it on.
+        name: name of the engine.
         cut: number of the cut.
-        reference: what the reference gives for those samples that judge; None where this is the reference.
+        reference: the reference's features of the samples that judge; None if this is the reference.
         clock: seconds; None takes what this process has of its threads' time, or an accelerator of everybody's.
     """
     trial = _empty(name, cut)
@@ -144,10 +144,10 @@ def try_briefly(
     Its memory is by what the process has grown while it was made, and by what the reference takes in a run.
 
     Args:
-        subject: what to try it on; the first of its rows and threads are taken.
-        name: of the engine.
+        subject: subject to try it on; the first of its rows and threads are taken.
+        name: name of the engine.
         cut: number of the cut.
-        reference: what the reference gives for those samples that judge.
+        reference: the reference's features of the samples that judge.
         alone: runs what it is given while no network is run.
     """
     trial = replace(_empty(name, cut), rows=subject.rows[0], threads=subject.threads[0])
@@ -181,10 +181,10 @@ def compare_engine(subject: Subject, name: str, cut: int, reference: Arrays) -> 
     """Measure nothing of an engine but its error, which belongs to the samples.
 
     Args:
-        subject: what to try it on.
-        name: of the engine.
+        subject: subject to try it on.
+        name: name of the engine.
         cut: number of the cut.
-        reference: what the reference gives for those samples that judge.
+        reference: the reference's features of the samples that judge.
     """
     trial, pixels = _empty(name, cut), subject.inputs(name)
     try:

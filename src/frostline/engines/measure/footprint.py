@@ -40,8 +40,8 @@ class CutMemory:
     """Memory on both sides of a cut.
 
     Attributes:
-        to_here: of running from the input to the cut.
-        rest: of running from the cut to the frost line, what crosses it counted until its last use; nothing at the
+        to_here: memory of running from the input to the cut.
+        rest: memory of running from the cut to the frost line, its inputs counted until their last use; nothing at the
             frost line itself.
     """
 
@@ -240,9 +240,9 @@ class Step:
     """What a forward pass makes.
 
     Attributes:
-        nbytes: of all that is made on the way, since going back needs most of it.
-        shape: of the output.
-        dtype: of the output, such as ``float32``.
+        nbytes: bytes of all that is made on the way, since going back needs most of it.
+        shape: shape of the output.
+        dtype: dtype of the output, such as ``float32``.
     """
 
     nbytes: int
@@ -255,9 +255,9 @@ def dry_step(graph: Graph, tensors: Mapping[str, torch.Tensor], inputs: Sequence
 
     Args:
         graph: with one output.
-        tensors: of its leaves, by name.
+        tensors: tensors of its leaves, by name.
         inputs: a sample of each of its inputs.
-        rows: of the batch.
+        rows: rows of the batch.
 
     Raises:
         UnsafeArtifact: It does not run on such inputs, or gives no tensor.

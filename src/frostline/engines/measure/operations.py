@@ -29,7 +29,7 @@ class GraphLimits:
         max_values: Tensors that one run makes, every part of a split counted.
         max_run_s: Estimated seconds of a run of eight samples to the frost line.
         max_operation_s: Estimated seconds of any one operation in that run.
-        operations_per_s: What the device does in a second, for the estimates.
+        operations_per_s: Operations that the device does in a second, for the estimates.
     """
 
     max_nodes: int

@@ -60,12 +60,12 @@ class ServiceSocket:
     Args:
         address: to connect to.
         url: the same, for sentences.
-        job: that this process belongs to.
+        job: job that this process belongs to.
         deadline_s: longest silence.
 
     Attributes:
-        max_bytes: that may be sent to the service at once.
-        welcome: what the service said.
+        max_bytes: maximum bytes that may be sent to the service at once.
+        welcome: greeting of the service.
 
     Raises:
         OSError: There is no service.
@@ -162,8 +162,8 @@ class Sockets:
     """Connections of this process to a service. Safe for threads; after a fork the child makes its own.
 
     Args:
-        url: of the service.
-        job: that this process belongs to.
+        url: URL of the service.
+        job: job that this process belongs to.
         deadline_s: longest silence on a connection.
         max_idle: kept for later.
 

@@ -49,8 +49,8 @@ class IoTransport:
 
     Args:
         url: such as ``unix:///run/user/1000/frostline/io.sock``.
-        settings: of the job's loader.
-        job: that shares the service with others; a new one by default.
+        settings: settings of the job's loader.
+        job: job that shares the service with others; a new one by default.
 
     Raises:
         SettingError: The address is none.

@@ -40,12 +40,12 @@ class Assignment:
         held_out: samples to score after each epoch; may be empty.
         classes: how many scores the head gives.
         prefix: digest of the frozen part, which the node must hold.
-        engine: that runs it there.
+        engine: engine that runs it there.
         cut: number of the frost line.
-        inputs: what crosses it, a sample.
-        preprocess: of the training samples.
-        plain_preprocess: of the held-out samples.
-        head: what is trained.
+        inputs: tensors of one sample that cross it.
+        preprocess: preprocessing of the training samples.
+        plain_preprocess: preprocessing of the held-out samples.
+        head: head to train.
         recipe: how.
         views: random views of each sample, as in ``LoaderSettings``.
         max_skipped: samples that may be unreadable.

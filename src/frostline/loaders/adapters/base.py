@@ -32,8 +32,9 @@ class FrameworkIterator:
     A framework may take its batches in a thread of its own, and ``took`` and the states may be asked for in another.
 
     Args:
-        loader: of an epoch, so that each pass is that epoch; or several epochs, one a pass, and from the first again.
-        columns: of a batch, by name.
+        loader: loader of an epoch, so that each pass is that epoch; or several epochs, one a pass, and from the first
+            again.
+        columns: columns of a batch, by name.
         ahead: batches that the framework may hold. With 0 the loop has what the framework took; else it says so itself
             by ``took``.
         check: refuses a batch that the framework would.

@@ -20,9 +20,9 @@ class DaliSource:
     default). Batches may be smaller than the pipeline's ``batch_size``, and not larger.
 
     Args:
-        loader: of an epoch, so that each pass is that epoch; or several epochs, one a pass.
-        columns: what a batch gives, of ``features``, ``labels``, ``ids`` and ``targets``: an output each, and where
-            several tensors cross the frost line one for each of them.
+        loader: loader of an epoch, so that each pass is that epoch; or several epochs, one a pass.
+        columns: parts of a batch to give, of ``features``, ``labels``, ``ids`` and ``targets``: an output each, and
+            where several tensors cross the frost line one for each of them.
         ahead: batches that the pipeline holds before it hands them out: its ``prefetch_queue_depth``.
 
     Raises:
@@ -50,7 +50,7 @@ class DaliSource:
         """The outputs of an external source of this, for use in the definition of a pipeline.
 
         Args:
-            options: of ``fn.external_source``, such as ``device="gpu"``.
+            options: options of ``fn.external_source``, such as ``device="gpu"``.
         """
         outputs = sum(self._tensors if name == "features" else 1 for name in self._columns)
         return list(fn.external_source(source=self, num_outputs=outputs, cycle="raise", **options))

@@ -38,7 +38,7 @@ class JaxLoader:
         sharding: how the global batch lies over devices, with its rows divided; the default device's where it is None.
             Where there are several processes, each brings the rows of its devices: make the loader with
             ``ranks=ranks()``.
-        columns: what a batch has, of ``features``, ``labels``, ``ids`` and ``targets``.
+        columns: parts of a batch to give, of ``features``, ``labels``, ``ids`` and ``targets``.
 
     Raises:
         SettingError: there is no such column, or the loader's batches are no arrays that JAX has.
@@ -98,7 +98,7 @@ class JaxIterator:
         """Go on from there; see ``ArrayLoader.load_state_dict``.
 
         Args:
-            state: What ``get_state`` gave, or the bytes of its JSON, as Grain's ``CheckpointHandler`` keeps it.
+            state: State from ``get_state``, or the bytes of its JSON, as Grain's ``CheckpointHandler`` keeps it.
 
         Raises:
             OrderMismatch: It is no state, or one of another loader.

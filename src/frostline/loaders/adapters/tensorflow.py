@@ -40,8 +40,8 @@ class TensorFlowLoader:
     some are prefetched those that the loop has: in a loop over this object, and in Keras by ``callback``.
 
     Args:
-        loader: of an epoch, so that each iteration is that epoch; or several epochs, one an iteration, as Keras asks
-            for them.
+        loader: loader of an epoch, so that each iteration is that epoch; or several epochs, one an iteration, as Keras
+            asks for them.
         columns: an element's parts, of ``features``, ``labels``, ``ids`` and ``targets``. Where several tensors cross
             the frost line, its features are a tuple.
         prefetch: batches that TensorFlow holds. Frostline prefetches already; 1 or 2 hide the copy into TensorFlow's

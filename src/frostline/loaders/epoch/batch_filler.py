@@ -39,7 +39,7 @@ class Arrivals:
 
     Attributes:
         deliveries: by places in the epoch; None where nothing may be handed out now.
-        prefetcher: that brings them; None where nothing is asked for.
+        prefetcher: prefetcher that brings them; None where nothing is asked for.
         happened: as of the prefetcher.
         decoding: decodes the deliveries; None where they come decoded.
     """
@@ -87,10 +87,11 @@ class Filling:
 
     Args:
         steps: gives the batches; None where the next one lacks rows. Run by one thread at a time, whichever.
-        arrivals: what they are made of.
+        arrivals: rows that they are made of.
         observe: told what happened, in the loop's thread.
         interrupt: frees a thread that waits within a step; safe from any thread.
-        max_bytes: of finished batches that wait for the loop; one may, whatever its bytes are. None bounds nothing.
+        max_bytes: maximum bytes of finished batches that wait for the loop; one may, whatever its bytes are. None
+            bounds nothing.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class BlockSource:
 
     Attributes:
         open: makes the reads of a pass; None where neighbours are no faster together.
-        order: of an epoch; of any, since all have the same groups.
+        order: order of an epoch; of any, since all have the same groups.
     """
 
     open: Callable[[], BlockReads | None]
@@ -46,9 +46,9 @@ def blocks_of(
 
     Args:
         transport: to the node; one in this process can be told.
-        data: whose samples are read.
-        order: of these.
-        settings: of the window, half of whose bytes are for samples that were read so.
+        data: data set whose samples are read.
+        order: order of these.
+        settings: settings of the window, half of whose bytes are for samples that were read so.
         sharing: how many processes share the epoch.
 
     Raises:
@@ -93,9 +93,9 @@ class BlocksAhead:
 
     Args:
         reads: is told.
-        blocks: of the order.
+        blocks: blocks of the order.
         samples: the table that the order is one of.
-        order: of the epoch.
+        order: order of the epoch.
         shard: this process's part of it.
         is_wanted: which samples will be asked for, by their ids.
     """

@@ -57,9 +57,9 @@ class EncodedRowStream:
     """The rows of one request. ``close`` may be called from another thread, as that of ``Answer``.
 
     Args:
-        fetcher: of the job.
+        fetcher: fetcher of the job.
         samples: to ask for.
-        route: of cut 0.
+        route: route of cut 0.
     """
 
     def __init__(self, fetcher: Fetcher, samples: Samples, route: Route) -> None:

@@ -63,10 +63,10 @@ class ArrayLoader:
     Args:
         sources: says where the rows of an epoch come from.
         data: the samples.
-        order: of the epoch.
+        order: order of the epoch.
         batch_size: rows of every batch but perhaps the last.
-        last: what becomes of samples that fill no batch; see ``ordering.Shard``.
-        ranks: that share the epoch.
+        last: rule for samples that fill no batch; see ``ordering.Shard``.
+        ranks: ranks that share the epoch.
         change: made to each batch, by seed and epoch; None leaves it as it is.
         record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded``.
 

@@ -190,8 +190,9 @@ class Epochs(Generic[L]):
     Leaving an epoch early, or this iteration, cancels what was asked for. It is for one thread at a time.
 
     Args:
-        loader: of any epoch.
-        numbers: of the epochs, in the order in which they come; none twice, since a state tells them apart by it.
+        loader: loader of any epoch.
+        numbers: numbers of the epochs, in the order in which they come; none twice, since a state tells them apart by
+            it.
 
     Attributes:
         loader: as given.

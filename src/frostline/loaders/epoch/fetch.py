@@ -27,7 +27,7 @@ class EngineChoice:
     Attributes:
         engine: its name.
         error: its largest relative error against the reference on the job's samples; 0 for the reference itself.
-        trials: of every engine that was looked at, with why the others are not used.
+        trials: trials of every engine that was looked at, with why the others are not used.
     """
 
     engine: str = REFERENCE
@@ -51,7 +51,7 @@ class NodeEngine:
     """The engine in use. Requests that were made keep theirs; safe for threads, which see one choice or the other.
 
     Args:
-        accuracy: that the job allows, for engine and codecs together.
+        accuracy: accuracy that the job allows, for engine and codecs together.
         choice: to begin with.
     """
 
@@ -101,12 +101,12 @@ class Fetcher:
 
     Attributes:
         transport: to the node.
-        url: of the data set's root.
+        url: URL of the data set's root.
         reading: how the bytes at its samples' addresses are found.
         preprocess: declared once for both sides.
         shipment: the prefix; None where there is no model.
         trainer_side: computes the rest of the frozen part.
-        engine: that runs the prefix at the node, and may be another one in the next request.
+        engine: engine that runs the prefix at the node, and may be another one in the next request.
         arrived: functions called with the way and the content of every batch, as it came.
         tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
         unfit: numbers of the cuts at which the engine cannot be used, which has been tried up to the plan's own.

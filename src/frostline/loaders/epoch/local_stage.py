@@ -66,8 +66,8 @@ class DecodePool:
 
     Args:
         decode: the same rows, decoded, and without those that cannot be; called from several threads.
-        threads: that decode.
-        rows: that a thread decodes at a time, at most.
+        threads: number of threads that decode.
+        rows: largest number of rows that a thread decodes at a time.
 
     Attributes:
         is_starved: a thread had nothing to decode when rows were asked for last, since nothing had arrived.
@@ -167,7 +167,7 @@ class Rest(Protocol):
         """The activations at the frost line.
 
         Args:
-            arrays: what crosses the cut, one array ``[n, ...]`` for each tensor.
+            arrays: arrays that cross the cut, ``[n, ...]`` for each tensor.
             size: rows of every run.
         """
 
@@ -225,7 +225,7 @@ class TrainerSide:
         Args:
             batch: as the node answered, unpacked.
             cut: where the store side stopped.
-            samples: of the request, for the names of those that turn out to be unreadable.
+            samples: samples of the request, for the names of those that turn out to be unreadable.
             preprocess: run here at cut 0.
             view: which random view, where the preprocessing is random.
         """

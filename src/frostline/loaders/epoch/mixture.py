@@ -41,9 +41,9 @@ def order_of(
 
     Args:
         data: the samples; those of all parts where they are blended.
-        blend: of the parts; None where they are not.
+        blend: mixture of the parts; None where they are not mixed.
         shuffle: draw the order from the seed, in blocks where those are given.
-        seed: of the order.
+        seed: seed of the order.
         epoch: its number.
         weights: draw by these instead.
         num_samples: how many.
@@ -100,7 +100,7 @@ class Mixture:
     """Parts of one data set that take turns by ratio; see ``ordering.MixtureOrder``.
 
     Attributes:
-        parts: of the job's data set, such as selections of it; a sample may be in several.
+        parts: parts of the job's data set, such as selections of it; a sample may be in several.
         ratios: how often each one's turn comes, beside the others.
         ends: an epoch ends when the ``first`` part would have to begin again, or when ``all`` have been seen whole,
             the smaller ones several times; or after so many samples.

@@ -30,9 +30,9 @@ class Ranks:
     """The processes that share an epoch. The environment is not asked: a launcher's variables reach nobody.
 
     Attributes:
-        rank: of this process.
+        rank: rank of this process.
         world_size: how many there are.
-        worker: of this rank, which takes its steps in turn with the others; a ``DataLoader`` says it.
+        worker: worker of this rank, which takes its steps in turn with the others; a ``DataLoader`` says it.
         workers: how many the rank has.
         gather: gives this rank's record to the others and returns all, by rank; None where they cannot speak to each
             other, so that nobody notices when they read different things.
@@ -80,7 +80,7 @@ class Ranks:
 
         Args:
             store: for these ranks alone (``torch.distributed.PrefixStore`` makes one of a larger one), empty at first.
-            rank: of this process.
+            rank: rank of this process.
             world_size: how many there are.
 
         Raises:

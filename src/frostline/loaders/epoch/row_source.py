@@ -36,18 +36,18 @@ class RowSource:
         dealer: says which way the next request takes.
         cache: keeps features between epochs; None where they differ from epoch to epoch.
         unreadable: ids that are known to be unreadable; they are not asked for again.
-        settings: of the window.
+        settings: settings of the window.
         observe: told what happens.
         catch_up: tells it what happened in workers; for the loop's thread.
         has_targets: the last tensor of every row is its sample's mask.
-        tuner: of the windows' bounds; None leaves them as they are set.
+        tuner: tuner of the windows' bounds; None leaves them as they are set.
         memory: where batches lie; None for memory of this process.
-        tensors: what every row has, its mask apart, where that is known beforehand.
+        tensors: tensors of every row, its mask apart, where that is known beforehand.
         blocks: reads samples in blocks before they are asked for; None where nobody does.
         begins_short: the first requests of a window are shorter; not where a network runs, which rows fill up.
         decode: decodes what ``fetch`` brings encoded; None where it brings nothing that is. For several threads.
-        max_finished_bytes: of finished batches that wait for the loop; the last of them may be more. None where the
-            window bounds them, which holds their rows.
+        max_finished_bytes: maximum bytes of finished batches that wait for the loop; the last of them may be more. None
+            where the window bounds them, which holds their rows.
     """
 
     fetch: FetchRows

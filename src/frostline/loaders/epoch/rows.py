@@ -100,7 +100,7 @@ class EpochStream:
     Args:
         source: where the rows come from.
         samples: the table that the order is one of.
-        order: of the epoch.
+        order: order of the epoch.
         shard: this process's part of it.
 
     Attributes:
@@ -135,8 +135,9 @@ class EpochStream:
         yet, though later ones may be where there is slack.
 
         Args:
-            assembler: of the batches; empty.
-            arrivals: what was asked for by ``stretches``, in order: ``arrivals``, or from a window that asks for more.
+            assembler: assembler of the batches; empty.
+            arrivals: arrivals of what ``stretches`` asked for, in order: ``arrivals``, or from a window that asks for
+                more.
         """
         self._tell = arrivals.happened.put
         try:
@@ -187,7 +188,7 @@ class EpochStream:
         """The same rows without any that are encoded; those that cannot be decoded are told. Safe for several threads.
 
         Args:
-            delivery: of the segments that were not handed out yet.
+            delivery: delivery of the segments that were not handed out yet.
         """
         decode, places = self.source.decode, delivery.positions
         if decode is None or not delivery.batch.encoded:

@@ -50,7 +50,7 @@ class MaskedDealer:
 
     Args:
         dealer: says which way the next samples take.
-        nbytes: of a mask.
+        nbytes: bytes of a mask.
     """
 
     def __init__(self, dealer: Dealer, nbytes: int) -> None:

@@ -24,7 +24,7 @@ class Begin:
 
     Attributes:
         state: from which all workers take their turns; None is the beginning of the epoch.
-        given: of its own turns from there, a worker had so many before.
+        given: number of its own turns from there that a worker had before.
     """
 
     state: OrderState | None = None
@@ -44,10 +44,10 @@ class WorkerState:
 
     Attributes:
         maker: makes it again.
-        epoch: of the loader.
-        ranks: that share it. Those of another process cannot speak to each other: who sends it there compares
+        epoch: epoch of the loader.
+        ranks: ranks that share it. Those of another process cannot speak to each other: who sends it there compares
             (``ArrayLoader.agree``).
-        begin: of the next pass.
+        begin: point where the next pass begins.
     """
 
     maker: LoaderSpec
@@ -72,8 +72,8 @@ def worker_state(state: OrderState, begin: Begin, given: int, workers: int) -> d
     """The state of a worker: how far it is, and which of its turns it has had since the workers began.
 
     Args:
-        state: of the worker.
-        begin: of its pass.
+        state: state of the worker.
+        begin: point where its pass began.
         given: turns that it had in the pass.
         workers: how many there are.
     """
@@ -85,7 +85,7 @@ def begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> Begin:
     """Where one of so many workers goes on: after its own turns, where the state is one of as many workers.
 
     Args:
-        state: of a worker, or of a whole run.
+        state: state of a worker, or of a whole run.
         workers: how many there are now.
         at_once: samples of a step of all ranks now.
 

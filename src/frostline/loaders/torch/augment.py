@@ -60,7 +60,7 @@ class FeatureMixup:
     ``w`` from ``batch.mixed.weights``. Pairs and weights are drawn from seed, epoch and the batch's ids.
 
     Attributes:
-        alpha: of the Beta distribution of the weights; small ones mix little.
+        alpha: alpha of the Beta distribution of the weights; small ones mix little.
     """
 
     alpha: float = 0.2

@@ -34,11 +34,11 @@ def serve_forked(
     """What serves a job's forked workers; None where they need nobody, or the system has no I/O service.
 
     Args:
-        nodes: of the job; none where its node is in this process.
+        nodes: nodes of the job; none where its node is in this process.
         transport: the way to that one.
-        data: that it reads.
+        data: data that it reads.
         settings: how the job asks.
-        node: of the node in this process.
+        node: settings of the node in this process.
         stack: ends it.
     """
     if nodes or sys.platform != "linux":
@@ -57,7 +57,7 @@ class ForkedWorkers:
 
     Args:
         transport: the way to the node of this process.
-        data: that it reads.
+        data: data that it reads.
         settings: how the job asks.
         shared_cache: URL under which the node keeps features for others; None keeps none.
     """

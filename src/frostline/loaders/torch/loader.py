@@ -196,8 +196,8 @@ class Pass(Iterator[Batch]):
     nowhere. Without any it asks the loader that was just put to the end, and says so only here.
 
     Args:
-        batches: of the pass.
-        arrays: whose pass it is.
+        batches: batches of the pass.
+        arrays: loader whose pass it is.
     """
 
     def __init__(self, batches: Generator[Batch], arrays: ArrayLoader) -> None:

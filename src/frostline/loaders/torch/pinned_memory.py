@@ -21,7 +21,7 @@ def memory_for(pin_memory: bool | None, device: "torch.device | str") -> Memory 
 
     Args:
         pin_memory: as of ``LoaderSettings``.
-        device: of the model.
+        device: device of the model.
 
     Raises:
         SettingError: page-locked memory is asked for, and there is no GPU to copy from it.

@@ -34,10 +34,10 @@ class WorkerLoader:
     whoever keeps it. Whoever keeps a pass that was left early closes it: its workers wait for its next batch till then.
 
     Args:
-        loader: of an epoch; it is not to be iterated elsewhere meanwhile.
+        loader: loader of an epoch; it is not to be iterated elsewhere meanwhile.
         workers: how many processes take its steps in turn.
         start: how they are started: ``fork``, ``spawn`` or ``forkserver``; the platform's way by default.
-        options: of ``DataLoader``, such as ``prefetch_factor``.
+        options: options of ``DataLoader``, such as ``prefetch_factor``.
 
     Raises:
         SettingError: an option with which its batches would not be the loader's.

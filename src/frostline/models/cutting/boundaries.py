@@ -38,7 +38,7 @@ def cut_at_a_boundary(
 
     Args:
         model: the user's network; left as it was.
-        inputs: what it takes.
+        inputs: specifications of its inputs.
         flags: the modes in which its head will be trained, by the paths of its modules.
 
     Returns:

@@ -50,8 +50,9 @@ def training_flags(model: nn.Module, inputs: Sequence[TensorSpec], *, frozen_in_
 
     Args:
         model: its parameters that are trained require gradients.
-        inputs: what it takes.
-        frozen_in_eval: what runs before the frost line alone goes into eval mode even where it is in train mode now.
+        inputs: specifications of its inputs.
+        frozen_in_eval: put modules that run only before the frost line into eval mode even where they are in train mode
+            now.
     """
     frozen = {id(inner) for _, module in frozen_modules(model) for inner in module.modules()}
     idle = [
@@ -83,7 +84,7 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
     Args:
         model: owner of the tensors that the trace names.
         traced: made with ``training_flags``.
-        inputs: what the network takes.
+        inputs: specifications of the network's inputs.
 
     Raises:
         NothingFrozen: Nothing can be computed before the first trainable layer.

@@ -42,7 +42,7 @@ class Head(nn.Module, ABC):
 
     Args:
         model: the user's network.
-        paths: of the tensors that become the head's, as in ``model.state_dict()``.
+        paths: paths of the tensors that become the head's, as in ``model.state_dict()``.
         modules: those of the network whose mode may matter to the head.
     """
 
@@ -122,7 +122,7 @@ class TracedHead(Head):
     Args:
         model: the user's network.
         part: its frozen part.
-        inputs: what the network takes.
+        inputs: specifications of the network's inputs.
     """
 
     def __init__(self, model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> None:
@@ -296,8 +296,8 @@ def equals_whole(
     Args:
         model: the whole network.
         part: its frozen part.
-        head: what is to go on from there.
-        inputs: what the network takes.
+        head: head that goes on from there.
+        inputs: specifications of the network's inputs.
         flags: the modes in which the head is trained.
     """
     device = device_of(model)

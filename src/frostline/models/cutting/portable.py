@@ -37,8 +37,8 @@ class PortableHead:
     """A head without a line of its network's code.
 
     Attributes:
-        training: what it computes in train mode.
-        evaluation: what it computes in eval mode.
+        training: outputs in train mode.
+        evaluation: outputs in eval mode.
         tensors: its parameters, buffers and constants; a tensor that the network has under several names is here once.
         trained: names of those that are trained.
     """
@@ -110,7 +110,7 @@ class TravelledHead:
     """A head that trains away from its network; bit for bit what the network's own would do.
 
     Args:
-        head: whose tensors it takes over.
+        head: head whose tensors it takes over.
 
     Attributes:
         tensors: its tensors now, by name.

@@ -22,7 +22,7 @@ class ChainedModule:
     """A module in a chain, each of which takes exactly the tensor that the one before it gave.
 
     Attributes:
-        path: of the module.
+        path: path of the module.
         module: the module.
         gives: shape and dtype of what it gives, a sample.
     """
@@ -42,7 +42,7 @@ class SkippingHead(Head):
     Args:
         model: the user's network.
         chain: its leading modules, at least one.
-        inputs: what the network takes.
+        inputs: specifications of the network's inputs.
         rest: from the frost line to what the last module of the chain gives; mostly nothing.
         leaves: the tensors of ``rest``, by the names in the network.
     """
@@ -80,8 +80,8 @@ def replay(model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[Te
     Args:
         model: the network.
         chain: at least one module.
-        inputs: what the network takes.
-        given: what the last module of the chain gives; the network may write to it.
+        inputs: specifications of the network's inputs.
+        given: output of the last module of the chain; the network may write to it.
 
     Raises:
         ModelError: The network asks for something that was skipped, or runs its modules in another order.

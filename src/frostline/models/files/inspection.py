@@ -22,8 +22,8 @@ class Inspection:
     """What dry runs of a prefix have found, by the number of the cut.
 
     Attributes:
-        memory: What running to a cut, and from it, takes.
-        operations: What running eight samples to a cut computes.
+        memory: memory of running to a cut, and from it.
+        operations: operations of running eight samples to a cut.
     """
 
     memory: Mapping[int, CutMemory]
@@ -54,7 +54,7 @@ def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits) -> Insp
     Args:
         header: The header of its file (``artifact.header_of``).
         max_rows: The largest batch, a multiple of 8.
-        limits: What it may have and do.
+        limits: limits of the process.
 
     Raises:
         UnsafeArtifact: It names or declares what is not allowed, or does not hold together.

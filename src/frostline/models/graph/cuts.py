@@ -27,7 +27,7 @@ def transposed(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int) -> fro
 
     Args:
         graph: the whole network.
-        inputs: what it takes.
+        inputs: specifications of its inputs.
         reach: index of the last node that matters.
     """
     found = frontiers(graph, inputs, crosses_permuted)

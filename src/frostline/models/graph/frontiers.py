@@ -35,7 +35,7 @@ class Frontier:
 
     Attributes:
         after: index of the last node before it; -1 for the network's inputs.
-        values: what crosses it, the largest first.
+        values: values that cross it, the largest first.
     """
 
     after: int
@@ -62,7 +62,7 @@ def frontiers(graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[G
 
     Args:
         graph: the whole network.
-        inputs: what it takes.
+        inputs: specifications of its inputs.
         may_cross: whether a value may cross at all; ``crosses_as_it_is`` or ``crosses_permuted``.
     """
     first = _input_frontier(graph, inputs)

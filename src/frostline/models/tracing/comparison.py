@@ -57,9 +57,9 @@ def observed(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: 
     """The leaves of what a run returns, its gradients, and the buffers that it leaves; they are put back.
 
     Args:
-        model: whose buffers a run may change.
+        model: model whose buffers a run may change.
         run: runs it once, in some form.
-        seed: of the random numbers that it draws.
+        seed: seed of the random numbers that it draws.
         gradients: compute those of the trained parameters too.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad and gradients]

@@ -21,8 +21,8 @@ class ModuleCall:
     """One run of a module.
 
     Attributes:
-        path: of the module.
-        module: that ran.
+        path: path of the module.
+        module: module that ran.
         taken: the one tensor that it took, None where it took anything else.
         taken_version: how often that tensor had been written to by then.
         given: the one tensor that it gave, None where it gave anything else.

@@ -108,7 +108,7 @@ def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[s
 
     Args:
         model: the user's network; left as it was found.
-        inputs: what its ``forward`` takes, in order.
+        inputs: specifications of the inputs of ``forward``, in order.
         training: for each module path whether it is in train mode while traced.
 
     Raises:

@@ -30,8 +30,8 @@ class CqlPlace:
     Attributes:
         user: as whom to ask; empty where servers ask for no name.
         hosts: servers to begin with, ordered; the others of their ring are learned from them.
-        port: of CQL, the same on all servers.
-        keyspace: of the tables; alone it is a root, under which a node serves all its tables.
+        port: port of CQL, the same on all servers.
+        keyspace: keyspace of the tables; alone it is a root, under which a node serves all its tables.
         table: with a row a sample; empty where the URL is a keyspace's.
         consistency: one of ``CONSISTENCIES``.
         data: column of the encoded samples.
@@ -41,7 +41,7 @@ class CqlPlace:
         meta: table of labels and further columns, ``table`` or ``keyspace.table``; empty is none.
         meta_id: column of the keys in ``meta``; empty is the same as ``id``.
         name: column of names, where there is one.
-        protocol: of the servers, ``3`` for Cassandra 2; empty is the newest that they and the driver speak.
+        protocol: protocol of the servers, ``3`` for Cassandra 2; empty is the newest that they and the driver speak.
         size: column of the samples' bytes, where there is one.
         tls: ``true`` to encrypt and know servers by name, ``chain`` to leave the name out; empty is neither.
     """

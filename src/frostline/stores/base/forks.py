@@ -31,7 +31,7 @@ class Driver:
         """It is about to be used.
 
         Args:
-            url: of the store.
+            url: URL of the store.
 
         Raises:
             StoreError: this process was forked from one that has used it.

@@ -26,7 +26,7 @@ class LinkBounds:
 
         Args:
             place: The path, absolute.
-            name: What the sentence calls it.
+            name: name that the sentence uses.
 
         Raises:
             AccessDenied: It lies outside.
@@ -77,8 +77,8 @@ class Waits:
     Attributes:
         timeout_s: without a byte from the store before a request is given up. What comes steadily may take any time.
         patience_s: while it refuses for its rate, or does not answer though it did before, until its caller is told.
-        requests_per_s: that one process makes of one store at most, where a whole listing counts as one; infinite where
-            only the store's refusals count.
+        requests_per_s: largest number of requests a second that one process makes of one store, where a whole listing
+            counts as one; infinite where only the store's refusals count.
     """
 
     timeout_s: float = 30.0

@@ -27,7 +27,7 @@ class Names(Texts):
     """A column of texts in several pieces, made to be gone through.
 
     Args:
-        column: of strings without nulls.
+        column: column of strings without nulls.
     """
 
     def __init__(self, column: pa.ChunkedArray) -> None:

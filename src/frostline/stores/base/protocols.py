@@ -107,7 +107,7 @@ class Batched(Protocol):
 
         Args:
             places: to read.
-            most: of them under way, or waiting to be taken, at once.
+            most: largest number of them under way, or waiting to be taken, at once.
 
         Returns:
             Pairs of an index into ``places`` and what was read; what went wrong with one place alone is in its pair.

@@ -35,7 +35,7 @@ def named_values(scheme: str, text: str, known: Collection[str], secrets: str) -
     """The values of what stands after a question mark, by name, as they are.
 
     Args:
-        scheme: of the URL.
+        scheme: scheme of the URL.
         text: ``name=value&name=value``.
         known: names that there are.
         secrets: where secrets go instead, for the sentence about a name that is not known.

@@ -27,7 +27,7 @@ class Root(NamedTuple):
         scheme: ``file``, ``memory``, ``s3``, ``gs``, ``az``, ``http``, ``https`` or ``cql``.
         place: the bucket or container, the host and its port, the name of the memory, servers and user, or empty.
         path: the absolute folder, or the prefix within the place without slashes at its ends.
-        options: of the store, ordered by name.
+        options: options of the store, ordered by name.
     """
 
     scheme: str

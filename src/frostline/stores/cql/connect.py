@@ -103,7 +103,7 @@ class PendingStatements(Generic[Tag]):
     answers.
 
     Args:
-        session: that sends them.
+        session: session that sends them.
     """
 
     def __init__(self, session: Session) -> None:

@@ -16,7 +16,7 @@ class CqlAccess:
     """Secrets, and where the files lie that TLS takes. It is never written anywhere.
 
     Attributes:
-        password: of the URL's user.
+        password: password of the URL's user.
         authority: file with the certificates of those who sign servers' ones; empty takes the system's.
         certificate: file with a certificate of one's own, where servers ask for it.
         key: file with its key; empty where the certificate's file holds it.

@@ -32,7 +32,8 @@ def creation(place: CqlPlace, release: str, further: Mapping[str, str], *, has_m
 
     Args:
         place: with the names of table and columns.
-        release: of the servers, such as ``4.1.3``: old ones have another word for a table that is not compressed.
+        release: release of the servers, such as ``4.1.3``: old ones have another word for a table that is not
+            compressed.
         further: names and types of the columns of metadata.
         has_masks: the column of labels holds masks, and another one the names of classes.
     """

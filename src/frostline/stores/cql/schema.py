@@ -53,7 +53,7 @@ class TableSchema:
 
     Attributes:
         keyspace: it is in.
-        name: of it.
+        name: its name.
         columns: name and CQL type of each.
         partition: columns by whose values rows go to servers.
         clustering: columns that tell rows of one partition apart.
@@ -89,8 +89,8 @@ class Scan:
     """A statement that reads a range of a table's tokens, as ``token > ? AND token <= ?``.
 
     Attributes:
-        text: of the statement.
-        columns: that it gives, in this order: the key, and what else was asked for.
+        text: text of the statement.
+        columns: columns that it gives, in this order: the key, and what else was asked for.
     """
 
     text: str
@@ -111,7 +111,7 @@ class Shape:
         has_size: there is one.
         table: full name of the table of the data, quoted.
         put: the columns of a sample: key and data, then those of ``beside``, its mask and its seal where there are any.
-        beside: what of size, name and label has a column in the same table.
+        beside: columns of size, name and label that are in the same table.
         check: gives data, and the mask where rows have one, by key.
         seal: puts a seal by key; empty where the table has no column for it.
         sealed: reads a seal by key, when it was written, and when data and mask were; empty likewise.

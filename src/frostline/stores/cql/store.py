@@ -212,8 +212,8 @@ class CqlStore:
 
         Args:
             samples: taken while earlier ones are under way.
-            columns: of their metadata.
-            most: of them under way at once.
+            columns: columns of their metadata.
+            most: largest number of them under way at once.
 
         Raises:
             DataError: keys of the table cannot be made of names, labels stand in another table, or a sample came back

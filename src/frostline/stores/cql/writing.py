@@ -24,9 +24,9 @@ class TableSample(NamedTuple):
     """A sample to be put into a table.
 
     Attributes:
-        name: of it, unique in its data set.
+        name: name of the sample, unique in its data set.
         data: its encoded image.
-        label: of it; -1 where there is none.
+        label: label of the sample; -1 where there is none.
         class_name: the name of its class; None where there is none.
         origin: names what it is made from, for its seal.
         mask: encoded; None where it has none.
@@ -73,10 +73,10 @@ def put_all(
 
     Args:
         link: to the servers of the table.
-        place: of the table.
+        place: place of the table.
         samples: taken while earlier ones are under way.
-        columns: of their metadata.
-        most: of them under way at once; each takes its bytes twice.
+        columns: columns of their metadata.
+        most: largest number of them under way at once; each takes its bytes twice.
 
     Raises:
         DataError: keys cannot be made of names, or a sample came back otherwise than it was put.
@@ -99,7 +99,7 @@ def seals_of(link: "CqlSession", names: Sequence[str], *, most: int) -> list[byt
 
     Args:
         link: to the servers of the table.
-        names: of samples.
+        names: names of samples.
         most: rows asked for at once.
 
     What the driver raises comes out as it is.
@@ -122,8 +122,8 @@ def damaged_of(link: "CqlSession", names: Sequence[str], seals: Sequence[bytes],
 
     Args:
         link: to the servers of the table.
-        names: of samples.
-        seals: of their rows, as ``seals_of`` gives them; what has none is not looked at.
+        names: names of samples.
+        seals: seals of their rows, as ``seals_of`` gives them; what has none is not looked at.
         most: rows read at once.
 
     What the driver raises comes out as it is.

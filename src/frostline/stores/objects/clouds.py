@@ -153,7 +153,7 @@ def cloud_store(
         root: the same taken apart.
         deadline_s: how long it may be silent, or be tried again, where the environment does not say less.
         patience_s: how long a call may be refused before its caller is told; None for what the environment says.
-        now: what time it is.
+        now: clock.
         wait: lets time pass.
     """
     waits = Waits.of(environment(PREFIX)).within(deadline_s)

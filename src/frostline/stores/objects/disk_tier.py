@@ -43,7 +43,7 @@ class TierStatistics:
 
     Attributes:
         budget_bytes: most bytes of its files.
-        bytes: of its files when the folder was last looked at, and what was written since.
+        bytes: bytes of its files when the folder was last looked at, and what was written since.
         hits: samples found.
         misses: samples asked for and not found.
         kept: samples written.
@@ -77,9 +77,9 @@ class LocalTier:
     the oldest would find nothing.
 
     Args:
-        folder: that holds them; made where it is missing, for its user alone.
+        folder: folder that holds them; made where it is missing, for its user alone.
         budget_bytes: most bytes of its files; less where the disk would have no gigabyte left.
-        idle_s: what nobody used for so long makes room.
+        idle_s: seconds after which unused files make room.
         clock: seconds since the epoch, as files have them.
 
     Raises:
@@ -120,7 +120,7 @@ class LocalTier:
 
         Args:
             name: see ``tier_name``.
-            length: of the sample.
+            length: length of the sample.
         """
         data = None
         with suppress(OSError):
@@ -210,9 +210,9 @@ def tier_name(url: str, place: Place, version: str) -> str:
     """What a sample is called in a tier: another version of its object is another sample.
 
     Args:
-        url: of the root of its data.
-        place: of its bytes.
-        version: of its object.
+        url: URL of the root of its data.
+        place: address of its bytes.
+        version: version of its object.
     """
     said = "\0".join((url, *map(str, place), version))
     return hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=20).hexdigest()

@@ -44,7 +44,7 @@ class FolderStore:
         path: Where it is.
         links: The folders within which symbolic links may lead; None lets them lead anywhere, as whoever reads only
             their own files means it.
-        is_private: What it makes is for its user alone, as that of a cache.
+        is_private: whether files are made for their user alone, as in a cache.
     """
 
     def __init__(self, path: str, links: LinkBounds | None = None, *, is_private: bool = False) -> None:

@@ -34,7 +34,7 @@ class MappedFolder:
     are mapped. Safe for threads and forks.
 
     Args:
-        folder: whose objects.
+        folder: folder that holds the objects.
     """
 
     def __init__(self, folder: FolderStore) -> None:

@@ -48,7 +48,7 @@ class DriverStore:
         url: canonical, of the root.
         connect: makes the client that tries a request again so often. It is called in the process that uses it, and
             must travel by pickle.
-        prefix: of the root's objects within the client's place.
+        prefix: prefix of the root's objects within the client's place.
     """
 
     def __init__(self, url: str, connect: Callable[[int], "Client"], prefix: str) -> None:

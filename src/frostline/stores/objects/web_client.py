@@ -154,7 +154,7 @@ def path_of_redirect(url: str, root: Root, path: str, location: str) -> str:
         url: The canonical URL of the root.
         root: The same taken apart.
         path: The path, escaped, whose answer was the redirect.
-        location: What the server says.
+        location: location that the server names.
 
     Raises:
         StoreError: It leads to another scheme, host, port, or out of the root's path.
@@ -186,7 +186,7 @@ def refuse_private_address(url: str, host: str, address: str, public_hosts: set[
     Args:
         url: The canonical URL of the root, for the sentence.
         host: The host of the root.
-        address: What its name stands for now.
+        address: address that its name stands for now.
         public_hosts: Hosts that had a public address; this one is added where it has.
 
     Raises:

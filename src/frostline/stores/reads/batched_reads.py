@@ -28,9 +28,9 @@ class Joined:
     What is given views the whole of what was read with it, and keeps it alive. Safe for threads where the store is.
 
     Args:
-        store: that is read.
+        store: store that is read.
         max_gap_bytes: read in vain rather than make another request.
-        max_bytes: of one request, unless a place is larger by itself.
+        max_bytes: maximum bytes of one request, unless a place is larger by itself.
     """
 
     def __init__(self, store: Versioned, *, max_gap_bytes: int = 64 << 10, max_bytes: int = 4 << 20) -> None:

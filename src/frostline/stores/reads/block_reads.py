@@ -40,8 +40,8 @@ class BlockReads:
     A place that was given or lost, or that nobody told of, is read by itself. Safe for threads.
 
     Args:
-        store: that is read.
-        threads: that wait for the store.
+        store: store that is read.
+        threads: executor whose threads wait for the store.
         room: sets memory aside for a request, without waiting; None where there is none.
         is_here: whether a place of an object of that version need not be read at all.
     """
@@ -74,8 +74,8 @@ class BlockReads:
         """These will be asked for after those before, about in this order, once each.
 
         Args:
-            places: of the samples.
-            versions: of their objects as they were listed; none where nobody knows any.
+            places: places of the samples.
+            versions: versions of their objects as they were listed; none where nobody knows any.
         """
         if len(versions):
             pairs = zip(places, versions, strict=True)
@@ -212,10 +212,10 @@ class _Read:
     """A request for a block.
 
     Attributes:
-        number: of all that there are.
+        number: number of all reads.
         what: is read.
         waiting: places that nobody took yet.
-        pieces: what has come, by its place.
+        pieces: pieces that have come, by their place.
         is_there: done when it has come.
         is_new: nobody began it.
         room: its memory.

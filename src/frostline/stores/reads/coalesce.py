@@ -46,7 +46,7 @@ class RangePlan:
 
     Attributes:
         reads: ranges to read, by offset; none is empty.
-        pieces: of each asked range, in the order in which they were asked; one of no bytes is at the first read.
+        pieces: pieces of each asked range, in the order in which they were asked; one of no bytes is at the first read.
     """
 
     reads: tuple[Range, ...]
@@ -78,7 +78,7 @@ def plan_ranges(asked: Sequence[Range], *, max_gap_bytes: int, max_bytes: int) -
     Args:
         asked: in any order; they may overlap or be the same.
         max_gap_bytes: bytes that nobody asked for, read in vain between two ranges rather than begin another read.
-        max_bytes: of a joined read. A range that is larger by itself is read as it is.
+        max_bytes: maximum bytes of a joined read. A range that is larger by itself is read as it is.
     """
     reads: list[Range] = []
     pieces = [RangePiece(0, 0, 0)] * len(asked)

@@ -24,9 +24,9 @@ class _Read:
     """A read that was begun.
 
     Attributes:
-        place: what is read.
+        place: place that is read.
         room: its memory.
-        answer: what became of it.
+        answer: result of the read.
         begun_at: when a thread came to it.
         is_again: it is made a second time.
     """
@@ -44,7 +44,7 @@ class SecondReads:
 
     Attributes:
         late: knows which are stragglers.
-        threads: that make them, before what else they have to do.
+        threads: executor whose threads make them, before what else they have to do.
         made: called for each.
     """
 
@@ -61,9 +61,9 @@ class ReadAheadQueue:
 
     Args:
         room: sets memory aside for a place, without waiting; None where there is none now.
-        threads: that wait for stores.
+        threads: executor whose threads wait for stores.
         most: reads under way in them at once.
-        max_bytes: of a place that there is ever room for.
+        max_bytes: bytes of the largest place that there is ever room for.
 
     Attributes:
         lock: guards it, and what its ``ReadAhead`` have begun.
@@ -140,7 +140,7 @@ class ReadAhead:
     before others, and what comes first counts.
 
     Args:
-        store: that is read.
+        store: store that is read.
         line: in which places wait.
         second: how reads are made a second time; None where none is. A ``Batched`` store does so itself.
     """

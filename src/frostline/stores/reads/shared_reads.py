@@ -20,8 +20,8 @@ class Neighbours:
 
     Attributes:
         object: its name.
-        whole: what is read.
-        places: that lie in it, each once; there may be but one.
+        whole: range that is read.
+        places: places that lie in it, each once; there may be but one.
     """
 
     object: str
@@ -35,7 +35,7 @@ def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -
     Args:
         places: as they will be asked for; those of no bytes are left out.
         max_gap_bytes: read in vain rather than make another request.
-        max_bytes: of one request, unless a place is larger by itself.
+        max_bytes: maximum bytes of one request, unless a place is larger by itself.
 
     Returns:
         What is read, in the order in which the first place of each stands.
@@ -74,11 +74,11 @@ class Together:
     Places that nobody told of, and those for whose joined read there is no room, are read by themselves.
 
     Args:
-        store: that is read.
-        places: that will be asked for, about in this order, once each.
+        store: store that is read.
+        places: places that will be asked for, about in this order, once each.
         room: sets memory aside for a joined read, without waiting; None where there is none.
         max_gap_bytes: read in vain rather than make another request.
-        max_bytes: of one request. Smaller than where one caller reads all, so that several are under way.
+        max_bytes: maximum bytes of one request. Smaller than where one caller reads all, so that several are under way.
     """
 
     def __init__(

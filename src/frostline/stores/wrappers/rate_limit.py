@@ -18,7 +18,7 @@ class TokenBucket:
     Attributes:
         per_s: tokens that come back each second.
         most: tokens that it holds at most, and to begin with.
-        tokens: that it holds; fewer than none where requests wait for some.
+        tokens: tokens that it holds; negative where requests wait for some.
         at_s: when it held those.
     """
 
@@ -61,7 +61,7 @@ class FollowingRate:
         since_s: when this second of counting began.
         went_well: requests that went well since then.
         seen_per_s: how many a second did so in the second before.
-        fall: what is left of the rate after a refusal.
+        fall: part of the rate that is left after a refusal.
         rise_per_s: by which share of itself the rate grows each second where it is near what was refused.
         climb_per_s: the same elsewhere.
         min_per_s: it falls no further.

@@ -26,7 +26,7 @@ class Wrapped:
     Of a listing only its beginning is such a call: what has begun is not begun again.
 
     Args:
-        store: that does it.
+        store: store that does it.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -71,7 +71,7 @@ class Delayed(Wrapped):
     """A store that is far away.
 
     Args:
-        store: that is near.
+        store: store that is near.
         delay_s: before each call.
         wait: lets time pass.
     """
@@ -90,10 +90,10 @@ class Faulty(Wrapped):
     """A store that fails at times; with the same seed the same calls fail.
 
     Args:
-        store: that does not.
-        share: of the calls that fail, between 0 and 1.
+        store: store that does not.
+        share: share of the calls that fail, between 0 and 1.
         seed: which.
-        error: what they fail with.
+        error: error that they fail with.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class Limited(Wrapped):
     """A store that is asked so many times a second, and no more.
 
     Args:
-        store: that is asked.
+        store: store that is asked.
         per_s: requests a second.
         most: requests at once after a pause.
-        now: what time it is.
+        now: clock.
         wait: lets time pass.
     """
 
@@ -160,7 +160,7 @@ class Deadlined(Wrapped):
     Each call has a thread of its own, which a hanging one keeps.
 
     Args:
-        store: that may hang.
+        store: store that may hang.
         deadline_s: the longest that a call may take.
     """
 
@@ -208,10 +208,10 @@ class Patient(Wrapped):
     tried three times, since its address may be wrong. Safe for threads; travels by pickle, without what it learned.
 
     Args:
-        store: that may refuse.
+        store: store that may refuse.
         patience_s: how long a call is refused, or fails, before its caller is told.
         requests_per_s: calls that are let through each second, a tenth of them at once; those made again count too.
-        now: what time it is.
+        now: clock.
         wait: lets time pass.
     """
 

@@ -40,8 +40,8 @@ class Ranges:
     """Which rows of the manifest make up each part.
 
     Attributes:
-        rows: of the manifest.
-        rows_per_part: of every part but perhaps the last.
+        rows: rows of the manifest.
+        rows_per_part: rows of every part but perhaps the last.
     """
 
     rows: int
@@ -76,7 +76,7 @@ class Parts:
 
     Args:
         out: the file that they will become.
-        identity: what the features depend on; parts of another extraction are removed.
+        identity: dependencies of the features; parts of another extraction are removed.
         ids_at: gives the ids of rows of the manifest.
         ranges: which rows make up each part.
 
@@ -152,12 +152,12 @@ class Extracted:
         out: the file.
         samples: rows in it.
         taken_up: rows that were there from a run that had been broken off.
-        shape: of one sample's features.
-        dtype: of the features.
+        shape: shape of one sample's features.
+        dtype: dtype of the features.
         seconds: in all, up to the file's last byte.
-        setup_s: of these before the first request.
+        setup_s: seconds of these before the first request.
         wire_bytes: store side to trainer, bodies and headers.
-        engine: that ran the frozen part at the nodes.
+        engine: engine that ran the frozen part at the nodes.
         engine_error: its largest relative error against the reference, on the samples that it was tried on; 0 for the
             reference itself. ``codec_error`` comes on top of it.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
@@ -191,9 +191,9 @@ def extract(
     With several nodes the work is spread over them, and where one dies another takes over.
 
     Args:
-        settings: of what, and where to.
+        settings: settings of the extraction.
         observe: told what happens.
-        begun: what has begun already, which the caller ends; None begins here.
+        begun: work that has begun already, which the caller ends; None begins here.
         began_at: since when ``seconds`` counts, as ``time.perf_counter`` does; now by default.
 
     Raises:

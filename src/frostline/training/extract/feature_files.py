@@ -34,9 +34,9 @@ class Contents:
     """What all tables together hold.
 
     Attributes:
-        rows: of all tables.
-        shape: of one sample's features.
-        dtype: of the features.
+        rows: rows of all tables.
+        shape: shape of one sample's features.
+        dtype: dtype of the features.
         classes: names, by label.
     """
 
@@ -62,7 +62,7 @@ def write_features(out: Path, tables: Iterable[pa.Table], contents: Contents) ->
     Args:
         out: the file.
         tables: in order; each has ``id``, ``label`` and ``features``, and one is in memory at a time.
-        contents: what they hold together.
+        contents: contents of all of them together.
 
     Raises:
         OutOfSpace: the disk is full.

@@ -47,7 +47,7 @@ def check_assignment(assignment: Assignment, memory_bytes: int) -> None:
 
     Args:
         assignment: as it came.
-        memory_bytes: that the trainer's process may have.
+        memory_bytes: bytes that the trainer's process may have.
 
     Raises:
         UnsafeArtifact: The head does not do what it should.
@@ -92,8 +92,8 @@ class _Orders:
         near: URL of the node.
         assignment: number of the open file with what is to be trained.
         trained: number of the open file for what comes out.
-        memory_bytes: that this process may have.
-        threads: of torch.
+        memory_bytes: bytes that this process may have.
+        threads: number of threads of torch.
     """
 
     near: str

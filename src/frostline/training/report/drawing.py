@@ -86,8 +86,8 @@ def svg(figure: Figure, *, name: str, title: str) -> str:
 
     Args:
         figure: to draw.
-        name: that no other drawing of the page has.
-        title: what it shows, for who cannot see it.
+        name: name that no other drawing of the page has.
+        title: title for readers who cannot see it.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})

@@ -79,7 +79,7 @@ def rates_plot(bandwidths: Sequence[float], rates: Mapping[str, Sequence[float]]
 
     Args:
         bandwidths: bytes a second, rising.
-        rates: of each rule at each bandwidth, the best rule first.
+        rates: rates of each rule at each bandwidth, the best rule first.
         measured: the bandwidth that the plan is for.
     """
     with mpl.rc_context(STYLE):
@@ -204,14 +204,14 @@ class PlanView:
 
     Attributes:
         plan: all of it.
-        ways: of the mixture, the largest share first.
+        ways: ways of the mixture, the largest share first.
         prices: the dearest resource first; empty where nothing bounds the rate.
-        columns: of the table.
-        rows: of the table.
+        columns: columns of the table.
+        rows: rows of the table.
         figure: SVG of all cuts.
-        wire_bytes: of an average sample.
+        wire_bytes: bytes on the wire of an average sample.
         encoded: the candidate that ships the encoded sample.
-        trials: of the node's engines up to the frost line, the fastest first; those that did not run come last.
+        trials: trials of the node's engines up to the frost line, the fastest first; those that did not run come last.
     """
 
     plan: Plan

@@ -42,12 +42,13 @@ class Report:
         model: name given by the user.
         data: URL of the data set.
         started: when, as ISO 8601 in UTC.
-        seconds: of wall clock, from the command to this report: set-up, training and scoring.
+        seconds: seconds of wall clock, from the command to this report: set-up, training and scoring.
         setup_s: those of them before the training loop: listing, building and cutting the network, planning.
         first_step_s: from the command to the end of the first optimiser step; None where there was none.
         epochs: finished; fewer than asked for where the run was interrupted.
-        kept_epoch: whose head was kept: the last one, unless the loss of the held-out samples decided; 0 before any.
-        held_out: what was held out, and whether it decided which head was kept, in words.
+        kept_epoch: epoch whose head was kept: the last one, unless the loss of the held-out samples decided; 0 before
+            any.
+        held_out: the held-out samples, and whether they decided which head was kept, in words.
         samples: handed to the head, over all epochs.
         train_samples: in the training split.
         val_samples: held out.
@@ -58,16 +59,16 @@ class Report:
         epoch_losses: mean over each epoch's steps.
         val_losses: on the held-out split, after each epoch.
         val_accuracies: share of the held-out samples that were right, after each epoch.
-        val_accuracy: of the head that was kept; None without a held-out split.
+        val_accuracy: accuracy of the head that was kept; None without a held-out split.
         wire_bytes: store side to trainer, bodies and headers.
         baseline_wire_bytes: the encoded images: once where features are kept between epochs, else in each epoch.
         plan: in force at the end: which share of the samples takes which way, and what every other would cost; None
             where the job was too short for measuring to pay.
-        engine: that ran the frozen layers at the node in the end.
+        engine: engine that ran the frozen layers at the node in the end.
         engine_error: its largest relative error against the reference on samples of the job; 0 for the reference.
         fallback: why the network was not cut as it stands, in a sentence; None where it was.
         ways: by which the samples arrived, the most used first.
-        accuracy: what engine and codecs were allowed to lose.
+        accuracy: accuracy that engine and codecs had to keep.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         replans: changes of the plan while the job ran.
         tunings: changes of the window's bounds while it ran.
@@ -76,11 +77,11 @@ class Report:
         measured_samples_per_s: in the passes in which nothing came from the cache; None where there was none.
         stalls_s: seconds in which the training loop waited for a batch.
         stages: seconds spent in each stage, over all epochs; stages overlap.
-        where: what ran where.
+        where: pairs of a part of the work and where it ran.
         skipped: samples that could not be read.
         interrupted: whether the user stopped the run.
         settings: the run's options by name.
-        versions: of Frostline, Python and the libraries that decide the numbers.
+        versions: versions of Frostline, Python and the libraries that decide the numbers.
     """
 
     model: str
@@ -165,7 +166,7 @@ class Record:
     Attributes:
         losses: one for each step.
         epoch_losses: mean over the steps of each epoch that was trained to its end.
-        scores: of the held-out samples, one an epoch.
+        scores: scores of the held-out samples, one an epoch.
         samples: handed to the head.
         first_step_at: when the first step was taken, as ``time.perf_counter`` counts; None before.
         kept: which epoch's head was kept where held-out loss decided; None else.

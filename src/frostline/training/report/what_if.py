@@ -19,9 +19,9 @@ class MeasuredSituation:
     """A situation, when it was measured, and what for.
 
     Attributes:
-        asked: what was planned for, by name: data, network, frost line and so on.
+        asked: inputs of the plan, by name: data, network, frost line and so on.
         at: when, as ISO 8601 in UTC.
-        situation: what was measured.
+        situation: situation that was measured.
         fallback: why the network was not cut as it stands, in a sentence; None where it was.
     """
 
@@ -36,11 +36,11 @@ class WhatIf:
     """What might be otherwise than it was measured; None leaves it as it was.
 
     Attributes:
-        bandwidth: of the link, bytes a second.
-        store_speed: of the store side, times the measured one.
-        trainer_speed: of the trainer, times the measured one.
-        nodes: that work beside the store.
-        epochs: of the job.
+        bandwidth: bandwidth of the link, bytes a second.
+        store_speed: speed of the store side, times the measured one.
+        trainer_speed: speed of the trainer, times the measured one.
+        nodes: number of nodes that work beside the store.
+        epochs: number of epochs of the job.
         apart: node and trainer have a machine each.
     """
 
@@ -83,7 +83,7 @@ class Question:
         policy: rule that chooses, or ``ALL_POLICIES``: the best one, and every rule beside it.
         cut: number of the cut to look at instead.
         codec: with that cut.
-        what_if: what might be otherwise.
+        what_if: changes to assume.
     """
 
     policy: str = POLICIES[0]
@@ -102,8 +102,8 @@ class WhatIfPlan:
     """A plan, and those to compare it with.
 
     Attributes:
-        measured: what it follows from.
-        what_if: what is otherwise than it was measured.
+        measured: situation that it follows from.
+        what_if: changes to the measured situation.
         situation: with that in it.
         plan: for it.
         as_measured: the plan of the same rule for the situation as it was measured, where something is otherwise.

@@ -26,7 +26,7 @@ class Codec:
     Attributes:
         precision: ``exact`` leaves values as they are; ``fp16``, ``bf16`` and ``int8`` narrow floats.
         sparse: values whose bits are not all zero, and a bitmap that tells where they are.
-        compression: of each row: ``lz4``, ``zstd`` or nothing.
+        compression: compression of each row: ``lz4``, ``zstd`` or nothing.
     """
 
     precision: str = EXACT
@@ -100,7 +100,7 @@ def offered(accuracy: str | float, *, is_relu: bool, dtypes: Sequence[str]) -> t
         accuracy: a name (``offered_precisions``), or the largest relative error allowed (``relative_error``), which is
             judged by measurement.
         is_relu: the one tensor that crosses comes from a ReLU.
-        dtypes: of the tensors that cross.
+        dtypes: dtypes of the tensors that cross.
 
     Raises:
         SettingError: The accuracy makes no sense.

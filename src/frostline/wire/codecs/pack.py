@@ -91,8 +91,8 @@ def packing_memory(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[
     """What packing a batch may take, whatever its values are.
 
     Args:
-        shapes: of one sample, for each tensor.
-        dtypes: of each tensor.
+        shapes: shapes of one sample, for each tensor.
+        dtypes: dtypes of each tensor.
         codec: its name.
 
     Raises:

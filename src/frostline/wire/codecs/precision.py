@@ -77,10 +77,10 @@ def widen(
     0.9 on dense ones, 4.2 behind a ReLU and 10 below the normal range.
 
     Args:
-        body: of ``Narrow``.
+        body: body of ``Narrow``.
         precision: as it was narrowed.
-        dtype: of the values.
-        scale: of ``Narrow``.
+        dtype: dtype of the values.
+        scale: scale of ``Narrow``.
     """
     values = np.empty(body.shape, np.float32)
     with np.errstate(all="ignore"):

@@ -63,7 +63,7 @@ def pack_rows(rows: TensorRows, codec: Codec) -> tuple[Bytes, npt.NDArray[np.int
     in planes (0.924 both ways), and have none.
 
     Args:
-        rows: of one tensor.
+        rows: rows of one tensor.
         codec: ``sparse``, a compression, or both; its precision is of no account here.
 
     Returns:
@@ -102,8 +102,8 @@ def unpack_rows(
         packed: the bytes of all rows.
         bounds: where each starts and the last ends; they are within ``packed`` and do not fall.
         codec: as it was packed.
-        shape: of one row.
-        dtype: of its values.
+        shape: shape of one row.
+        dtype: dtype of its values.
         scales: float32 values before them.
 
     Raises:

@@ -30,10 +30,10 @@ class Message:
     """What is sent.
 
     Attributes:
-        method: of HTTP.
+        method: HTTP method.
         path: after the node's address.
-        body: of the request.
-        media_type: of the body.
+        body: body of the request.
+        media_type: media type of the body.
         headers: beside those of HTTP itself. Never shown: one says who asks.
         silence_s: how long its answer may let wait for itself; None for as long as the connection's own deadline.
         may_repeat: sending it twice is as good as once: an idle connection, which may be closed, is tried first.
@@ -53,7 +53,7 @@ class Exchange:
 
     Args:
         connections: to the node.
-        url: of the node, for sentences.
+        url: URL of the node, for sentences.
     """
 
     def __init__(self, connections: Connections, url: str) -> None:

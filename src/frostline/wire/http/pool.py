@@ -166,8 +166,8 @@ class Connection(http.client.HTTPConnection):
     """One connection. Not for several threads, but for ``break_off``.
 
     Args:
-        host: of the node.
-        port: of the node.
+        host: host of the node.
+        port: port of the node.
         deadline_s: longest silence.
         meter: counts what crosses.
         transfers: watch what comes.
@@ -205,7 +205,7 @@ class Connection(http.client.HTTPConnection):
         """Whether the node goes on with a request whose head asked whether to (RFC 9110, section 10.1.1).
 
         Args:
-            longest_s: what it may take to say so; a node that says nothing gets the body.
+            longest_s: longest time it may take to say so; a node that says nothing gets the body.
 
         Raises:
             RemoteDisconnected: The node has closed the connection.
@@ -242,8 +242,8 @@ class Connections:
     """Idle connections for the next request. Safe for threads; after a fork the child makes its own.
 
     Args:
-        host: of the node.
-        port: of the node.
+        host: host of the node.
+        port: port of the node.
         deadline_s: longest silence on a connection.
         max_idle: kept for later.
 
