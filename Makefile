@@ -55,7 +55,7 @@ install-test: $(STAMPS)/test
 docs: install-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The module map in docs/architecture.md, after a module was added or its first line changed.
+# docs/modules.md and the picture of the layers, after a module was added or its first line changed.
 map:
 	$(BIN)/python scripts/module_map.py
 

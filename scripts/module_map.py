@@ -1,39 +1,32 @@
-"""Writes the module map of docs/architecture.md from the first line of every module.
+"""Writes docs/modules.md from the first line of every module, and the picture of the layers from their contract.
 
-python scripts/module_map.py           # rewrites the map
-python scripts/module_map.py --check   # exits with 1 where it is out of date
+python scripts/module_map.py           # writes both
+python scripts/module_map.py --check   # exits with 1 where one is out of date
 """
 
 import ast
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
-START, END = "<!-- map: scripts/module_map.py writes this -->\n", "<!-- end of map -->\n"
-HEIGHTS = (
-    ("Command line", ("cli",)),
-    ("Whole jobs", ("demo", "training", "testing")),
-    ("Jobs and loading", ("jobs", "loaders")),
-    ("Both ends of the wire", ("io_service", "client", "node", "transport")),
-    ("Deciding", ("planning", "batching", "tuning", "prefetch", "cache")),
-    ("Data and networks", ("datasets", "preprocess", "models", "stores", "engines")),
-    ("Shared words", ("wire", "profiles", "ordering")),
-    (
-        "Ground",
-        (
-            "events",
-            "config",
-            "core",
-            "checks",
-            "private",
-            "processors",
-            "file_cache",
-            "version",
-            "errors",
-        ),
-    ),
-)
+PAGE, PICTURE = ROOT / "docs" / "modules.md", ROOT / "docs" / "pictures" / "layers.svg"
+HEAD = """# Modules
+
+Every module in one line: what it decides or does, as the first line of its file says. `make map` writes this page.
+The [architecture](architecture.md) says which of them to read first.
+"""
+# Rooms whose modules decide: values come in, values go out.
+DECIDERS = {"ordering", "planning", "batching", "tuning"}
+WIDTH, HEIGHT, GAP = 860, 34, 10
+STYLE = """<style>
+  text { font: 15px system-ui, sans-serif; fill: #1c2733; text-anchor: middle; dominant-baseline: central }
+  rect { fill: #e8eef4; stroke: #7b8fa3 }
+  .pure { fill: #cfe8d8 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6edf3 } rect { fill: #22303d; stroke: #7b8fa3 } .pure { fill: #1f4a33 }
+  }
+</style>"""
 
 
 def modules():
@@ -42,27 +35,47 @@ def modules():
         yield name, (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
 
 
-def written():
-    lines, left = {}, dict(modules())
-    for title, rooms in HEIGHTS:
-        names = [name for room in rooms for name in left if f"{name}.".startswith(f"frostline.{room}.")]
-        if names:
-            lines[title] = [f"| `{name.removeprefix('frostline.')}` | {left.pop(name)} |" for name in names]
+def layers():
+    """The rooms by height, the highest first, as the contract of imports lists them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    lines = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
+    return [line.replace("|", " ").replace(":", " ").split() for line in lines]
+
+
+def page():
+    left = dict(modules())
+    tables = []
+    for room in (room for rooms in layers() for room in rooms):
+        names = [name for name in left if f"{name}.".startswith(f"frostline.{room}.")]
+        rows = [f"| `{name.removeprefix('frostline.')}` | {left.pop(name)} |" for name in names]
+        tables.append(f"## {room}\n\n| module | what it decides or does |\n| --- | --- |\n" + "\n".join(rows) + "\n")
     left.pop("frostline", None)
-    assert not left, f"give these a height in {Path(__file__).name}: {sorted(left)}"
-    return "\n".join(
-        f"### {title}\n\n| module | what it decides or does |\n| --- | --- |\n" + "\n".join(rows) + "\n"
-        for title, rows in lines.items()
-    )
+    assert not left, f"give these a layer in pyproject.toml: {sorted(left)}"
+    return HEAD + "\n" + "\n".join(tables)
 
 
-def with_map(page):
-    before, rest = page.split(START)
-    return before + START + "\n" + written() + "\n" + END + rest.split(END)[1]
+def picture():
+    shapes = []
+    for row, rooms in enumerate(layers()):
+        width = (WIDTH - GAP * (len(rooms) - 1)) / len(rooms)
+        for place, room in enumerate(rooms):
+            x, y = place * (width + GAP), row * (HEIGHT + GAP)
+            kind = ' class="pure"' if room in DECIDERS else ""
+            shapes.append(f'<rect{kind} x="{x:.0f}" y="{y}" width="{width:.0f}" height="{HEIGHT}" rx="5"/>')
+            shapes.append(f'<text x="{x + width / 2:.0f}" y="{y + HEIGHT / 2:.0f}">{room}</text>')
+    height = len(layers()) * (HEIGHT + GAP)
+    box = f'xmlns="http://www.w3.org/2000/svg" viewBox="-2 -2 {WIDTH + 4} {height}" role="img"'
+    title = "<title>The rooms of Frostline by height; imports go downward only</title>"
+    return "\n".join([f"<svg {box}>", title, STYLE, *shapes, "</svg>", ""])
 
+
+WRITTEN = {PAGE: page, PICTURE: picture}
 
 if __name__ == "__main__":
-    page = PAGE.read_text(encoding="utf-8")
     if "--check" in sys.argv:
-        sys.exit(page != with_map(page) and "docs/architecture.md is out of date: run scripts/module_map.py")
-    PAGE.write_text(with_map(page), encoding="utf-8")
+        stale = [path for path, made in WRITTEN.items() if path.read_text(encoding="utf-8") != made()]
+        sys.exit(f"out of date: {', '.join(map(str, stale))}: run `make map`" if stale else 0)
+    for path, made in WRITTEN.items():
+        path.write_text(made(), encoding="utf-8")
