@@ -401,7 +401,7 @@ def test_refuses_an_engine_for_pixels_with_other_levels(node):
     other = identity(OTHER, "fp32", PIXELS, Levels(mean=(1.0, 1.0, 1.0), std=(2.0, 2.0, 2.0)))
     asked = request(images, LAST, DIGEST, engine=other)
     with pytest.raises(BadRequest, match="other mean and std"):
-        list(transport.features(asked))
+        list(node.features(asked))
     with pytest.raises(BadRequest, match="other mean and std"):
         transport.profile(ProfileRequest(features=asked))
     assert is_idle(node)

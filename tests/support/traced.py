@@ -47,7 +47,8 @@ def main(folder, cut):
     global at_batch
     import frostline as fl
 
-    settings = fl.LoaderSettings(window_bytes=8 << 20)
+    # Few rows fit, so that requests are made as long as batches are taken: pixels, or eight numbers a sample.
+    settings = fl.LoaderSettings(window_bytes=4096 if cut else 8 << 20)
     model = network() if cut else None
     with fl.offload(model, fl.Dataset(folder), cut=cut or None, settings=settings) as job:
         for number, batch in enumerate(job.loader(8, shuffle=True), 1):
