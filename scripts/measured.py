@@ -1,0 +1,45 @@
+"""Draws the pictures of docs/measured.md: bars of whole jobs from raw figures, the others as benchmarks drew them.
+
+python scripts/measured.py
+"""
+
+import json
+import shutil
+import statistics
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
+DRAWN = {
+    "2026-11-21-bandwidth-change.svg": "bandwidth_change.svg",
+    "2026-11-21-what-if.svg": "what_if.svg",
+    "2026-11-23-latency-third.svg": "latency.svg",
+    "2026-11-23-compare-all.svg": "compare.svg",
+    "2026-11-23-tuning.svg": "tuning.svg",
+}
+STORE, SCRIPT = "#1d6a8c", "#b4692a"
+
+
+def whole_jobs():
+    runs = json.loads((RESULTS / "2026-11-24-training.json").read_text(encoding="utf-8"))["runs"]
+    medians = {name: statistics.median(run["seconds"] for run in several) for name, several in runs.items()}
+    names = sorted(medians, key=medians.get, reverse=True)
+    figure = Figure(figsize=(7.2, 0.6 + 0.42 * len(names)), layout="constrained")
+    axes = figure.add_subplot()
+    colours = [STORE if "frostline" in name else SCRIPT for name in names]
+    bars = axes.barh(names, [medians[name] for name in names], color=colours)
+    axes.bar_label(bars, fmt="%.1f s", padding=4)
+    axes.set_xlabel("seconds of the whole run, median of three")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.12)
+    with mpl.rc_context({"svg.hashsalt": "frostline"}):
+        figure.savefig(PICTURES / "whole_jobs.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    whole_jobs()
+    for source, name in DRAWN.items():
+        shutil.copyfile(RESULTS / source, PICTURES / name)
