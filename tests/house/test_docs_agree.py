@@ -77,3 +77,14 @@ def test_the_picture_shows_the_committed_figures():
     assert f"{figures['encoded_bytes'] / 1e3:.0f} kB" in drawn
     assert f"{figures['cuts'][-1]['bytes_per_sample'] / 1e3:.1f} kB" in drawn
     assert [cut["share"] for cut in figures["cuts"]] == sorted(cut["share"] for cut in figures["cuts"])
+
+
+def test_every_module_that_claims_to_decide_is_held_to_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = {contract["id"]: contract for contract in project["tool"]["importlinter"]["contracts"]}
+    pure = [*contracts["pure"]["source_modules"], *contracts["pure-in-itself"]["source_modules"]]
+    for path in (ROOT / "src").rglob("*.py"):
+        first = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+        if first.startswith(("Decide ", "Decides ")):
+            assert any(f"{name}.".startswith(f"{room}.") for room in pure), f"add {name} to a contract of purity"

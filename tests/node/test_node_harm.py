@@ -19,7 +19,7 @@ from frostline.node.request.feature_cache import NodeCache
 from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Tenants
-from frostline.node.trials.trial_policy import TrialQueue
+from frostline.node.trials.trial_queue import TrialQueue
 from frostline.wire.http.pool import address_of
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until

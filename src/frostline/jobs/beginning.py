@@ -1,6 +1,5 @@
 """Decides what a job begins with: what an earlier one found, what is measured first, or the frost line at the node."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -135,4 +134,4 @@ def _later(
             return scene.accuracy != EXACT and is_worth_trying(samples_left=samples_left, samples_per_s=samples_per_s)
         return is_worth_measuring(samples_left=samples_left, samples_per_s=samples_per_s)
 
-    return Measuring(samples=computed_in_all(scene), is_worth=is_worth, measure=measure, clock=time.monotonic)
+    return Measuring(samples=computed_in_all(scene), is_worth=is_worth, measure=measure)

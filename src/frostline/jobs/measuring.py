@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -87,7 +88,12 @@ class Measuring:
     """
 
     def __init__(
-        self, *, samples: int, is_worth: Callable[[int, float], bool], measure: Measure, clock: Callable[[], float]
+        self,
+        *,
+        samples: int,
+        is_worth: Callable[[int, float], bool],
+        measure: Measure,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._samples_left = samples
         self._is_worth = is_worth

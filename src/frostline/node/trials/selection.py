@@ -17,8 +17,9 @@ from frostline.engines.machine.hardware import abilities
 from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.files.artifact import Prefix
 from frostline.node.trials.search import AccuracyCheck, Search
-from frostline.node.trials.trial_policy import NOBODY, EngineMemory, Requester, TrialPolicy, TrialQueue
+from frostline.node.trials.trial_policy import NOBODY, EngineMemory, Requester, TrialPolicy
 from frostline.node.trials.trial_processes import Reference, TrialProcess, TrialRunner
+from frostline.node.trials.trial_queue import TrialQueue
 from frostline.node.trials.trial_store import TrialStore
 from frostline.private import make_private_folder
 from frostline.profiles import Trial

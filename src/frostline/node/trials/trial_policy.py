@@ -1,22 +1,16 @@
 """Decides how a node tries engines, for whom, and which engines fit into its memory."""
 
 import math
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 
 from frostline.batching import ROWS
 from frostline.config import NodeSettings
 from frostline.core.units import in_bytes
 from frostline.engines.machine.allocator import keeps_freed_memory
-from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.profiles import Trial
 
-__all__ = ("NOBODY", "EngineMemory", "Requester", "TrialPolicy", "TrialQueue", "policy_of")
+__all__ = ("NOBODY", "EngineMemory", "Requester", "TrialPolicy", "policy_of")
 
 # A trial takes about a gigabyte beside the engine. A node's engine can take at most five sixteenths of its memory
 # (``node.scheduling.memory_pool.Shares``), so half of a large memory is enough for a trial.
@@ -135,69 +129,3 @@ class Requester:
 
 NOBODY = Requester()
 """A requester that pays nothing and is limited by the node alone."""
-
-
-class TrialQueue:
-    """Grants one turn at a time, to the tenant that had the least trial time so far. Safe for threads.
-
-    Args:
-        clock: returns monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._numbers = count()
-        self._waiting: dict[int, str] = {}
-        self._had_s: defaultdict[str, float] = defaultdict(float)
-        self._is_taken = False
-
-    @contextmanager
-    def turn(self, tenant: str, is_abandoned: Callable[[], bool]) -> Iterator[None]:
-        """Wait for a turn, which lasts as long as the context.
-
-        Args:
-            tenant: name of the tenant.
-            is_abandoned: checked after every change and ``wake``; True cancels the wait.
-
-        Raises:
-            Abandoned: if the wait was cancelled.
-        """
-        self._take(tenant, is_abandoned)
-        began_s = self._clock()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._had_s[tenant] += self._clock() - began_s
-                self._is_taken = False
-                self._changed.notify_all()
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting requests."""
-        return len(self._waiting)
-
-    def wake(self) -> None:
-        """Make all waiting threads check whether they are still wanted."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def _take(self, tenant: str, is_abandoned: Callable[[], bool]) -> None:
-        with self._changed:
-            number = next(self._numbers)
-            self._waiting[number] = tenant
-            try:
-                self._changed.wait_for(lambda: is_abandoned() or self._is_next(number))
-                if is_abandoned():
-                    raise Abandoned
-                self._is_taken = True
-            finally:
-                del self._waiting[number]
-                self._changed.notify_all()
-
-    def _is_next(self, number: int) -> bool:
-        return not self._is_taken and number == min(self._waiting, key=self._place)
-
-    def _place(self, number: int) -> tuple[float, int]:
-        return self._had_s[self._waiting[number]], number
