@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from frostline.core.lru import LruDict
 from frostline.errors import BadRequest, DataError, ObjectNotFound, SampleError
 from frostline.stores.base.protocols import Buffer, Entry, Versioned, is_other_version, plain_etag
 
@@ -262,7 +263,7 @@ class CellReader:
         self._cache = cache
         self._url = url
         self._lock = threading.Lock()
-        self._files: OrderedDict[tuple[str, int, str], _File] = OrderedDict()
+        self._files: LruDict[tuple[str, int, str], _File] = LruDict(_MAX_FILES)
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
         """See ``Readable.read``: the bytes of a cell, which are copied."""
@@ -293,18 +294,15 @@ class CellReader:
     def _file(self, cell: Cell) -> _File:
         key = (cell.file, cell.size, cell.version)
         with self._lock:
-            if key in self._files:
-                self._files.move_to_end(key)
-                return self._files[key]
+            if (known := self._files.use(key)) is not None:
+                return known
         with opened(self._store, cell.file, cell.size) as (parquet, source):
             metadata = parquet.metadata
         self._check(cell, source.version)
         ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
         file = _File(metadata, ends, source.version)
         with self._lock:
-            self._files[key] = file
-            if len(self._files) > _MAX_FILES:
-                self._files.popitem(last=False)
+            self._files.keep(key, file)
         return file
 
     def _decoded(self, cell: Cell, file: _File, group: int) -> pa.ChunkedArray:

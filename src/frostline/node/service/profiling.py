@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from frostline.batching import ROWS
 from frostline.core import Cut
+from frostline.core.lru import LruDict
 from frostline.engines.base.protocols import Footprint
 from frostline.engines.choice.choice import Choice, interpolated
 from frostline.engines.choice.codec_costs import codec_costs, codecs_at, worth_packing
@@ -119,22 +119,17 @@ class Networks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[object, ...], NetworkProfile] = OrderedDict()
+        self._kept: LruDict[tuple[object, ...], NetworkProfile] = LruDict(_MAX_KEPT)
 
     def get(self, key: tuple[object, ...]) -> NetworkProfile | None:
         """The profile of a prefix at a batch size and a preprocessing; None if it is not cached."""
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
+            return self._kept.use(key)
 
     def put(self, key: tuple[object, ...], network: NetworkProfile) -> None:
         """Cache a profile."""
         with self._lock:
-            self._kept[key] = network
-            self._kept.move_to_end(key)
-            if len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
+            self._kept.keep(key, network)
 
 
 class PrefixMeasurement:
