@@ -28,7 +28,7 @@ def check_type(name: str, value: object, *kinds: type) -> None:
     NumPy's numbers are numbers, a whole number is a number, ``True`` is none, and a path is a text.
 
     Raises:
-        SettingError: it is not.
+        SettingError: the value is of another type.
     """
     if not any(_is(value, kind) for kind in kinds):
         came = repr(value) if isinstance(value, _SHOWN) else type(value).__name__
@@ -43,7 +43,7 @@ def checked(given: Mapping[str, Any], taken: Mapping[str, tuple[type, ...]]) -> 
         taken: the types of those that are looked at.
 
     Raises:
-        SettingError: one is of another type.
+        SettingError: a value is of another type.
     """
     for name, kinds in taken.items():
         if name in given:
@@ -55,7 +55,7 @@ def check_fields(settings: Any) -> None:
     """Make sure that the fields of a data class that hold numbers, texts and switches do so; secret ones are not shown.
 
     Raises:
-        SettingError: one does not.
+        SettingError: a field holds a value of another type.
     """
     for field in fields(settings):
         kinds = get_args(field.type) or (field.type,)

@@ -15,7 +15,7 @@ def make_private_folder(path: Path) -> None:
     """Make a folder, and those above it, where they are missing. One that is there keeps its rights.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be made.
     """
     missing = [path]
     while not missing[-1].parent.exists():
@@ -32,7 +32,7 @@ def open_private(path: Path, mode: Literal["xb", "ab"]) -> BufferedWriter:
         mode: ``xb`` for a new one, ``ab`` to write behind what it holds.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The file cannot be opened.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if mode == "xb" else os.O_APPEND)
     return os.fdopen(os.open(path, flags, _FILE), mode)
@@ -42,6 +42,6 @@ def make_private_file(path: Path) -> None:
     """Make an empty file for its user alone, where there is none.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The file cannot be made.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE))

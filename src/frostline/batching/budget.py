@@ -98,7 +98,7 @@ class MemoryBudget:
         """Ask for memory; look with ``is_granted`` whether it may be used.
 
         Raises:
-            OverBudget: It can never be granted.
+            OverBudget: The claim is larger than the budget ever grants.
         """
         self.check(nbytes)
         self._next += 1
@@ -119,7 +119,7 @@ class MemoryBudget:
         """Do nothing if so much could be granted at all.
 
         Raises:
-            OverBudget: It is more than the total.
+            OverBudget: The bytes are more than the total.
         """
         if nbytes > self._total:
             raise OverBudget(

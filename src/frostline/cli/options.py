@@ -73,7 +73,7 @@ def roots_there(_: click.Context, __: click.Parameter, roots: tuple[str, ...]) -
     """The roots of a service that reads data, as ``--data-root`` calls it back. Only folders are looked at.
 
     Raises:
-        DataNotFound: one of them is a folder that is not there.
+        DataNotFound: a root is a folder that does not exist.
     """
     for root in map(parse_url, roots):
         if root.scheme == "file" and not Path(root.path).exists():

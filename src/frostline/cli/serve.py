@@ -210,7 +210,7 @@ def _engines(names: str) -> tuple[str, ...]:
     """Names of engines as they are typed.
 
     Raises:
-        SettingError: There is no such engine.
+        SettingError: No engine has that name.
     """
     from frostline.engines.backends.catalog import OFFERS
 

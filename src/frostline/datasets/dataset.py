@@ -229,7 +229,7 @@ class Dataset:
         """These samples, and after them those of other parts of the same data; one that is in several comes as often.
 
         Raises:
-            SettingError: one is a part of other data.
+            SettingError: a part belongs to other data.
         """
         parts = (self, *others)
         if any((other.url, other.listing) != (self.url, self.listing) for other in others):
@@ -246,7 +246,7 @@ class Dataset:
         """A column's values, one a sample, in the samples' order.
 
         Raises:
-            SettingError: there is no such column.
+            SettingError: the data set has no column of that name.
         """
         return self._selection.column(name)
 

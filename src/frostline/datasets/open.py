@@ -34,7 +34,7 @@ def open_samples(
         limits: limits on the stores that may be read.
 
     Raises:
-        BadRequest: there is no such reading.
+        BadRequest: the reading is unknown.
         SettingError: the URL is none that Frostline reads.
     """
     store = open_store(url, limits)
@@ -53,7 +53,7 @@ def check_object(object: str, reading: str) -> None:
     """Do nothing if the name of a sample's object makes sense in a reading, and stays within the data.
 
     Raises:
-        BadRequest: it does not.
+        BadRequest: the name makes no sense, or leads out of the data.
     """
     if reading != URLS:  # of those the reader knows what they may be
         check_name(Cell.parse(object).file if reading == CELLS else object)

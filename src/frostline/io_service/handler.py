@@ -102,7 +102,7 @@ class RequestHandler:
         """Answer it whole.
 
         Raises:
-            Gone: Nobody wants the rest.
+            Gone: The client has closed the request.
             FrostlineError: What the node answered to what this request had to fetch.
         """
         scope = scope_of(self.request)

@@ -50,8 +50,8 @@ class Sender:
         """Lend and send rows.
 
         Raises:
-            Gone: Nobody takes them.
-            Overloaded: There is no memory for them.
+            Gone: The client is gone.
+            Overloaded: The service has no memory for the rows.
         """
         block = delivered.block
         descriptor = shared(block.parts)
@@ -338,7 +338,7 @@ def _received(one: socket.socket, max_bytes: int = 0) -> Frame | None:
     """The next frame.
 
     Raises:
-        BadRequest: It is none.
+        BadRequest: The bytes are not a frame.
     """
     try:
         return receive(one, max_bytes=max_bytes)

@@ -255,7 +255,7 @@ class Job:
         Raises:
             OrderMismatch: as ``loader``.
             SettingError: as ``loader``; or there are no encoded samples to give.
-            TypeError: There is no such option.
+            TypeError: An option is unknown.
         """
         check_names(options)
         self._refuse_loops()
@@ -347,7 +347,7 @@ class Job:
             follow: change them where what is measured says so.
 
         Raises:
-            SettingError: They do not, or there is no such cut.
+            SettingError: The shares do not sum to 1, or name an unknown cut.
         """
         self._pilot.use(shares, follow=follow)
 

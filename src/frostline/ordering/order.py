@@ -101,7 +101,7 @@ def check_inside(positions: _Rows, size: int) -> None:
     """Make sure that positions lie within an epoch.
 
     Raises:
-        IndexError: one does not.
+        IndexError: a position lies outside.
     """
     if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < size:
         raise IndexError(f"positions {positions.min()} to {positions.max()} do not lie within 0 to {size}")

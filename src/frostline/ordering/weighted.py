@@ -32,7 +32,7 @@ class Weights:
         weights: ``float[n]``, not negative; what they sum to does not matter. A row of weight 0 is never drawn.
 
     Raises:
-        SettingError: one is negative or no number, or all are 0.
+        SettingError: a weight is negative or not a number, or all are 0.
     """
 
     def __init__(self, weights: Sequence[float] | npt.NDArray[np.floating]) -> None:

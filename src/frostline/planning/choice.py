@@ -49,7 +49,7 @@ def make_plan(situation: Situation, policy: str = BEST, *, noise: float = NOISE)
         noise: a gain below this share is none; 0 gives the exact optimum.
 
     Raises:
-        SettingError: There is no such policy.
+        SettingError: No policy has that name.
     """
     if policy == BEST:
         return _best(situation, noise)

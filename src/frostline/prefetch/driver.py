@@ -158,7 +158,7 @@ class Prefetcher:
 
         Raises:
             FrostlineError: what the window or ``fetch`` raised.
-            ValueError: it is closed.
+            ValueError: the prefetcher is closed.
         """
         with self._lock:
             if self._is_closed:

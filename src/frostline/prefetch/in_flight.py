@@ -93,7 +93,7 @@ class Opened:
             How many were left.
 
         Raises:
-            Refused: they are not the rows that were asked for.
+            Refused: the answer has other rows than were asked for.
         """
         start = self.attempts[number]
         stop = start + len(batch) + len(batch.skipped)

@@ -104,7 +104,7 @@ class Applied:
         """The inverse of ``to_json``.
 
         Raises:
-            DataError: It is nothing that this version makes.
+            DataError: The value is not of this version's making.
         """
         try:
             steps = tuple(step_from_json(step) for step in value["steps"])

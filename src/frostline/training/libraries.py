@@ -52,7 +52,7 @@ def from_torchvision(name: str, observe: Observer, *, pretrained: bool) -> Built
         pretrained: load torchvision's default weights of it; else they are random.
 
     Raises:
-        UnknownModel: There is no such network.
+        UnknownModel: The library has no network of that name.
         WeightsMissing: The weights are neither in torch's cache nor can they be fetched.
         ModelError: torchvision cannot be imported, or the weights cannot be read.
     """

@@ -75,7 +75,7 @@ def chosen_of(whole: Dataset, settings: JobSettings, split: str | None) -> Datas
 
     Raises:
         SettingError: there is no such split, or the selection makes no sense.
-        EmptyDataset: there is no such sample.
+        EmptyDataset: no sample is left.
     """
     data = whole if split is None else whole[split]
     data = data if settings.where is None else data.select(settings.where)

@@ -36,7 +36,7 @@ class Cancellation:
         """Go on only where somebody wants the result.
 
         Raises:
-            Unavailable: Nobody does.
+            Unavailable: The result is no longer wanted.
         """
         if self._is_cancelled:
             raise Unavailable("the request was given up")
@@ -46,7 +46,7 @@ class Cancellation:
         """Work that ``end`` breaks off from any thread, soon and without waiting for it.
 
         Raises:
-            Unavailable: It was given up before it began.
+            Unavailable: It was cancelled before it began.
         """
         with self._lock:
             self.check()

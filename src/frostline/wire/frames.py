@@ -89,7 +89,7 @@ def receive(come_from: socket.socket, *, max_bytes: int = 0, takes_descriptor: b
         takes_descriptor: one may come; it is closed where the frame breaks off.
 
     Raises:
-        BrokenFrame: It is none, or breaks off.
+        BrokenFrame: The bytes are not a frame, or break off.
         OSError: The peer is gone, or sends nothing for longer than the socket waits.
     """
     header, descriptor = _header(come_from, takes_descriptor=takes_descriptor)

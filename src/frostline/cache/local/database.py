@@ -96,7 +96,7 @@ class Database:
 
     Raises:
         SettingError: The folder cannot be used, or the budget is too small.
-        OutOfSpace: There is no room to begin with.
+        OutOfSpace: The disk has no room for the database itself.
     """
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:

@@ -81,7 +81,7 @@ class FeatureStore:
 
     Raises:
         SettingError: The folder cannot be used, or the budget is too small.
-        OutOfSpace: There is no room to begin with.
+        OutOfSpace: The disk has no room for the cache itself.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ def node_urls(near: str | Sequence[str]) -> tuple[str, ...]:
     """Addresses of nodes as ``Dataset(near=)`` takes them.
 
     Raises:
-        SettingError: one is none, or that of an I/O service.
+        SettingError: an address is not a URL, or belongs to an I/O service.
     """
     urls = (near,) if isinstance(near, str) else tuple(near)
     for url in urls:

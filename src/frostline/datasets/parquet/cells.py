@@ -153,7 +153,7 @@ class Cell(NamedTuple):
         """The inverse of ``str``.
 
         Raises:
-            BadRequest: it is none.
+            BadRequest: the name is not that of a cell.
         """
         file, mark, rest = object.rpartition("#")
         column, _, place = rest.partition("@")
@@ -199,7 +199,7 @@ class CellCache:
             decode: makes it, outside of any lock.
 
         Raises:
-            SampleError: it does not fit.
+            SampleError: the column does not fit the budget.
         """
         takes = _WHILE_DECODED * nbytes
         if takes > self._most:

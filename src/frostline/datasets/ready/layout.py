@@ -136,7 +136,7 @@ class Layout:
         """Read the text of ``to_json``.
 
         Raises:
-            DataError: it is damaged, or of another version.
+            DataError: the text is damaged, or of another version.
         """
         try:
             value = json.loads(bytes(data))
@@ -293,7 +293,7 @@ class ReadyTable:
         """Read the text of ``table_file``.
 
         Raises:
-            DataError: it is damaged, or of another version.
+            DataError: the file is damaged, or of another version.
         """
         table = _parsed(data, "frostline.ready")
         if table is None:

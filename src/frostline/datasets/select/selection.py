@@ -45,7 +45,7 @@ def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) ->
     """A column's values at the given rows, or at all.
 
     Raises:
-        SettingError: there is no such column.
+        SettingError: the data set has no column of that name.
     """
     known = columns.table.column_names
     if name not in known:
@@ -63,7 +63,7 @@ def groups_of(
     """Numbers of the groups that equal values of a column make, in the order of the values; and the values.
 
     Raises:
-        SettingError: there is no such column.
+        SettingError: the data set has no column of that name.
         DataError: a sample has no value there.
     """
     values = values_of(columns, rows, name)

@@ -79,7 +79,7 @@ def offered(name: str) -> Offer:
         name: name of an offer or an engine.
 
     Raises:
-        EngineUnfit: There is no such offer.
+        EngineUnfit: No offer has that name.
     """
     return _entry(name).offer
 
@@ -92,7 +92,7 @@ def absence(name: str, device: str) -> str | None:
         device: in torch's words.
 
     Raises:
-        EngineUnfit: There is no such offer.
+        EngineUnfit: No offer has that name.
     """
     entry = _entry(name)
     kind = torch.device(device).type

@@ -165,7 +165,7 @@ def leaf_values(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> list[torch
     """The tensors of a graph's leaves, in their order.
 
     Raises:
-        UnsafeArtifact: One is not there.
+        UnsafeArtifact: A leaf has no tensor.
     """
     missing = [tensor for _, tensor in graph.leaves if tensor not in tensors]
     if missing:

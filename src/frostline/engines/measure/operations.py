@@ -65,7 +65,7 @@ def count_operations(
 
     Raises:
         UnsafeArtifact: It does not run on its input, or has more nodes or values than it may.
-        OverBudget: It computes more than it may.
+        OverBudget: The graph computes more than it may.
     """
     if len(graph.nodes) > limits.max_nodes:
         raise UnsafeArtifact(f"the graph has {len(graph.nodes)} nodes, and this node takes up to {limits.max_nodes}")

@@ -25,7 +25,7 @@ def socket_address(url: str) -> str:
     """The address to connect to: of ``unix:///run/user/1000/frostline/io.sock``, or of ``unix:@name`` without a file.
 
     Raises:
-        SettingError: It is no address of an I/O service.
+        SettingError: The URL is not the address of an I/O service.
     """
     place = url.removeprefix(SCHEME)
     if url.startswith(SCHEME) and place.startswith("@") and len(place) > 1:
@@ -68,9 +68,9 @@ class ServiceSocket:
         welcome: greeting of the service.
 
     Raises:
-        OSError: There is no service.
-        Unidentified: It is somebody else's.
-        FrostlineError: It does not want this process.
+        OSError: No service listens there.
+        Unidentified: The service runs as another user.
+        FrostlineError: The service refuses this process.
     """
 
     def __init__(self, address: str, url: str, job: str, deadline_s: float) -> None:

@@ -212,7 +212,7 @@ def checked_columns(columns: Sequence[str]) -> tuple[str, ...]:
     """The names, which must be some of ``COLUMNS``.
 
     Raises:
-        SettingError: they are not.
+        SettingError: a name is not one of ``COLUMNS``.
     """
     if not columns or isinstance(columns, str) or not set(columns) <= set(COLUMNS):
         raise SettingError(f"columns are some of {', '.join(COLUMNS)}, and {columns!r} are not")
@@ -223,7 +223,7 @@ def columns_of(arrays: Arrays, columns: Sequence[str]) -> Parts:
     """These of a batch, in this order.
 
     Raises:
-        SettingError: one of them is not there.
+        SettingError: the batch has no such column.
     """
     found = tuple(getattr(arrays, name) for name in columns)
     if any(array is None for array in found):

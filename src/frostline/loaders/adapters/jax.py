@@ -101,7 +101,7 @@ class JaxIterator:
             state: State from ``get_state``, or the bytes of its JSON, as Grain's ``CheckpointHandler`` keeps it.
 
         Raises:
-            OrderMismatch: It is no state, or one of another loader.
+            OrderMismatch: The value is no state, or one of another loader.
         """
         self.close()
         self._loader.load_state_dict(_parsed(state) if isinstance(state, bytes) else state)

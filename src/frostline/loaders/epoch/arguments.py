@@ -45,7 +45,7 @@ def check_names(options: Iterable[str]) -> None:
     """Make sure that these are options of ``Job.arrays``, as Python does it where a function names them.
 
     Raises:
-        TypeError: There is no such option.
+        TypeError: An option is unknown.
     """
     known = {*_OPTIONS, "augment", "weights"}
     for name in options:
@@ -57,7 +57,7 @@ def check_epochs(numbers: object) -> None:
     """Make sure that these are numbers of epochs to come.
 
     Raises:
-        SettingError: they are none.
+        SettingError: a value is not the number of an epoch.
     """
     if not isinstance(numbers, Sequence) or isinstance(numbers, str):
         raise SettingError(f"epochs names the epochs to come, such as range(10), not {numbers!r}")

@@ -21,7 +21,7 @@ def refuse_encoded(fetcher: Fetcher, *, targets: bool | None) -> None:
     """Refuse to give encoded samples where a job has none, or something is asked for that only pixels have.
 
     Raises:
-        SettingError: so it is.
+        SettingError: the job has a model or a ready form, or targets are asked for.
     """
     if fetcher.shipment is not None:
         raise SettingError("encoded samples are for a job without a model: this one gives features of its network")

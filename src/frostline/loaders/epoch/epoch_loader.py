@@ -190,7 +190,7 @@ class ArrayLoader:
         """What takes it into another process; its ranks are not compared there.
 
         Raises:
-            SettingError: nobody said how it was made.
+            SettingError: the loader was not made by a job.
         """
         if self._made_by is None:
             raise SettingError("only a loader that a job made can go to another process")
@@ -225,7 +225,7 @@ class ArrayLoader:
         """Several epochs like this one, such as ``range(10)``: each asked for while the one before it ends.
 
         Raises:
-            SettingError: there is no epoch, or one comes twice.
+            SettingError: no epoch is named, or one is named twice.
         """
         return Epochs(self, numbers)
 

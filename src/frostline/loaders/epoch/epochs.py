@@ -198,7 +198,7 @@ class Epochs(Generic[L]):
         loader: as given.
 
     Raises:
-        SettingError: there is no epoch, or one comes twice.
+        SettingError: no epoch is named, or one is named twice.
     """
 
     def __init__(self, loader: L, numbers: Sequence[int]) -> None:

@@ -122,7 +122,7 @@ class Mixture:
         """The samples of all parts, one after the other.
 
         Raises:
-            SettingError: they are not of one data set.
+            SettingError: the parts belong to several data sets.
         """
         return self.parts[0].joined(*self.parts[1:])
 

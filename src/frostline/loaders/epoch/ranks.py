@@ -38,7 +38,7 @@ class Ranks:
             other, so that nobody notices when they read different things.
 
     Raises:
-        SettingError: there is no such rank.
+        SettingError: the rank is not below the number of ranks.
     """
 
     rank: int = 0
@@ -84,7 +84,7 @@ class Ranks:
             world_size: how many there are.
 
         Raises:
-            SettingError: there is no such rank.
+            SettingError: the rank is not below the number of ranks.
         """
         return cls(rank=rank, world_size=world_size, gather=_StoreGather(store, rank, world_size))
 

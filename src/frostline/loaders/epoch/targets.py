@@ -23,7 +23,7 @@ def with_targets(data: Dataset, targets: bool | None) -> bool:
     """Whether a loader gives masks: where it is asked to, or the data set has them.
 
     Raises:
-        SettingError: it is asked to, and there are none.
+        SettingError: masks are asked for, and the data set has none.
     """
     if targets and not data.has_targets:
         raise SettingError(

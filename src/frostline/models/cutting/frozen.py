@@ -120,7 +120,7 @@ def refuse_train_mode(model: nn.Module, frozen: Graph) -> None:
     """Do nothing if every module that the frozen part runs behaves as in eval mode.
 
     Raises:
-        FrozenInTrainMode: One does not.
+        FrozenInTrainMode: A module is in train mode, and behaves otherwise there.
     """
     paths = {node.module for node in frozen.nodes}
     for path, module in model.named_modules():

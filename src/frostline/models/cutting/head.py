@@ -143,7 +143,7 @@ class TracedHead(Head):
 
         Raises:
             ModelError: The network gives something else than one tensor.
-            NotTraceable: It cannot be traced in one of the modes.
+            NotTraceable: The head cannot be traced in one of the modes.
         """
         modules = [*self.modules(), *self._modules_run.values()]
         kept = [(module, module.training) for module in modules]

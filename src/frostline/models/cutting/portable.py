@@ -92,7 +92,7 @@ def head_from_json(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     """The inverse of ``head_to_json``, from wherever the values came; may also raise any of ``graph_file.BROKEN``.
 
     Raises:
-        UnsafeArtifact: It names or declares what is not allowed.
+        UnsafeArtifact: The values name or declare something that is not allowed.
     """
     turned = restored(tensors, value["orders"])
     trained = tuple(text(name) for name in value["trained"])

@@ -136,7 +136,7 @@ def text(value: object) -> str:
     """The value, if it is a name.
 
     Raises:
-        UnsafeArtifact: It is none.
+        UnsafeArtifact: The value is not a name.
     """
     if not isinstance(value, str) or len(value) > 1000:
         raise UnsafeArtifact("a name in the file is no text")
@@ -147,7 +147,7 @@ def integer(value: object) -> int:
     """The value, if it is a number that a file may hold.
 
     Raises:
-        UnsafeArtifact: It is none.
+        UnsafeArtifact: The value is not such a number.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not -2 <= value < 1 << 40:
         raise UnsafeArtifact("a number in the file is no integer, or out of bounds")

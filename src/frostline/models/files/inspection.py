@@ -58,7 +58,7 @@ def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits) -> Insp
 
     Raises:
         UnsafeArtifact: It names or declares what is not allowed, or does not hold together.
-        OverBudget: It computes more than it may.
+        OverBudget: The graph computes more than it may.
     """
     prefix = read_outline(header)
     leaves = leaf_values(prefix.graph, prefix.tensors)

@@ -29,7 +29,7 @@ class LinkBounds:
             name: name that the sentence uses.
 
         Raises:
-            AccessDenied: It lies outside.
+            AccessDenied: The path lies outside of these folders.
         """
         if not _is_within(place, self._real):
             # A folder may be a link that points elsewhere since it was looked at.

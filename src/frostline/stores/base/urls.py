@@ -70,7 +70,7 @@ def is_within(url: str, root: str) -> bool:
     """Whether a URL is a root or lies under it, judged by name. Both must have the same options.
 
     Raises:
-        SettingError: one of them is no URL that Frostline reads.
+        SettingError: a text is not a URL that Frostline reads.
     """
     inner, outer = parse_url(url), parse_url(root)
     if inner._replace(path="") != outer._replace(path=""):

@@ -196,7 +196,7 @@ def key_of(kind: str, name: str) -> object:
     """The key of the object of that name, of a CQL type.
 
     Raises:
-        BadRequest: it cannot be one.
+        BadRequest: the name cannot be a key of that type.
     """
     try:
         key = _KEYS[kind](name)

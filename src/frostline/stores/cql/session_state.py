@@ -36,7 +36,7 @@ class CqlSession:
 
     Raises:
         SettingError: there is no password, or certificates cannot be used.
-        DataNotFound: there is no such table.
+        DataNotFound: the table does not exist.
         DataError: its columns cannot be used.
 
     What the driver raises comes out as it is.

@@ -192,7 +192,7 @@ class CqlStore:
             The columns that the table still lacks, because this user may not add any.
 
         Raises:
-            DataNotFound: there is no such keyspace.
+            DataNotFound: the keyspace does not exist.
             DataError: the table has columns of these names for something else.
             AccessDenied: the user may not make tables.
             StoreUnavailable: asking again may help.
@@ -305,8 +305,8 @@ def _asked(link: "CqlSession", name: str) -> "tuple[PreparedStatement, object]":
     """The statement that reads an object, and the key that it takes.
 
     Raises:
-        BadRequest: it can be no key.
-        ObjectNotFound: it is a mask, and rows have none.
+        BadRequest: the name cannot be a key.
+        ObjectNotFound: the object is a mask, and rows have none.
     """
     if not name.startswith(MASKS):
         return link.read, key_of(link.shape.key_type, name)

@@ -65,7 +65,7 @@ def signed(
 
     Raises:
         SettingError: there is no such profile, or botocore is not installed.
-        AccessDenied: it gives no credentials.
+        AccessDenied: the profile gives no credentials.
     """
     if not find_spec("botocore"):
         raise SettingError("AWS profiles are read by botocore: pip install 'frostline[aws]'")

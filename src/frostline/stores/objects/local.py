@@ -128,7 +128,7 @@ class FolderStore:
         """Make the folder, and those above it, where they are missing.
 
         Raises:
-            AccessDenied: it may not be made there.
+            AccessDenied: the folder may not be made there.
             OutOfSpace: the disk is full.
         """
         with _translated(str(self._path)):
@@ -160,7 +160,7 @@ class FolderStore:
         Raises:
             BadRequest: the name leaves the root or cannot be a name.
             ObjectNotFound: no such object.
-            AccessDenied: it is somebody else's.
+            AccessDenied: the folder belongs to another user.
         """
         with _translated(object):
             (self._path / check_name(object)).chmod(0o444)

@@ -59,7 +59,7 @@ class WebClient:
 
         Raises:
             StoreError: The server redirects out of the root, or cannot be trusted.
-            StoreUnavailable: It did not answer, or the answer broke off.
+            StoreUnavailable: The server did not answer, or its answer broke off.
         """
         what = object_url(self._url, name) if name else self._url
         try:

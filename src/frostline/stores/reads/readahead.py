@@ -168,7 +168,7 @@ class ReadAhead:
         """See ``Versioned.read_version``.
 
         Raises:
-            CancelledError: it was closed.
+            CancelledError: the request was closed.
         """
         place = Place(object, offset, length)
         with self._line.lock:

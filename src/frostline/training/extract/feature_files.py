@@ -50,7 +50,7 @@ def check_suffix(out: Path) -> None:
     """Make sure that a file's name says what it shall be.
 
     Raises:
-        SettingError: it ends in neither of the known suffixes.
+        SettingError: the file's name ends in neither of the known suffixes.
     """
     if out.suffix not in SUFFIXES:
         raise SettingError(f"{out.name} must end in {' or '.join(SUFFIXES)}, which says what to write")

@@ -45,7 +45,7 @@ def pack(batch: FeatureBatch, codec: str, tolerance: float | None = None) -> Fea
         The batch with ``packed`` and ``error``; the same batch where there is nothing to pack.
 
     Raises:
-        SettingError: There is no such codec.
+        SettingError: No codec has that name.
     """
     wanted = Codec.parse(codec)
     own = [wanted.of(tensor.dtype) for tensor in batch.tensors]
@@ -96,7 +96,7 @@ def packing_memory(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[
         codec: its name.
 
     Raises:
-        SettingError: There is no such codec.
+        SettingError: No codec has that name.
     """
     wanted = Codec.parse(codec)
     if wanted.name == EXACT:

@@ -109,7 +109,7 @@ class Exchange:
         """A short answer as a whole.
 
         Raises:
-            NodeUnreachable: It broke off.
+            NodeUnreachable: The answer broke off.
         """
         with self._translated():
             body = self._answer.read(_MAX_JSON)
