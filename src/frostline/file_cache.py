@@ -1,4 +1,4 @@
-"""Keeps small files in a folder, the latest used ones."""
+"""Keeps small files in a folder, the latest used ones, and locks files between processes."""
 
 import os
 import tempfile

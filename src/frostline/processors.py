@@ -1,4 +1,4 @@
-"""Says which processor cores and how much memory this process may use, on every system."""
+"""How this process uses the machine: its cores and memory, quiet threads, and a collector that rests meanwhile."""
 
 import gc
 import os

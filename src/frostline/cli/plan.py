@@ -1,4 +1,4 @@
-"""The verb ``plan``: measure every cut of a network on real samples, choose, and answer what would be chosen if."""
+"""The verb ``plan``: measure every cut of a network on real samples, choose, and show what would be chosen if."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How results look on a terminal: JSON alone on stdout, and tables for people."""
+"""How results look on a terminal: JSON alone on stdout, tables for people, and the exit codes."""
 
 import json
 from collections.abc import Collection, Sequence

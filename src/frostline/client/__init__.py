@@ -1,1 +1,1 @@
-"""Ways to a node: HTTP and in-process."""
+"""Ways to nodes over HTTP: one node, or several that serve the same data."""

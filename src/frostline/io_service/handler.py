@@ -1,4 +1,4 @@
-"""Answers one request for rows: from the shelf, from others' flights, and from the node for the rest, in its order."""
+"""Answers one request for rows: from the row cache, from reads under way, and from the node for the rest, in order."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Makes loaders for a job: puts data, order, ranks and the rows' source together, and refuses what does not fit."""
+"""Makes loaders for a job: puts data, order, ranks, caches and the source of rows together."""
 
 import time
 from collections.abc import Callable

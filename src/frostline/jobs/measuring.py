@@ -1,4 +1,4 @@
-"""Measures for a job in a thread of its own, once that pays; the job's loop takes what was found."""
+"""Measures in a thread of its own once that pays, keeps what was found for later jobs, and has the job follow it."""
 
 import hashlib
 import json

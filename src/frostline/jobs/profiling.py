@@ -1,4 +1,4 @@
-"""Measures what a plan needs: the link, on the connection that carries the data, and the trainer's own speed."""
+"""Measures what a plan needs, the link and the trainer's own speed, and keeps profiles for the next job."""
 
 import hashlib
 import json

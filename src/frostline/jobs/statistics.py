@@ -1,4 +1,4 @@
-"""Keeps count of what a job did, from its events and from the batches that arrive."""
+"""Counts what a job did, from its events and arriving batches, and keeps a log of skipped samples for its processes."""
 
 import json
 import os

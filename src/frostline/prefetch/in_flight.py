@@ -1,4 +1,4 @@
-"""A stretch in the window: which of its rows arrived, which attempt brings the next ones, what may be handed out."""
+"""What is under way in the window: which rows arrived, which attempt brings the rest, and how long to back off."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace

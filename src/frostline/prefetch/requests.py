@@ -1,4 +1,4 @@
-"""Decides which samples are asked for together: stretches of one epoch's order, and their values on the way."""
+"""Decides which samples are asked for together, by which way, and how requests grow when an epoch begins."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

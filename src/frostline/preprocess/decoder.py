@@ -1,4 +1,4 @@
-"""Opens and decodes images, encoded ones with Pillow, within bounds, and says what is wrong with broken ones."""
+"""Opens and decodes images and arrays within bounds, jitters colours, and says what is wrong with broken samples."""
 
 import math
 import struct

@@ -1,4 +1,4 @@
-"""What a trainer needs of a node: one protocol, spoken over HTTP and within the process."""
+"""What a trainer needs of a node: one protocol, spoken over HTTP and within the process, and how to cancel a call."""
 
 import threading
 from collections.abc import Callable, Iterator

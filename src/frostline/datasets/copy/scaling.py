@@ -1,4 +1,4 @@
-"""Reads samples with their masks for copies, scaled down where that is wanted: several at once, in their order."""
+"""Scales images and masks on their way into a copy."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Eager torch in other layouts and precisions than the reference: channels-last, and 16-bit floats."""
+"""Eager torch in other layouts and precisions than the reference, and compiled by TorchInductor."""
 
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Names the machine and what computes on it, so that measurements are compared with their like."""
+"""Names the machine, its processor's abilities and its libraries, so that measurements are compared with their like."""
 
 import hashlib
 import importlib.util

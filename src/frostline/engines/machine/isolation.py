@@ -1,4 +1,4 @@
-"""Keeps tracing and computing apart: torch.export switches oneDNN off for the whole process while it works.
+"""Keeps tracing, trials and runs apart: within the process, and in processes whose memory and end are watched.
 
 A network that runs in another thread meanwhile takes other kernels, and its features differ in the last bits.
 So runs share the process among themselves, and a trace waits for them and has it alone. Two traces at a time fail, each

@@ -1,4 +1,4 @@
-"""Several epochs one after the other, each asked for while the one before it ends."""
+"""Several epochs one after the other: the next one is asked for while one ends, and handed out after it."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

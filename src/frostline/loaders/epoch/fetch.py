@@ -1,4 +1,4 @@
-"""One request after another: ask the node for rows on their way and finish them here to the frost line."""
+"""Makes one request after another: asks a node for rows, and finishes them here to the frost line."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

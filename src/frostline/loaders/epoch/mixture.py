@@ -1,4 +1,4 @@
-"""In which order a job's samples come: listed, shuffled, drawn by weights, or parts of the data by turns."""
+"""Chooses the order of a job's samples: listed, shuffled, drawn by weights, or parts of the data by turns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

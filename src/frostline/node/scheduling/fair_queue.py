@@ -1,4 +1,4 @@
-"""The tenants' fair shares of the node, shared by the memory pools and the device."""
+"""Shares a node's device and its reading threads between tenants: whose turn it is, by weighted fair shares."""
 
 import threading
 from collections import Counter, OrderedDict, deque

@@ -1,4 +1,4 @@
-"""A training beside a node: a process that the node starts, which asks it for features and trains a head on them.
+"""The process that trains a head beside a node: checks its assignment, asks the node for features, and trains.
 
 It reads one line of JSON from stdin, then the file of its assignment, and says what happens in lines of JSON on
 stdout. ``stop`` on stdin ends it after the step that it is in; the end of stdin ends it at once, since then its node
