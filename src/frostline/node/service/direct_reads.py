@@ -77,10 +77,11 @@ class DirectReads:
     def _waiting(self, request: FeatureRequest) -> "BatchStream | FolderStream":
         """The samples of a store that may keep a reader waiting, who is then freed when the answer is closed."""
         preprocess, scope = checked_preprocess(request), CancelScope(())
-        store = self._opener.store(request, preprocess, self._account)
-        if isinstance(store, FolderStore):
-            self._folders[request.data, request.reading] = store
-            return self._at_once(request, store)
+        if request.data.startswith("file:"):
+            store = self._opener.store(request, preprocess, self._account)
+            if isinstance(store, FolderStore):
+                self._folders[request.data, request.reading] = store
+                return self._at_once(request, store)
         with ExitStack() as held:
             counters = Counters(self._account.counters)
             reader = self._opener.reader(request, preprocess, self._account, counters, scope, held)
