@@ -145,7 +145,7 @@ def test_a_client_waits_while_its_tenant_lists_something_else(photos, tmp_path):
 def test_a_client_that_leaves_ends_its_listing(photos):
     with silent_store() as silent, listing_node(silent) as node:
         peer = asking(node.url, silent)
-        assert listers()
+        until(listers)
         peer.close()
         until(lambda: not listers())
         until(lambda: is_idle(node))
@@ -163,6 +163,7 @@ def test_a_node_that_closes_ends_its_listings(photos):
 def test_a_node_that_is_killed_takes_its_listing_with_it():
     settings = NodeSettings(memory_bytes=1 << 28)
     with silent_store() as silent, start_node((silent,), settings) as node, closing(asking(node.url, silent)):
+        until(lambda: listers(node.pid))
         [lister] = listers(node.pid)
         os.kill(node.pid, signal.SIGKILL)
         until(lambda: not runs(lister))
