@@ -175,6 +175,7 @@ def test_a_listing_gets_no_more_memory_than_its_node_gives_it(photos):
         listing_node(silent, listing_memory_bytes=300 << 20) as node,
         closing(asking(node.url, silent)),
     ):
+        until(listers)
         [lister] = listers()
         lines = Path(f"/proc/{lister}/limits").read_text().splitlines()
         [line] = [text for text in lines if text.startswith("Max data size")]
@@ -198,6 +199,7 @@ def test_data_whose_listing_takes_too_much_memory_is_refused_with_the_option_tha
 def test_a_listing_that_is_killed_from_outside_says_so(photos, tmp_path):
     with silent_store() as silent, listing_node(silent) as node:
         peer = asking(node.url, silent)
+        until(listers)
         [lister] = listers()
         os.kill(lister, signal.SIGKILL)
         said = b""
