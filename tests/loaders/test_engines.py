@@ -12,7 +12,7 @@ from frostline.events import NodeLeftOut
 from frostline.node import Node
 from frostline.preprocess import Applied
 from frostline.wire.codecs import relative_error
-from support.engines import make_fastest
+from support.engines import every_instruction, make_fastest
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import served
@@ -25,7 +25,7 @@ TAKING_PIXELS = f"{OTHER}+{tiny_preprocess().levels.digest}"
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
     """Trials are kept for all tests here: each is a process or two, and only the first that asks needs them."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, every_instruction():
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder

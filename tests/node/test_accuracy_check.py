@@ -9,7 +9,7 @@ from frostline.core import REFERENCE, Levels
 from frostline.engines.base.identity import identity, judged_on
 from frostline.node.trials.selection import Trials
 from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy
-from support.engines import Reference, make_fastest
+from support.engines import Reference, every_instruction, make_fastest
 from support.nodes import SIDE, artifact_of, preprocess, small_network
 
 HALF = "torch-bf16"
@@ -24,6 +24,12 @@ REFERENCE_RUN = Reference(NETWORK.prefix)
 ONE = np.random.default_rng(0).normal(size=(16, 3, SIDE, SIDE)).astype(np.float32)
 # The weights' own rounding tells more where little light comes in beside the biases.
 OTHER = ONE * 100
+
+
+@pytest.fixture(scope="module", autouse=True)
+def any_processor():
+    with every_instruction():
+        yield
 
 
 @pytest.fixture(scope="module")
