@@ -66,13 +66,13 @@ def single(store, places):
 
 
 def together(store, places):
-    from frostline.stores.reads.shared_reads import Together
+    from frostline.stores.reads.shared_reads import SharedReads
 
     # A node's requests, one after another; its threads take the samples of each in their order.
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for start in range(0, len(places), 8 * AT_ONCE):
             asked = places[start : start + 8 * AT_ONCE]
-            reader = Together(store, asked, lambda nbytes: Ample())
+            reader = SharedReads(store, asked, lambda nbytes: Ample())
             read = threads.map(reader.read, *zip(*asked, strict=True))
             assert sum(map(len, read)) == len(asked) * (SIZE - 500)
             reader.close()
@@ -86,9 +86,9 @@ class Ample:
 
 
 def joined(store, places):
-    from frostline.stores.reads.batched_reads import Joined
+    from frostline.stores.reads.batched_reads import BatchedReads
 
-    reader = Joined(store)
+    reader = BatchedReads(store)
     nbytes = 0
     # As many requests of a node's size at a time as their threads can use.
     for start in range(0, len(places), 8 * AT_ONCE):

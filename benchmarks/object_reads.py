@@ -76,11 +76,11 @@ def layers():
     from obstore.store import MemoryStore
 
     from frostline.stores.objects.obstore import DriverStore
-    from frostline.stores.wrappers.retry import Patient
+    from frostline.stores.wrappers.retry import Retrying
 
     client, name = MemoryStore(), name_of(0)
     obstore.put(client, name, bytes(SIZE))
-    store = Patient(DriverStore("memory://layers", lambda _: client, ""))
+    store = Retrying(DriverStore("memory://layers", lambda _: client, ""))
     for what, call in (
         ("obstore", lambda: memoryview(obstore.get(client, name).bytes())),
         ("read", lambda: store.read(name, 0, SIZE)),

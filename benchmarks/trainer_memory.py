@@ -102,7 +102,7 @@ def filled(job, data):
     part = data.take(np.arange(COMPUTED))
     some = np.concatenate([batch.features.numpy() for batch in job.loader(BATCH, data=part)])
     rows = np.empty((len(data), *some.shape[1:]), some.dtype)
-    cache = job._maker.keeper.cache(job._fetcher.preprocess, None)  # noqa: SLF001 (to fill it in no time)
+    cache = job._maker.cache_policy.cache(job._fetcher.preprocess, None)  # noqa: SLF001 (to fill it in no time)
     for start in range(0, len(data), COMPUTED):
         rows[start : start + COMPUTED] = some[: len(data) - start]
         cache.put(data.samples.ids[start : start + COMPUTED], (rows[start : start + COMPUTED],))

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching import FairShares, Stay, Wish, leaving
+from frostline.batching import Evictable, FairShares, Incoming, leaving
 
 IDLE, SERVED = 60.0, 60.0
 
 
 def stay(key, nbytes=10, *, owner="other", idle_s=0.0, served_s=0.0, tag=0.0, asked_s=None):
-    return Stay(
+    return Evictable(
         key=key,
         owner=owner,
         nbytes=nbytes,
@@ -26,7 +26,7 @@ def stay(key, nbytes=10, *, owner="other", idle_s=0.0, served_s=0.0, tag=0.0, as
 
 
 def wish(lacking_bytes, *, tenant="me", tag=0.0, over_bytes=0):
-    return Wish(tenant=tenant, tag=tag, lacking_bytes=lacking_bytes, over_bytes=over_bytes)
+    return Incoming(tenant=tenant, tag=tag, lacking_bytes=lacking_bytes, over_bytes=over_bytes)
 
 
 STAYS = st.lists(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.cache.shared.object_layout import Bundle, mark_of
+from frostline.cache.shared.object_layout import PackedObject, mark_of
 from frostline.cache.shared.pruning import surplus
 from frostline.stores.base.protocols import Dated
 
@@ -12,8 +12,8 @@ IDLE_S = 3600.0
 SCOPES = [bytes([number]) * 32 for number in range(4)]
 
 
-def bundle(scope, number, modified_s, rows=100):
-    one = Bundle(scope=scope, rows=rows, value_bytes=84, digest=f"{number:032x}")
+def packed(scope, number, modified_s, rows=100):
+    one = PackedObject(scope=scope, rows=rows, value_bytes=84, digest=f"{number:032x}")
     return Dated(one.name, one.nbytes, modified_s)
 
 
@@ -23,7 +23,7 @@ def left(listing, wanted_bytes, budget_bytes, **options):
 
 
 times = st.floats(0, NOW_S)
-bundles = st.builds(bundle, st.sampled_from(SCOPES), st.integers(0, 2**64), times, st.integers(1, 200))
+packed_objects = st.builds(packed, st.sampled_from(SCOPES), st.integers(0, 2**64), times, st.integers(1, 200))
 marks = st.builds(lambda scope, at: Dated(mark_of(scope), 1, at), st.sampled_from(SCOPES), times)
 partials = st.builds(
     lambda scope, size, at: Dated(f"{scope.hex()}/.partial-abc", size, at),
@@ -32,7 +32,9 @@ partials = st.builds(
     times,
 )
 strangers = st.builds(Dated, st.sampled_from(["notes.txt", "other/used", "ab/x.rows1"]), st.integers(0, 10_000), times)
-listings = st.lists(st.one_of(bundles, marks, partials, strangers), max_size=30, unique_by=lambda one: one.object)
+listings = st.lists(
+    st.one_of(packed_objects, marks, partials, strangers), max_size=30, unique_by=lambda one: one.object
+)
 
 
 @given(listings, st.integers(0, 50_000), st.integers(0, 400_000))
@@ -51,7 +53,7 @@ def test_room_is_made_for_all_that_is_wanted_or_nothing_is_removed(listing, want
 @given(listings, st.integers(0, 50_000), st.integers(0, 400_000))
 def test_what_was_used_lately_and_what_is_not_ours_stays(listing, wanted_bytes, budget_bytes):
     def is_used(one):
-        return Bundle.named(one.object, one.size) is not None or one.object.endswith("/used")
+        return PackedObject.named(one.object, one.size) is not None or one.object.endswith("/used")
 
     for one in left(listing, wanted_bytes, budget_bytes):
         folder = one.object.partition("/")[0]
@@ -71,8 +73,8 @@ def test_two_nodes_that_look_at_once_remove_the_same(listing, wanted_bytes, budg
 
 
 def test_the_scope_that_was_unused_longest_goes_first_and_its_oldest_objects_before_the_others():
-    listing = [bundle(SCOPES[0], number, 100.0 + number) for number in range(3)]
-    listing += [bundle(SCOPES[1], number, 50.0 + number) for number in range(3)]
+    listing = [packed(SCOPES[0], number, 100.0 + number) for number in range(3)]
+    listing += [packed(SCOPES[1], number, 50.0 + number) for number in range(3)]
     listing.append(Dated(mark_of(SCOPES[1]), 1, 200.0))
     size = listing[0].size
     gone = left(listing, 4 * size, 6 * size)
@@ -80,12 +82,12 @@ def test_the_scope_that_was_unused_longest_goes_first_and_its_oldest_objects_bef
 
 
 def test_a_mark_keeps_old_rows():
-    listing = [bundle(SCOPES[0], number, 1.0) for number in range(3)]
+    listing = [packed(SCOPES[0], number, 1.0) for number in range(3)]
     size = listing[0].size
     assert left(listing, size, 3 * size) == listing[:1]
     assert left([*listing, Dated(mark_of(SCOPES[0]), 1, NOW_S)], size, 3 * size) == []
 
 
 def test_nothing_goes_for_what_can_never_fit():
-    listing = [bundle(SCOPES[0], 0, 1.0)]
+    listing = [packed(SCOPES[0], 0, 1.0)]
     assert left(listing, 20_000, 10_000) == []

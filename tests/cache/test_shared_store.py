@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.cache import SharedStore
-from frostline.cache.shared.object_index import KnownRows
-from frostline.cache.shared.object_layout import Bundle, Outbox, bundled, keys_of, stretches
+from frostline.cache.shared.object_index import ObjectIndex
+from frostline.cache.shared.object_layout import PackedObject, WriteBuffer, keys_of, pack_rows, runs_of
 from frostline.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from frostline.stores.open import open_store
 from support import stored
@@ -83,7 +83,7 @@ def test_rows_are_written_once(folder):
     with opened(folder) as store:
         offer(store, range(40))
     assert store.statistics().kept == 10
-    assert sum(Bundle.named(name, size).rows for name, size in objects(folder).items()) == 40
+    assert sum(PackedObject.named(name, size).rows for name, size in objects(folder).items()) == 40
 
 
 def test_what_was_tampered_with_is_a_miss_and_is_written_again(folder, tmp_path):
@@ -213,7 +213,7 @@ class Wrapped:
         return getattr(self.store, name)
 
 
-class Gone(Wrapped):
+class ClientGone(Wrapped):
     def read(self, *_):
         raise StoreUnavailable("it is gone")
 
@@ -229,7 +229,7 @@ class Full(Wrapped):
         raise OutOfSpace("it is full")
 
 
-@pytest.mark.parametrize("trouble", [Gone, Full])
+@pytest.mark.parametrize("trouble", [ClientGone, Full])
 def test_a_store_that_refuses_everything_does_no_harm(folder, trouble):
     with opened(folder, wrap=trouble) as store:
         for _ in range(3):
@@ -329,45 +329,45 @@ ROWS = st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=20, un
 @given(ROWS, st.integers(4, 40), st.binary(min_size=32, max_size=32))
 def test_an_objects_name_says_what_lies_where(keys, value_bytes, scope):
     rows = [(key, bytes([number]) * value_bytes) for number, key in enumerate(keys)]
-    bundle, data = bundled(scope, rows)
-    assert Bundle.named(bundle.name, len(data)) == bundle
-    assert keys_of(bundle, data[: bundle.head_bytes]) == keys
+    packed, data = pack_rows(scope, rows)
+    assert PackedObject.named(packed.name, len(data)) == packed
+    assert keys_of(packed, data[: packed.head_bytes]) == keys
     for place, (_, value) in enumerate(rows):
-        assert data[bundle.offset(place) :][:value_bytes] == value
-    assert Bundle.named(bundle.name, len(data) + 1) is None
+        assert data[packed.offset(place) :][:value_bytes] == value
+    assert PackedObject.named(packed.name, len(data) + 1) is None
 
 
 @given(st.sets(st.integers(0, 50)))
 def test_neighbours_are_read_together_and_nothing_else_is_read(places):
-    found = stretches(list(places))
-    assert sorted(place for stretch in found for place in stretch) == sorted(places)
+    found = runs_of(list(places))
+    assert sorted(place for run in found for place in run) == sorted(places)
     assert all(one.stop < other.start for one, other in pairwise(found))
 
 
 @given(st.lists(ROWS, min_size=1, max_size=8))
 def test_the_first_object_that_was_seen_to_hold_a_row_is_where_it_lies(groups):
-    known, first = KnownRows(1000), {}
+    known, first = ObjectIndex(1000), {}
     for keys in groups:
-        bundle, _ = bundled(stored.SCOPE, [(key, b"value") for key in keys])
-        known.add(bundle, keys)
+        packed, _ = pack_rows(stored.SCOPE, [(key, b"value") for key in keys])
+        known.add(packed, keys)
         for place, key in enumerate(keys):
-            first.setdefault(key, (bundle, place))
+            first.setdefault(key, (packed, place))
     assert known.find(stored.SCOPE, list(first)) == list(first.values())
     assert len(known) == len(first)
 
 
 def test_scopes_that_nobody_asks_for_are_forgotten_for_others():
-    known, scopes = KnownRows(20), [bytes([number]) * 32 for number in range(4)]
+    known, scopes = ObjectIndex(20), [bytes([number]) * 32 for number in range(4)]
     for scope in scopes:
-        bundle, _ = bundled(scope, [(stored.key(number), b"value") for number in range(8)])
-        known.add(bundle, stored.keys(range(8)))
+        packed, _ = pack_rows(scope, [(stored.key(number), b"value") for number in range(8)])
+        known.add(packed, stored.keys(range(8)))
     assert [known.find(scope, stored.keys([0]))[0] is None for scope in scopes] == [True, True, False, False]
     assert not known.has_room(scopes[3], 13)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 12)), max_size=30))
 def test_every_row_that_was_taken_comes_out_once_and_no_more_waits_than_allowed(adds):
-    box, taken, given_out = Outbox(max_bytes=300, bundle_bytes=100, linger_s=5.0), set(), []
+    box, taken, given_out = WriteBuffer(max_bytes=300, bundle_bytes=100, linger_s=5.0), set(), []
     for now_s, (scope, first, count) in enumerate(adds):
         scope = bytes([scope])
         rows = [(stored.key(number), b"x" * 20) for number in range(first, first + count)]
@@ -386,7 +386,7 @@ def test_every_row_that_was_taken_comes_out_once_and_no_more_waits_than_allowed(
 
 
 def test_a_wait_for_nothing_has_no_end():
-    box = Outbox(max_bytes=100, bundle_bytes=50, linger_s=5.0)
+    box = WriteBuffer(max_bytes=100, bundle_bytes=50, linger_s=5.0)
     assert box.due_in_s(0.0) is None
     box.add(b"", [(b"key", b"value")], 3.0)
     assert box.due_in_s(4.0) == pytest.approx(4.0)

@@ -12,7 +12,7 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import NodeUnreachable, Overloaded
 from frostline.events import NodeFull, PhaseStarted
 from frostline.jobs.profiling import measure_link
-from frostline.loaders.epoch.retry import Asking
+from frostline.loaders.epoch.retry import RetryPolicy
 from frostline.node import Node
 from frostline.testing.transports import Act, ScriptedTransport
 from support import nodes
@@ -33,7 +33,9 @@ class Time:
 
 
 def asking(events, time, retry_for_s=60.0):
-    return Asking(retry_for_s=retry_for_s, observe=events.append, clock=lambda: time.now, wait=time.wait, jitter=float)
+    return RetryPolicy(
+        retry_for_s=retry_for_s, observe=events.append, clock=lambda: time.now, wait=time.wait, jitter=float
+    )
 
 
 def full(retry_after_s):

@@ -14,7 +14,7 @@ from frostline.core import REFERENCE
 from frostline.errors import EngineNotReady, Unavailable
 from frostline.events import BatchTaken, EngineChanged, EpochStarted, MeasuringFailed, PhaseStarted, Replanned
 from frostline.jobs import beginning
-from frostline.jobs.measuring import Findings, KeptFindings, Measuring
+from frostline.jobs.measuring import KeptMeasurements, Measurements, Measuring
 from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
 from frostline.node.in_process import LocalTransport
 from frostline.profiles import Trial
@@ -117,10 +117,10 @@ def test_sides_with_cores_of_their_own_are_measured_while_the_job_runs_where_tha
 def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by_the_next_job(
     folder, profiled, cache, monkeypatch
 ):
-    def engine(self, scene, *_):
-        scene.transport.profile(_wanted(scene))
+    def engine(self, context, *_):
+        context.transport.profile(_wanted(context))
         make_fastest(cache / "engines", OTHER)  # a trial on a busy machine may say that it is not
-        return Findings(choice=EngineChoice.of(scene.transport.profile(_wanted(scene))))
+        return Measurements(choice=EngineChoice.of(context.transport.profile(_wanted(context))))
 
     monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", engine)
     monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
@@ -147,14 +147,14 @@ def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by
         assert job.engine == EngineChoice()
 
 
-def _wanted(scene):
+def _wanted(context):
     from dataclasses import replace
 
     from frostline.jobs.context import tried
     from frostline.wire.messages import ProfileRequest
 
-    features = replace(tried(scene), cut=scene.cuts[-1].number)
-    return ProfileRequest(features=features, accuracy=scene.accuracy, only_here=True, only_engine=True)
+    features = replace(tried(context), cut=context.cuts[-1].number)
+    return ProfileRequest(features=features, accuracy=context.accuracy, only_here=True, only_engine=True)
 
 
 def test_an_engine_that_the_node_has_no_more_gives_way_to_the_reference(folder, monkeypatch):
@@ -169,8 +169,8 @@ def test_an_engine_that_the_node_has_no_more_gives_way_to_the_reference(folder, 
         return profile(self, wanted, cancellation)
 
     monkeypatch.setattr(LocalTransport, "profile", refuse)
-    gone = Findings(choice=EngineChoice(engine="openvino", error=1e-6))
-    monkeypatch.setattr(KeptFindings, "get", lambda _: gone)
+    gone = Measurements(choice=EngineChoice(engine="openvino", error=1e-6))
+    monkeypatch.setattr(KeptMeasurements, "get", lambda _: gone)
     with job_on(folder, accuracy=0.001) as job:
         assert job.engine.engine == "openvino"
         np.testing.assert_array_equal(rows_of(job), exact)
@@ -210,7 +210,7 @@ def test_measuring_is_told_how_many_samples_are_left_and_begins_once():
     def measure(cancellation, samples_left):
         asked.append(samples_left)
         done.set()
-        return Findings()
+        return Measurements()
 
     judged = []
     found = measuring(measure, is_worth=lambda *known: judged.append(known) or len(judged) > 1)
@@ -221,31 +221,31 @@ def test_measuring_is_told_how_many_samples_are_left_and_begins_once():
     assert judged == [(92, 8.0), (84, 8.0)]  # eight samples a tick
     assert asked == [84]
     found.close()
-    assert found.found() == Findings()
+    assert found.found() == Measurements()
     assert found.found() is None
 
 
 def test_measuring_may_begin_before_the_first_batch_and_is_waited_for_a_while():
     go_on = threading.Event()
-    at_once = measuring(lambda _, samples_left: Findings(choice=EngineChoice(engine=f"{samples_left} left")))
-    assert at_once.begin(wait_s=60) == Findings(choice=EngineChoice(engine="100 left"))
+    at_once = measuring(lambda _, samples_left: Measurements(choice=EngineChoice(engine=f"{samples_left} left")))
+    assert at_once.begin(wait_s=60) == Measurements(choice=EngineChoice(engine="100 left"))
     assert at_once.found() is None
     at_once.observe(EpochStarted(epoch=0, samples=100))
     at_once.observe(batch())  # it was done
     at_once.close()
     assert at_once.found() is None
 
-    later = measuring(lambda *_: Findings() if go_on.wait(60) else None)
+    later = measuring(lambda *_: Measurements() if go_on.wait(60) else None)
     assert later.begin(wait_s=0.01) is None
     go_on.set()
     later.close()
-    assert later.found() == Findings()
+    assert later.found() == Measurements()
 
 
 def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeypatch):
     monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
     found = EngineChoice(engine=REFERENCE, error=0.0, trials=(Trial(engine=REFERENCE, precision="fp32", cut=2),))
-    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", lambda *_: Findings(choice=found))
+    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", lambda *_: Measurements(choice=found))
     events = []
     with job_on(folder, events, accuracy="float32") as job:
         assert job.engine == found
@@ -291,18 +291,18 @@ def test_a_closed_job_gives_up_what_it_measures():
 
 
 ASKED = {"prefix": "ab", "accuracy": 0.01}
-FOUND = Findings(choice=EngineChoice(engine="a", error=0.1, trials=(Trial(engine="a", precision="fp32", cut=2),)))
+FOUND = Measurements(choice=EngineChoice(engine="a", error=0.1, trials=(Trial(engine="a", precision="fp32", cut=2),)))
 
 
 def test_findings_are_kept_for_what_they_depend_on(tmp_path):
-    KeptFindings(tmp_path, ASKED).put(FOUND)
-    assert KeptFindings(tmp_path, ASKED).get() == FOUND
-    assert KeptFindings(tmp_path, {**ASKED, "accuracy": "exact"}).get() is None
+    KeptMeasurements(tmp_path, ASKED).put(FOUND)
+    assert KeptMeasurements(tmp_path, ASKED).get() == FOUND
+    assert KeptMeasurements(tmp_path, {**ASKED, "accuracy": "exact"}).get() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"choice": {"engine": 1}, "situation": null}', '{"choice": 3}'])
 def test_findings_that_say_something_else_count_as_not_there(tmp_path, text):
-    kept = KeptFindings(tmp_path, ASKED)
+    kept = KeptMeasurements(tmp_path, ASKED)
     kept.put(FOUND)
     next(tmp_path.glob("*.json")).write_text(text)
     assert kept.get() is None

@@ -14,7 +14,7 @@ from frostline.engines.base.identity import identity
 from frostline.engines.choice.choice import Choice
 from frostline.errors import BadRequest, EngineNotReady, EngineUnfit, UnknownPrefix
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher, NodeEngine, Shipment
-from frostline.loaders.epoch.local_stage import TrainerSide
+from frostline.loaders.epoch.local_stage import LocalStage
 from frostline.models.files.artifact import read_prefix, save_prefix
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
@@ -313,7 +313,7 @@ def test_prepares_an_engine_on_request_and_its_features_are_nearly_the_same(new_
         reading="objects",
         preprocess=preprocess(),
         shipment=Shipment(digest=DIGEST, artifact=ARTIFACT),
-        trainer_side=TrainerSide(cuts=NETWORK.cuts),
+        local_stage=LocalStage(cuts=NETWORK.cuts),
         engine=NodeEngine("exact", EngineChoice(engine=OTHER)),
         arrived=(),
     )
@@ -340,7 +340,7 @@ def test_uses_the_reference_at_a_cut_where_the_engine_cannot_be_used(node):
         reading="objects",
         preprocess=preprocess(),
         shipment=Shipment(digest=DIGEST, artifact=ARTIFACT),
-        trainer_side=TrainerSide(cuts=NETWORK.cuts),
+        local_stage=LocalStage(cuts=NETWORK.cuts),
         engine=NodeEngine("int8", EngineChoice(engine=other)),
         arrived=(),
     )

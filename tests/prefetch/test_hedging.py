@@ -12,7 +12,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples, Skipped
 from frostline.core.hedging import Stragglers
 from frostline.errors import NodeUnreachable, Refused, SettingError
-from frostline.prefetch import Window, stretches
+from frostline.prefetch import Window, plan_requests
 from support.mixing import one_way
 
 WAY = Route(3)
@@ -23,7 +23,7 @@ def window(count, **settings):
     zeros = np.zeros(count, np.int64)
     table = Samples(ids=np.arange(count) + 100, objects=["x"] * count, offsets=zeros, lengths=zeros + 9, labels=zeros)
     chosen = LoaderSettings(**{"requests_in_flight": 4, "hedge_quantile": 0.9, **settings})
-    return Window(stretches(table, np.arange(count), np.arange(count), one_way(ROWS, 8)), chosen)
+    return Window(plan_requests(table, np.arange(count), np.arange(count), one_way(ROWS, 8)), chosen)
 
 
 def answer(ids, *, unreadable=()):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples
 from frostline.errors import NodeUnreachable
-from frostline.prefetch import Mixer, Window, stretches
-from frostline.prefetch.requests import Lengthening, Lengths
+from frostline.prefetch import WeightedRoutes, Window, plan_requests
+from frostline.prefetch.requests import RampLengths, RampUp
 from support.mixing import one_way
 
 ROW_BYTES = 16
@@ -26,7 +26,7 @@ def table(count):
 
 
 def asked(count, dealer):
-    return stretches(table(count), np.arange(count), np.arange(count), dealer)
+    return plan_requests(table(count), np.arange(count), np.arange(count), dealer)
 
 
 @st.composite
@@ -41,7 +41,7 @@ def beginnings(draw):
 def rounds(settings, count, *, is_short):
     """Rows asked for in each round, where all that is under way is answered before anything else is asked for."""
     dealer = one_way(settings.samples_per_request, ROW_BYTES)
-    held = Window(asked(count, Lengthening(dealer, Lengths.of(settings)) if is_short else dealer), settings)
+    held = Window(asked(count, RampUp(dealer, RampLengths.of(settings)) if is_short else dealer), settings)
     found = []
     while asks := held.asks(0.0):
         found.append([len(ask.samples) for ask in asks])
@@ -74,7 +74,7 @@ def test_short_requests_have_about_as_many_samples_under_way_as_whole_ones_and_n
 
 @given(beginnings(), st.integers(0, 500))
 def test_lengths_only_grow_and_end_at_whole_requests(settings, number):
-    lengths = Lengths.of(settings)
+    lengths = RampLengths.of(settings)
     assert 1 <= lengths.at(number) <= lengths.at(number + 1) <= settings.samples_per_request
     assert lengths.at(10**9) == settings.samples_per_request
     if not settings.ramp:
@@ -84,15 +84,17 @@ def test_lengths_only_grow_and_end_at_whole_requests(settings, number):
 @given(st.integers(1, 400), beginnings(), st.floats(0.05, 0.95))
 def test_which_samples_are_asked_for_and_in_which_order_does_not_depend_on_the_lengths(count, settings, share):
     rows = settings.samples_per_request
-    mixer = Mixer({Route(0): share, Route(1): 1 - share}, samples_per_request=rows, bytes_per_sample=lambda _: 1)
-    made = list(asked(count, Lengthening(mixer, Lengths.of(settings))))
+    mixer = WeightedRoutes(
+        {Route(0): share, Route(1): 1 - share}, samples_per_request=rows, bytes_per_sample=lambda _: 1
+    )
+    made = list(asked(count, RampUp(mixer, RampLengths.of(settings))))
     assert np.concatenate([one.positions for one in made]).tolist() == list(range(count))
     assert abs(sum(len(one) for one in made if one.route == Route(0)) - share * count) <= 2 * rows
 
 
 def test_after_a_failure_one_short_request_is_under_way_and_not_all_that_make_up_a_whole_one():
     settings = LoaderSettings(retry_for_s=1e9)
-    held = Window(asked(400, Lengthening(one_way(32, ROW_BYTES), Lengths.of(settings))), settings)
+    held = Window(asked(400, RampUp(one_way(32, ROW_BYTES), RampLengths.of(settings))), settings)
     asks = held.asks(0.0)
     for ask in asks:
         held.failed(ask, NodeUnreachable("down"), 0.0)
@@ -104,4 +106,4 @@ def test_after_a_failure_one_short_request_is_under_way_and_not_all_that_make_up
 def test_lengths_that_are_none_are_refused():
     for first, whole, requests in ((0, 4, 1), (5, 4, 1), (1, 4, 0)):
         with pytest.raises(ValueError, match="cannot begin"):
-            Lengths(first=first, whole=whole, round_requests=requests)
+            RampLengths(first=first, whole=whole, round_requests=requests)

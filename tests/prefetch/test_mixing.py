@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import Route, Samples
-from frostline.prefetch import Mixer, stretches
+from frostline.prefetch import WeightedRoutes, plan_requests
 
 ROUTES = (Route(0), Route(3), Route(7, "fp16"), Route(9, "sparse+zstd"))
 
@@ -17,7 +17,7 @@ def mixtures(draw):
 
 
 def mixer(shares, per_request=8):
-    return Mixer(shares, samples_per_request=per_request, bytes_per_sample=lambda route: 10 * route.cut)
+    return WeightedRoutes(shares, samples_per_request=per_request, bytes_per_sample=lambda route: 10 * route.cut)
 
 
 def dealt(one, count):
@@ -69,7 +69,7 @@ def test_requests_say_their_way_and_what_they_should_weigh():
         labels=np.zeros(count, np.int64),
     )
     made = list(
-        stretches(table, np.arange(count), np.arange(count), mixer({ROUTES[0]: 0.5, ROUTES[1]: 0.5}, per_request=5))
+        plan_requests(table, np.arange(count), np.arange(count), mixer({ROUTES[0]: 0.5, ROUTES[1]: 0.5}, per_request=5))
     )
     assert [one.positions.tolist() for one in made] == [list(range(start, start + 5)) for start in range(0, 20, 5)]
     assert {(one.route, one.expected_bytes) for one in made} == {(ROUTES[0], 35), (ROUTES[1], 150)}

@@ -13,7 +13,7 @@ from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples
 from frostline.errors import NodeUnreachable, OverBudget, Overloaded, StoreUnavailable
 from frostline.events import RequestFinished, RequestHedged, RequestRetried, SampleSkipped
-from frostline.prefetch import Prefetcher, Window, stretches
+from frostline.prefetch import Prefetcher, Window, plan_requests
 from frostline.testing import Act, ScriptedTransport
 from frostline.wire.messages import FeatureRequest
 from support.mixing import one_way
@@ -30,7 +30,7 @@ def table(count):
 def prefetcher(fetch, *, count=64, events=None, **settings):
     chosen = LoaderSettings(**{"samples_per_request": 8, "requests_in_flight": 4, "retry_for_s": 20, **settings})
     order = np.arange(count)
-    asked = stretches(table(count), order, order, one_way(chosen.samples_per_request, 16))
+    asked = plan_requests(table(count), order, order, one_way(chosen.samples_per_request, 16))
     return Prefetcher(
         Window(asked, chosen),
         fetch,

@@ -8,7 +8,7 @@ import pytest
 from frostline.config import TUNING, LoaderSettings
 from frostline.errors import SettingError
 from frostline.events import Tuned
-from frostline.prefetch import Prefetcher, Tuner, Window, stretches
+from frostline.prefetch import Prefetcher, Tuner, Window, plan_requests
 from frostline.testing import ScriptedTransport
 from frostline.tuning import NewBounds, Setting, rule_of
 from prefetch.test_prefetcher import features, ids_of, table
@@ -46,7 +46,7 @@ class Clock:
 def run(rule, *, count=400, tuner=None, events=None, **chosen):
     settings = LoaderSettings(samples_per_request=ROWS, **chosen)
     order = np.random.default_rng(0).permutation(count)
-    asked = stretches(table(count), order, np.arange(count), one_way(ROWS, 16))
+    asked = plan_requests(table(count), order, np.arange(count), one_way(ROWS, 16))
     tuner = tuner or Tuner(rule, 0.0)
     window = Window(asked, settings)
     with Prefetcher(
@@ -103,7 +103,9 @@ def test_of_two_windows_at_once_one_is_looked_at():
     rule = Scripted(Setting(requests=3, window_bytes=1 << 20))
     tuner = Tuner(rule, 0.0)
     settings = LoaderSettings(samples_per_request=ROWS)
-    held = [Window(stretches(table(80), np.arange(80), np.arange(80), one_way(ROWS, 16)), settings) for _ in range(2)]
+    held = [
+        Window(plan_requests(table(80), np.arange(80), np.arange(80), one_way(ROWS, 16)), settings) for _ in range(2)
+    ]
     for window in held:
         tuner.begin(window, 0.0)
         for second in range(1, 4):
@@ -137,7 +139,8 @@ def test_a_look_is_worth_little_and_none_is_made_too_soon():
     rule = Scripted(Setting(requests=3, window_bytes=1 << 20))
     tuner = Tuner(rule, 0.0)
     window = Window(
-        stretches(table(80), np.arange(80), np.arange(80), one_way(ROWS, 16)), LoaderSettings(samples_per_request=ROWS)
+        plan_requests(table(80), np.arange(80), np.arange(80), one_way(ROWS, 16)),
+        LoaderSettings(samples_per_request=ROWS),
     )
     tuner.begin(window, time.monotonic())
     tuner.look(window, stalled_s=0.0, now=0.0)

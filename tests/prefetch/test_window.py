@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
-from frostline.prefetch import Window, stretches
+from frostline.prefetch import Window, plan_requests
 from frostline.prefetch.in_flight import Failing, delay_s
 from support.mixing import one_way
 
@@ -33,7 +33,7 @@ def table(count):
 def window(count=40, *, per_request=4, row_bytes=ROW_BYTES, jitter=float, **settings):
     chosen = LoaderSettings(samples_per_request=per_request, **settings)
     everything = np.arange(count)
-    asked = stretches(table(count), everything, everything, one_way(per_request, row_bytes))
+    asked = plan_requests(table(count), everything, everything, one_way(per_request, row_bytes))
     return Window(asked, chosen, jitter=jitter)
 
 
@@ -85,7 +85,7 @@ def test_encoded_samples_that_wait_to_be_handed_out_take_the_room_of_their_bytes
 def test_nothing_of_an_epoch_comes_before_the_last_of_the_one_before_whatever_the_slack(slack):
     settings = LoaderSettings(samples_per_request=4, requests_in_flight=8, slack=slack, ramp=False)
     places = np.arange(16)
-    asked = stretches(table(16), places, places, one_way(4, ROW_BYTES))
+    asked = plan_requests(table(16), places, places, one_way(4, ROW_BYTES))
     held = Window((replace(one, epoch=int(one.positions[0]) // 8) for one in asked), settings)
     first, *others = held.asks(0.0)
     assert [ask.epoch for ask in (first, *others)] == [0, 0, 1, 1]
@@ -100,7 +100,7 @@ def test_nothing_of_an_epoch_comes_before_the_last_of_the_one_before_whatever_th
 
 def test_an_iterator_that_has_no_more_now_may_have_some_later():
     places = np.arange(8)
-    everything = list(stretches(table(8), places, places, one_way(4, ROW_BYTES)))
+    everything = list(plan_requests(table(8), places, places, one_way(4, ROW_BYTES)))
     left = [everything[:1], everything[1:]]
 
     class Drawn:
@@ -169,7 +169,7 @@ class Disorder(RuleBasedStateMachine):
         self.slack = 1 << 62 if slack is None else slack
         order = np.random.default_rng(0).permutation(len(rows))
         self.ids = samples.ids[order]
-        parts = stretches(samples, order[self.wanted], self.wanted, one_way(per_request, ROW_BYTES))
+        parts = plan_requests(samples, order[self.wanted], self.wanted, one_way(per_request, ROW_BYTES))
         self.window = Window(parts, settings)
         self.requests = requests
         self.places = {int(one): place for place, one in enumerate(self.ids)}

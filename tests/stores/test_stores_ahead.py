@@ -15,9 +15,9 @@ from frostline.errors import ObjectNotFound, StoreUnavailable
 from frostline.node.scheduling.memory_pool import Pool
 from frostline.stores.base.protocols import Place
 from frostline.stores.open import open_store
-from frostline.stores.reads.batched_reads import Joined
+from frostline.stores.reads.batched_reads import BatchedReads
 from frostline.stores.reads.readahead import ReadAhead, ReadAheadQueue, SecondReads
-from frostline.stores.wrappers.hedging import LateReads
+from frostline.stores.wrappers.hedging import HedgedReads
 from frostline.stores.wrappers.retry import Wrapped
 
 DATA = bytes(range(256))
@@ -62,7 +62,7 @@ class Many(Wrapped):
 
     def read_many(self, places, *, most=32):
         self.given.append(len(places))
-        yield from Joined(self._store).read_many(places[:1] if self._error else places, most=most)
+        yield from BatchedReads(self._store).read_many(places[:1] if self._error else places, most=most)
         if self._error:
             raise self._error
 
@@ -139,7 +139,7 @@ def test_a_store_that_fails_under_way_fails_what_it_had_not_given(memory, thread
             ahead.read("x", 2, 2)
 
 
-class Waited(LateReads):
+class Waited(HedgedReads):
     """Tells when somebody waits for a read."""
 
     def __init__(self):
@@ -231,7 +231,7 @@ def test_a_place_larger_than_all_room_holds_no_other_up(memory, threads):
 def all_read(memory, threads, store, quantile=0.95):
     """Forty places, of which the last but one is held up; how often one was read again."""
     room, again = Pool(1 << 20), Counter()
-    second = SecondReads(late=LateReads(quantile), threads=threads, made=lambda: again.update("x"))
+    second = SecondReads(late=HedgedReads(quantile), threads=threads, made=lambda: again.update("x"))
     with closing(ReadAhead(store, line(threads, room), second)) as ahead:
         ahead.expect(places(40))
         found = [bytes(ahead.read(*place)) for place in places(40)]
@@ -283,7 +283,7 @@ class Later(Executor):
 
 
 def known(quantile=0.5):
-    late = LateReads(quantile)
+    late = HedgedReads(quantile)
     for _ in range(20):
         late.took(2, late.now())
     return late
@@ -366,7 +366,7 @@ def test_whatever_comes_together_each_gets_its_bytes_and_all_memory_is_given_bac
                 ahead.expect([place])
         ahead.close()
 
-    late = LateReads(0.8)
+    late = HedgedReads(0.8)
     with ThreadPoolExecutor(4) as reads, ThreadPoolExecutor(2) as urgent:
         waiting = line(reads, room, most=4)
         with ThreadPoolExecutor(6) as callers:

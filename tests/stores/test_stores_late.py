@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.stores.wrappers.hedging import LateReads
+from frostline.stores.wrappers.hedging import HedgedReads
 
 
 class Clock:
@@ -13,7 +13,7 @@ class Clock:
 
 
 def known(clock, quantile=0.9, reads=40, took_s=0.5, nbytes=100):
-    late = LateReads(quantile, clock)
+    late = HedgedReads(quantile, clock)
     for _ in range(reads):
         late.took(nbytes, clock() - took_s)
     return late

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.stores.wrappers.rate_limit import FollowingRate, TokenBucket
+from frostline.stores.wrappers.rate_limit import AdaptiveRate, TokenBucket
 
 steps = st.lists(st.floats(0, 3), min_size=1, max_size=60)
 
@@ -38,7 +38,7 @@ def test_a_bucket_that_makes_no_sense_is_refused():
 
 
 def test_nothing_waits_until_a_store_refuses():
-    rate = FollowingRate()
+    rate = AdaptiveRate()
     for number in range(1000):
         rate, wait = rate.admit(number / 1000)
         assert wait == 0
@@ -51,7 +51,7 @@ happenings = st.lists(st.tuples(st.sampled_from(["sent", "well", "refused"]), st
 
 @given(happenings)
 def test_the_rate_only_falls_by_refusals_only_grows_by_successes_and_keeps_its_bounds(happened):
-    rate, now = FollowingRate(), 0.0
+    rate, now = AdaptiveRate(), 0.0
     for what, pause in happened:
         now += pause
         before = rate.rate_per_s
@@ -71,7 +71,7 @@ def test_the_rate_only_falls_by_refusals_only_grows_by_successes_and_keeps_its_b
 
 @given(happenings, st.floats(0, 30))
 def test_nothing_goes_before_the_time_that_a_store_asked_for(happened, asked_s):
-    rate = FollowingRate().refused(5.0, sent_at_s=5.0, wait_s=asked_s)
+    rate = AdaptiveRate().refused(5.0, sent_at_s=5.0, wait_s=asked_s)
     now = 5.0
     for _, pause in happened:
         now += pause
@@ -80,14 +80,14 @@ def test_nothing_goes_before_the_time_that_a_store_asked_for(happened, asked_s):
 
 
 def test_refusals_of_what_was_sent_before_a_fall_change_nothing():
-    rate = FollowingRate(rate_per_s=100.0).refused(10.0, sent_at_s=9.9)
+    rate = AdaptiveRate(rate_per_s=100.0).refused(10.0, sent_at_s=9.9)
     assert rate.rate_per_s == 85
     assert rate.refused(10.1, sent_at_s=9.95).rate_per_s == 85
     assert rate.refused(10.2, sent_at_s=10.05).rate_per_s < 85
 
 
 def test_what_a_burst_at_the_start_was_refused_does_not_hold_the_rate_down():
-    rate = FollowingRate()
+    rate = AdaptiveRate()
     for number in range(5):
         rate = rate.succeeded(number / 1000)
     rate = rate.refused(0.010, sent_at_s=0.006).refused(0.020, sent_at_s=0.012)
@@ -115,7 +115,7 @@ ROUND_TRIP_S = 0.05
 
 def simulate(allowed, workers, seconds):
     """Requests a second that went well and were refused, of a store that refuses what its bucket has no token for."""
-    rate, store = FollowingRate(), TokenBucket.full(allowed, most=max(1, allowed / 10), now_s=0.0)
+    rate, store = AdaptiveRate(), TokenBucket.full(allowed, most=max(1, allowed / 10), now_s=0.0)
     answers, idle, gate_s, now = [], workers, 0.0, 0.0
     taken = refused = 0
     while now < seconds:

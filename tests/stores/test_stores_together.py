@@ -12,7 +12,7 @@ from frostline.datasets.copy.repack import repack
 from frostline.errors import ObjectNotFound, StoreUnavailable
 from frostline.stores.base.protocols import Place
 from frostline.stores.open import open_store
-from frostline.stores.reads.shared_reads import Together
+from frostline.stores.reads.shared_reads import SharedReads
 from frostline.testing.forms import Example
 from support import forms
 from support.asked import Bytes, versions_read
@@ -59,7 +59,7 @@ def found(store, place):
 @given(places, st.integers(0, 50), st.integers(1, 300), st.integers(0, 600), st.integers(1, 8))
 def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(asked, gap, most, room, workers):
     store, memory = Bytes(), Memory(room)
-    together = Together(store, asked, memory.take, max_gap_bytes=gap, max_bytes=most)
+    together = SharedReads(store, asked, memory.take, max_gap_bytes=gap, max_bytes=most)
     with ThreadPoolExecutor(workers) as threads:
         got = list(threads.map(lambda place: found(together, place), asked))
     assert got == [found(Bytes(), place) for place in asked]
@@ -70,7 +70,7 @@ def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(aske
 def test_neighbours_are_read_by_one_request_and_what_was_taken_is_let_go():
     asked = [Place("a", start, 10) for start in range(0, 1000, 10)]
     store, memory = Bytes(), Memory(1000)
-    together = Together(store, asked, memory.take, max_bytes=250)
+    together = SharedReads(store, asked, memory.take, max_bytes=250)
     assert together.joins
     assert [len(together.read(*place)) for place in asked] == [10] * 100
     assert store.asked == [("a", start, 250) for start in range(0, 1000, 250)]
@@ -81,7 +81,7 @@ def test_neighbours_are_read_by_one_request_and_what_was_taken_is_let_go():
 
 def test_single_places_and_those_nobody_told_of_are_read_by_themselves():
     store = Bytes()
-    together = Together(store, [Place("a", 0, 10), Place("b", 0, 10)], Memory(1000).take)
+    together = SharedReads(store, [Place("a", 0, 10), Place("b", 0, 10)], Memory(1000).take)
     assert not together.joins
     for place in (("a", 0, 10), ("b", 0, 10), ("b", 500, 7)):
         together.read_version(*place)
@@ -91,7 +91,7 @@ def test_single_places_and_those_nobody_told_of_are_read_by_themselves():
 def test_without_room_each_is_read_by_itself():
     asked = [Place("a", start, 10) for start in range(0, 100, 10)]
     store = Bytes()
-    together = Together(store, asked, lambda nbytes: None)
+    together = SharedReads(store, asked, lambda nbytes: None)
     for place in asked:
         together.read(*place)
     assert store.asked == asked
@@ -99,7 +99,7 @@ def test_without_room_each_is_read_by_itself():
 
 def test_an_object_that_ended_early_costs_only_what_lies_behind_its_end():
     asked = [Place("a", start, 10) for start in range(960, 1040, 10)]
-    together = Together(Bytes(), asked, Memory(1000).take)
+    together = SharedReads(Bytes(), asked, Memory(1000).take)
     assert [found(together, place) is None for place in asked] == [False] * 4 + [True] * 4
 
 
@@ -114,7 +114,7 @@ def test_who_waits_for_a_joined_read_makes_the_next_one_meanwhile():
 
     asked = [Place("a", start, 50) for start in range(0, 200, 50)]
     store = Slow()
-    together = Together(store, asked, Memory(1000).take, max_bytes=100)
+    together = SharedReads(store, asked, Memory(1000).take, max_bytes=100)
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(together.read, *place) for place in asked[:2]]
         assert all(one.wait(60) for one in started)
@@ -130,7 +130,7 @@ def test_a_store_that_fails_tells_all_who_wait():
 
     asked = [Place("a", start, 50) for start in range(0, 200, 50)]
     memory = Memory(1000)
-    together = Together(Failing(), asked, memory.take)
+    together = SharedReads(Failing(), asked, memory.take)
     for place in asked:
         with pytest.raises(StoreUnavailable, match="no answer"):
             together.read(*place)

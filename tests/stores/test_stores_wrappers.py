@@ -15,9 +15,9 @@ from frostline.stores.base.protocols import Place
 from frostline.stores.base.urls import parse_url
 from frostline.stores.objects.clouds import cloud_store
 from frostline.stores.open import open_store
-from frostline.stores.reads.batched_reads import Joined
+from frostline.stores.reads.batched_reads import BatchedReads
 from frostline.stores.wrappers.rate_limit import TokenBucket
-from frostline.stores.wrappers.retry import Deadlined, Delayed, Faulty, Limited, Patient, Wrapped
+from frostline.stores.wrappers.retry import Deadlined, Delayed, Faulty, Limited, Retrying, Wrapped
 from frostline.testing.stores import (
     ListingTests,
     ManyReadingTests,
@@ -76,7 +76,7 @@ class TestPatient(Wrappers):
     __test__ = True
 
     def wrapped(self, store):
-        return Patient(store)
+        return Retrying(store)
 
 
 class TestJoined(ManyReadingTests):
@@ -85,7 +85,7 @@ class TestJoined(ManyReadingTests):
     @pytest.fixture(params=[0, 1 << 20])
     def staged(self, request):
         store = memory()
-        return Staged(store=Joined(store, max_gap_bytes=request.param), put=store.write)
+        return Staged(store=BatchedReads(store, max_gap_bytes=request.param), put=store.write)
 
 
 class Time:
@@ -186,7 +186,7 @@ def test_a_patient_store_settles_just_under_what_is_allowed_and_loses_nothing():
     time = Time()
     throttling = Throttling(memory(), 50, time)
     throttling.write("x", b"x")
-    store = Patient(throttling, now=time.now, wait=time.wait)
+    store = Retrying(throttling, now=time.now, wait=time.wait)
     for _ in range(2000):
         assert bytes(store.read("x", 0, 1)) == b"x"
     learned_s, refused = time.now_s, throttling.refused
@@ -201,7 +201,7 @@ def test_a_patient_store_waits_as_long_as_it_is_told_to():
     time = Time()
     throttling = Throttling(memory(), 10, time, retry_after_s=7.0)
     throttling.write("x", b"x")
-    Patient(throttling, now=time.now, wait=time.wait).read("x", 0, 1)
+    Retrying(throttling, now=time.now, wait=time.wait).read("x", 0, 1)
     assert throttling.refused == 1
     assert time.now_s >= 7.0
 
@@ -213,7 +213,7 @@ def test_patience_ends():
         time.wait(1.0)
         return StoreThrottled("slow down")
 
-    store = Patient(Faulty(memory(), share=1.0, seed=0, error=refuse), patience_s=5, now=time.now, wait=time.wait)
+    store = Retrying(Faulty(memory(), share=1.0, seed=0, error=refuse), patience_s=5, now=time.now, wait=time.wait)
     with pytest.raises(StoreThrottled, match="slow down"):
         store.read("x", 0, 1)
     assert 5 <= time.now_s <= 60
@@ -239,14 +239,14 @@ def test_a_store_that_never_answered_is_tried_three_times():
     time = Time()
     away = Away(memory(), time, 0, 1e9)
     with pytest.raises(StoreUnavailable, match="no answer"):
-        Patient(away, now=time.now, wait=time.wait).read("x", 0, 1)
+        Retrying(away, now=time.now, wait=time.wait).read("x", 0, 1)
     assert away.failures == 3
 
 
 def test_a_store_that_went_away_is_waited_for():
     time = Time()
     away = Away(memory(), time, 10, 40)
-    store = Patient(away, now=time.now, wait=time.wait)
+    store = Retrying(away, now=time.now, wait=time.wait)
     store.write("x", b"x")
     time.wait(10)
     assert bytes(store.read("x", 0, 1)) == b"x"
@@ -256,9 +256,9 @@ def test_a_store_that_went_away_is_waited_for():
 
 def test_a_store_is_asked_no_more_often_than_the_user_says():
     time = Time()
-    store = pickle.loads(pickle.dumps(Patient(memory(), requests_per_s=10)))
+    store = pickle.loads(pickle.dumps(Retrying(memory(), requests_per_s=10)))
     assert store.__reduce__()[0].keywords["requests_per_s"] == 10
-    store = Patient(memory(), requests_per_s=10, now=time.now, wait=time.wait)
+    store = Retrying(memory(), requests_per_s=10, now=time.now, wait=time.wait)
     for _ in range(21):
         store.write("x", b"x")
     assert time.now_s == pytest.approx(2.0)
@@ -266,7 +266,7 @@ def test_a_store_is_asked_no_more_often_than_the_user_says():
 
 def test_the_wait_for_a_store_that_went_away_ends():
     time = Time()
-    store = Patient(Away(memory(), time, 10, 1e9), patience_s=20, now=time.now, wait=time.wait)
+    store = Retrying(Away(memory(), time, 10, 1e9), patience_s=20, now=time.now, wait=time.wait)
     with pytest.raises(ObjectNotFound):
         store.read("x", 0, 1)  # which is an answer too
     time.wait(10)
@@ -276,7 +276,7 @@ def test_the_wait_for_a_store_that_went_away_ends():
 
 
 def test_a_patient_store_travels_without_what_it_learned(tmp_path):
-    store = pickle.loads(pickle.dumps(Patient(open_store(str(tmp_path)))))
+    store = pickle.loads(pickle.dumps(Retrying(open_store(str(tmp_path)))))
     store.write("x", b"x")
     assert not store.statistics().is_bounded
 
@@ -337,7 +337,7 @@ def test_joined_reads_give_what_single_ones_give(asked, gap, max_bytes, most):
     for name in "ab":
         store.write(name, bytes(range(ord(name), ord(name) + 100)))
     counted = Counted(store)
-    joined = Joined(counted, max_gap_bytes=gap, max_bytes=max_bytes)
+    joined = BatchedReads(counted, max_gap_bytes=gap, max_bytes=max_bytes)
     found = dict(joined.read_many([Place(*one) for one in asked], most=most))
     assert sorted(found) == list(range(len(asked)))
     for row, one in enumerate(asked):
@@ -352,6 +352,6 @@ def test_joined_reads_give_what_single_ones_give(asked, gap, max_bytes, most):
 def test_neighbours_are_read_by_one_request():
     store = Counted(memory())
     store.write("x", bytes(10_000))
-    joined = Joined(store, max_gap_bytes=10, max_bytes=5000)
+    joined = BatchedReads(store, max_gap_bytes=10, max_bytes=5000)
     list(joined.read_many([Place("x", start, 95) for start in range(0, 10_000, 100)]))
     assert store.reads == [("x", 0, 4995), ("x", 5000, 4995)]

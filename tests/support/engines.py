@@ -10,11 +10,13 @@ from unittest import mock
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.engines.choice.trials import features
 
+INSTRUCTIONS = frozenset({"avx512_bf16", "avx512_vnni"})
+
 
 @contextmanager
 def every_instruction():
     """Let engines be tried that the processor is slow at: where it has no bfloat16, they give the same numbers."""
-    with mock.patch("frostline.node.trials.selection.abilities", lambda _: frozenset({"avx512_bf16", "avx512_vnni"})):
+    with mock.patch("frostline.node.trials.selection.abilities", return_value=INSTRUCTIONS):
         yield
 
 

@@ -5,7 +5,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from frostline.tuning import Look
+from frostline.tuning import Observation
 
 __all__ = ("Queues", "Run")
 
@@ -153,7 +153,7 @@ class Queues:
             return
         self._stall()
         since, self._since = self._since, self._nothing()
-        look = Look(
+        look = Observation(
             now_s=self.now,
             seconds=self.now - self._looked,
             ready_bytes=len(self._came) * self.request_bytes,

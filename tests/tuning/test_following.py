@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.tuning import Following, Look, Setting
+from frostline.tuning import Following, Observation, Setting
 from support.queues import Queues
 
 REQUEST = 160_000
@@ -174,10 +174,10 @@ def test_answers_without_bytes_ramps_failures_and_ends_say_nothing():
     }
     for nothing in ({"bytes_arrived": 0}, {"requests_allowed": 7}, {"failures": 1}, {"is_ending": True}):
         rule = Following(MAX, requests=8)
-        answers = [rule.look(Look(**{**said, **nothing}, now_s=0.1 * number)) for number in range(50)]
+        answers = [rule.look(Observation(**{**said, **nothing}, now_s=0.1 * number)) for number in range(50)]
         assert all(answer is None or "failed" in answer.reason for answer in answers), nothing
     rule = Following(MAX, requests=8)
-    assert any(rule.look(Look(**said, now_s=0.1 * number)) for number in range(50))
+    assert any(rule.look(Observation(**said, now_s=0.1 * number)) for number in range(50))
 
 
 def test_every_change_says_what_was_measured():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.tuning import Following, Look, Prisma, Setting, Steady
+from frostline.tuning import Following, Observation, Prisma, Setting, Steady
 from support.queues import Queues
 
 MAX = Setting(requests=64, window_bytes=256 << 20)
@@ -10,7 +10,7 @@ ROWS, REQUEST = 10, 160_000
 
 
 def look(now_s, ready, *, in_flight=1):
-    return Look(
+    return Observation(
         now_s=now_s,
         seconds=0.01,
         bytes_arrived=0,

@@ -1,7 +1,7 @@
 """Decides how many samples run at once, which ones together, and whose turn it is. Pure: no clock, no threads."""
 
 from frostline.batching.budget import ANYBODY, Allowance, Claim, MemoryBudget
-from frostline.batching.eviction import DRAINED_WITHIN_S, Stay, Wish, leaving
+from frostline.batching.eviction import DRAINED_WITHIN_S, Evictable, Incoming, leaving
 from frostline.batching.forming import (
     ROWS,
     BatchingRule,
@@ -27,17 +27,17 @@ __all__ = (
     "Allowance",
     "BatchingRule",
     "Claim",
+    "Evictable",
     "FairShares",
     "FirstCome",
     "Hapi",
+    "Incoming",
     "Limit",
     "MemoryBudget",
     "Merging",
     "QueueHead",
     "QueuedRequest",
-    "Stay",
     "Turn",
-    "Wish",
     "batch_size",
     "leaving",
     "padded",

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-__all__ = ("DRAINED_WITHIN_S", "Stay", "Wish", "leaving")
+__all__ = ("DRAINED_WITHIN_S", "Evictable", "Incoming", "leaving")
 
 # Unused for longer than this is not in use: the pause between two requests of a job that has one under way.
 _IDLE_S = 1.0
@@ -18,7 +18,7 @@ DRAINED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
+class Evictable:
     """Something that is in memory.
 
     Attributes:
@@ -43,7 +43,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Incoming:
     """Something that is to come into memory.
 
     Attributes:
@@ -59,7 +59,7 @@ class Wish:
     over_bytes: float
 
 
-def leaving(wish: Wish, stays: Sequence[Stay]) -> tuple[Hashable, ...] | None:
+def leaving(wish: Incoming, stays: Sequence[Evictable]) -> tuple[Hashable, ...] | None:
     """What has to leave for a wish.
 
     What is not in use may always leave, longest unused first. What is in use may once it had a turn's worth of the
@@ -75,7 +75,7 @@ def leaving(wish: Wish, stays: Sequence[Stay]) -> tuple[Hashable, ...] | None:
     if not _is_enough(wish, able):
         return None
     ready = sorted((entry for entry in able if _may_leave(entry, wish)), key=_order)
-    chosen: list[Stay] = []
+    chosen: list[Evictable] = []
     for entry in ready:
         if entry.owner == wish.tenant and _missing_quota(wish, chosen) > 0:
             chosen.append(entry)
@@ -91,29 +91,29 @@ def leaving(wish: Wish, stays: Sequence[Stay]) -> tuple[Hashable, ...] | None:
     return tuple(entry.key for entry in chosen)
 
 
-def _is_enough(wish: Wish, gone: Sequence[Stay]) -> bool:
+def _is_enough(wish: Incoming, gone: Sequence[Evictable]) -> bool:
     return _missing_quota(wish, gone) <= 0 and _missing_memory(wish, gone) <= 0
 
 
-def _missing_quota(wish: Wish, gone: Sequence[Stay]) -> float:
+def _missing_quota(wish: Incoming, gone: Sequence[Evictable]) -> float:
     return wish.over_bytes - sum(entry.counted_bytes for entry in gone if entry.owner == wish.tenant)
 
 
-def _missing_memory(wish: Wish, gone: Sequence[Stay]) -> float:
+def _missing_memory(wish: Incoming, gone: Sequence[Evictable]) -> float:
     return wish.lacking_bytes - sum(entry.nbytes for entry in gone)
 
 
-def _may_leave(one: Stay, wish: Wish) -> bool:
+def _may_leave(one: Evictable, wish: Incoming) -> bool:
     if one.idle_s >= _IDLE_S or one.asked_s is not None:
         return True
     return one.served_s >= _TURN_S and one.tag >= wish.tag
 
 
-def _is_stuck(one: Stay) -> bool:
+def _is_stuck(one: Evictable) -> bool:
     return one.asked_s is not None and DRAINED_WITHIN_S <= one.asked_s < _ASKED_AGAIN_S
 
 
-def _order(one: Stay) -> tuple[int, float]:
+def _order(one: Evictable) -> tuple[int, float]:
     if one.asked_s is not None:
         return 0, -one.asked_s
     if one.idle_s >= _IDLE_S:

@@ -12,7 +12,7 @@ from frostline.errors import ObjectNotFound, SampleError, StoreError
 from frostline.processors import in_background
 from frostline.stores.base.protocols import Batched, Buffer, Place, Versioned, is_other_version
 from frostline.stores.cql.store import CqlStore
-from frostline.stores.reads.batched_reads import Joined
+from frostline.stores.reads.batched_reads import BatchedReads
 
 __all__ = ("InOrder", "Workers", "masks_of")
 
@@ -39,7 +39,7 @@ class InOrder:
         if isinstance(self._store, CqlStore):
             self._batched = self._store
         elif reading == OBJECTS:
-            self._batched = Joined(self._store)
+            self._batched = BatchedReads(self._store)
 
     def read(self, samples: Samples, names: Sequence[str]) -> Iterator[tuple[int, Buffer | Skipped]]:
         """The bytes of each sample, as they come; of one that cannot be used, why.

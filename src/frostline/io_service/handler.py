@@ -13,7 +13,7 @@ from frostline.core import EXACT, REFERENCE, FeatureBatch
 from frostline.errors import FrostlineError
 from frostline.io_service.byte_limiter import ByteLimiter
 from frostline.io_service.row_cache import Row, RowCache, RowFetch
-from frostline.io_service.sessions import Gone
+from frostline.io_service.sessions import ClientGone
 from frostline.transport.protocol import Transport
 from frostline.wire.blocks import Block, RowBlock, is_alike, lay_out
 from frostline.wire.messages import FeatureRequest
@@ -80,15 +80,15 @@ class RequestHandler:
         request: request of the client.
         job: job that sent it.
         upstream: to the node.
-        shelf: row cache of all jobs.
+        row_cache: row cache of all jobs.
         room: bytes under way.
-        deliver: lends and sends rows; raises ``Gone`` where nobody takes them.
+        deliver: lends and sends rows; raises ``ClientGone`` where nobody takes them.
     """
 
     request: FeatureRequest
     job: str
     upstream: Transport
-    shelf: RowCache
+    row_cache: RowCache
     room: ByteLimiter
     deliver: Callable[[Delivered], None]
     _is_gone: threading.Event = field(default_factory=threading.Event)
@@ -118,9 +118,9 @@ class RequestHandler:
         """Nobody wants the answer: end what it fetches, unless others wait for that."""
         self._is_gone.set()
         self.room.wake()
-        self.shelf.wake()
+        self.row_cache.wake()
         flight = self._flight
-        if flight is not None and not self.shelf.orphan(flight):
+        if flight is not None and not self.row_cache.orphan(flight):
             flight.close()
 
     def _round(self, keys: Sequence[bytes | None], scope: bytes) -> None:
@@ -128,7 +128,7 @@ class RequestHandler:
         lacking = [place for place in range(self._cursor, len(keys)) if self._rows[place] is None]
         fetching = _Fetching()
         flight = self._flight = RowFetch(fetching.close)
-        claims = list(zip(lacking, self.shelf.claim([keys[place] for place in lacking], flight), strict=True))
+        claims = list(zip(lacking, self.row_cache.claim([keys[place] for place in lacking], flight), strict=True))
         others = {claim for _, claim in claims if isinstance(claim, RowFetch)}
         try:
             for place, claim in claims:
@@ -138,14 +138,14 @@ class RequestHandler:
             try:
                 self._fetch(own, keys, scope, flight, fetching)
             finally:
-                self.shelf.end(flight, [keys[place] for place in own])
+                self.row_cache.end(flight, [keys[place] for place in own])
             self._hand_out()
             for place, claim in claims:
                 if isinstance(claim, RowFetch):
-                    self._rows[place] = self.shelf.wait(claim, keys[place] or b"", self._is_gone.is_set)
+                    self._rows[place] = self.row_cache.wait(claim, keys[place] or b"", self._is_gone.is_set)
                     self._hand_out()
         finally:
-            self.shelf.leave(others)
+            self.row_cache.leave(others)
 
     def _fetch(
         self,
@@ -166,7 +166,7 @@ class RequestHandler:
         try:
             for batch in fetching.begin(self.upstream.features(request)):
                 rows = list(_rows_of(batch, places))
-                self.shelf.arrived(flight, [(keys[place], row) for place, row in rows], batch.nbytes)
+                self.row_cache.arrived(flight, [(keys[place], row) for place, row in rows], batch.nbytes)
                 self.room.learn(scope, batch)
                 for place, row in rows:
                     self._rows[place] = row
@@ -181,9 +181,9 @@ class RequestHandler:
         """Hand out what came; where nobody takes it any more, go on only for others."""
         try:
             self._hand_out()
-        except Gone:
+        except ClientGone:
             self._is_gone.set()
-            if not self.shelf.orphan(flight):
+            if not self.row_cache.orphan(flight):
                 raise
 
     def _hand_out(self) -> None:
@@ -213,7 +213,7 @@ class RequestHandler:
 
     def _check_gone(self) -> None:
         if self._is_gone.is_set():
-            raise Gone
+            raise ClientGone
 
 
 class _Fetching:
@@ -263,7 +263,7 @@ def _rows_of(batch: FeatureBatch, places: dict[int, int]) -> Iterator[tuple[int,
 
 
 def _pieces(rows: Sequence[Row]) -> Iterator[RowBlock]:
-    """Neighbours of one batch together."""
+    """Neighbours of one batch, read together."""
     start = 0
     for place in range(1, len(rows) + 1):
         if place < len(rows) and _follows(rows[place - 1], rows[place]):

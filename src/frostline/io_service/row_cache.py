@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from frostline.core import FeatureBatch, Skipped
 
-__all__ = ("Key", "Row", "RowCache", "RowFetch", "ShelfStatistics")
+__all__ = ("Key", "Row", "RowCache", "RowCacheStatistics", "RowFetch")
 
 Key = bytes
 """Names a row: what its numbers depend on, and the version of its sample."""
@@ -32,8 +32,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelfStatistics:
-    """What the shelf did so far.
+class RowCacheStatistics:
+    """What the cache did so far.
 
     Attributes:
         rows: kept now.
@@ -159,10 +159,10 @@ class RowCache:
                     self._forget(key, flight)
             self._changed.notify_all()
 
-    def statistics(self) -> ShelfStatistics:
+    def statistics(self) -> RowCacheStatistics:
         """What it did so far."""
         with self._changed:
-            return ShelfStatistics(
+            return RowCacheStatistics(
                 rows=len(self._kept),
                 bytes=self._bytes,
                 budget_bytes=self._budget_bytes,

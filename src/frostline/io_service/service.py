@@ -18,7 +18,7 @@ from frostline.io_service.byte_limiter import ByteLimiter
 from frostline.io_service.handler import Delivered, RequestHandler
 from frostline.io_service.poller import Watch
 from frostline.io_service.row_cache import RowCache
-from frostline.io_service.sessions import Gone, Records, Session, hang_up, peer_of, watched_process
+from frostline.io_service.sessions import ClientGone, Records, Session, hang_up, peer_of, watched_process
 from frostline.io_service.shared_memory import shared
 from frostline.transport.protocol import Cancellation, Transport
 from frostline.version import __version__
@@ -61,7 +61,7 @@ class Sender:
             send(self._socket, says, descriptor=descriptor)
         except OSError as error:
             self._session.back(self._answer, self._block)
-            raise Gone from error
+            raise ClientGone from error
         finally:
             os.close(descriptor)
         self._block += 1
@@ -72,7 +72,7 @@ class Sender:
         self._room.lend(ticket, nbytes)
         try:
             self._session.lend(self._answer, self._block, nbytes)
-        except Gone:
+        except ClientGone:
             self._room.give_back(self._session.job, nbytes)
             raise
 
@@ -100,7 +100,7 @@ class IoService:
         self._upstream = upstream
         self._settings = settings
         self._listening = listening
-        self._shelf = RowCache(settings.memory_bytes - settings.window_bytes)
+        self._row_cache = RowCache(settings.memory_bytes - settings.window_bytes)
         self._room = ByteLimiter(settings.window_bytes)
         self._watch = Watch()
         self._tidy = ThreadPoolExecutor(1, "frostline-io-tidy")
@@ -166,7 +166,7 @@ class IoService:
                 "used_bytes": self._room.used_bytes,
                 "peak_bytes": self._room.peak_bytes,
             },
-            "cache": asdict(self._shelf.statistics()),
+            "cache": asdict(self._row_cache.statistics()),
             "jobs": {job: {"processes": pids, **asdict(jobs.get(job, _NOTHING))} for job, pids in processes.items()},
         }
 
@@ -186,7 +186,7 @@ class IoService:
     def _serve(self, one: socket.socket) -> None:
         """In a thread of the connection."""
         try:
-            with one, suppress(Gone, OSError):
+            with one, suppress(ClientGone, OSError):
                 one.settimeout(_HELLO_S)
                 self._greeted(one)
         finally:
@@ -297,7 +297,7 @@ class IoService:
             request=request,
             job=session.job,
             upstream=self._upstream,
-            shelf=self._shelf,
+            row_cache=self._row_cache,
             room=self._room,
             deliver=sender,
         )

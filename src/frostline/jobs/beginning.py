@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from frostline.config import cache_folder
 from frostline.core import EXACT
 from frostline.events import MeasuringFailed, NotAsAsked, PhaseStarted
-from frostline.jobs.context import Scene, asked_of, computed_in_all, keeps_features, shares_cores
-from frostline.jobs.measuring import Findings, KeptFindings, Measuring
+from frostline.jobs.context import JobContext, asked_of, computed_in_all, keeps_features, shares_cores
+from frostline.jobs.measuring import KeptMeasurements, Measurements, Measuring
 from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, fixed, make_plan
 from frostline.planning.whatif import is_worth_measuring, is_worth_trying
@@ -47,7 +47,7 @@ class Beginning:
 
 
 def begin(
-    scene: Scene,
+    context: JobContext,
     network: "PartitionedModel | None",
     nodes: Sequence[str],
     lacking: set[int],
@@ -61,77 +61,77 @@ def begin(
     known all frozen layers run at the node: so the fewest bytes cross in one step.
 
     Args:
-        scene: the parts of the job.
+        context: the parts of the job.
         network: network of the job; None for a plain loader, which has nothing to measure.
         nodes: URLs of its nodes; none for one in this process.
         lacking: told of by the transport: nodes that cannot run the engine that was chosen.
         policy: the rule that chooses.
-        codec: codec that the user chose for the scene's cut.
+        codec: codec that the user chose for the cut of the job's context.
     """
-    engine = NodeEngine(scene.accuracy)
-    if network is None or scene.shipment is None:
+    engine = NodeEngine(context.accuracy)
+    if network is None or context.shipment is None:
         return Beginning(engine=engine)
-    if scene.settings.measure_first or policy != "best" or scene.cut is not None:
-        scene.asking.observe(PhaseStarted(name=_MEASURING if scene.accuracy == EXACT else _TRYING))
-        situation = network.situate(scene, nodes, lacking)
+    if context.settings.measure_first or policy != "best" or context.cut is not None:
+        context.asking.observe(PhaseStarted(name=_MEASURING if context.accuracy == EXACT else _TRYING))
+        situation = network.situate(context, nodes, lacking)
         engine.choice = EngineChoice.of(situation.store)
-        plan = make_plan(situation, policy) if scene.cut is None else fixed(situation, scene.cut, codec)
+        plan = make_plan(situation, policy) if context.cut is None else fixed(situation, context.cut, codec)
         return Beginning(engine=engine, situation=situation, plan=plan)
-    refused = network.refusal(scene)
+    refused = network.refusal(context)
     if refused is not None:
-        if scene.shipment.refused is None:
-            scene.asking.observe(NotAsAsked(reason=f"the node does not run the network: {refused}"))
+        if context.shipment.refused is None:
+            context.asking.observe(NotAsAsked(reason=f"the node does not run the network: {refused}"))
         return Beginning(engine=engine, refused=refused)
-    health = scene.asking(scene.transport.health)
-    kept = KeptFindings(cache_folder() / "findings", asked_of(scene, health, len(nodes)))
+    health = context.asking(context.transport.health)
+    kept = KeptMeasurements(cache_folder() / "measurements", asked_of(context, health, len(nodes)))
     found, measuring = kept.get(), None
     if found is None:
-        only_engine = len(nodes) < 2 and shares_cores(health, scene.device)
-        measuring = _later(scene, network, nodes, lacking, kept, only_engine=only_engine)
-        if only_engine and scene.accuracy != EXACT and computed_in_all(scene) >= _MIN_TO_TRY:
-            found = _soon(scene, measuring)
+        only_engine = len(nodes) < 2 and shares_cores(health, context.device)
+        measuring = _later(context, network, nodes, lacking, kept, only_engine=only_engine)
+        if only_engine and context.accuracy != EXACT and computed_in_all(context) >= _MIN_TO_TRY:
+            found = _soon(context, measuring)
     if found is None:
         return Beginning(engine=engine, measuring=measuring)
     engine.choice = found.choice
     if found.situation is None:
         return Beginning(engine=engine)
-    known = replace(found.situation, epochs=scene.epochs, keeps_features=keeps_features(scene))
+    known = replace(found.situation, epochs=context.epochs, keeps_features=keeps_features(context))
     return Beginning(engine=engine, situation=known, plan=make_plan(known))
 
 
-def _soon(scene: Scene, measuring: Measuring) -> Findings | None:
+def _soon(context: JobContext, measuring: Measuring) -> Measurements | None:
     """The node's engine, where it is found in a moment, so that all samples have it; else None."""
-    scene.asking.observe(PhaseStarted(name="trying an engine"))
+    context.asking.observe(PhaseStarted(name="trying an engine"))
     match measuring.begin(wait_s=_SOON_S):
-        case Findings() as found:
+        case Measurements() as found:
             return found
         case MeasuringFailed() as failed:
-            scene.asking.observe(failed)
+            context.asking.observe(failed)
     return None
 
 
 def _later(
-    scene: Scene,
+    context: JobContext,
     network: "PartitionedModel",
     nodes: Sequence[str],
     lacking: set[int],
-    kept: KeptFindings,
+    kept: KeptMeasurements,
     *,
     only_engine: bool,
 ) -> Measuring:
     """What measures while the job runs: the engine alone where both sides share their cores, else all."""
 
-    def measure(cancellation: Cancellation, samples_left: int) -> Findings:
+    def measure(cancellation: Cancellation, samples_left: int) -> Measurements:
         if only_engine:
-            made = network.engine(scene, cancellation, samples_left)
+            made = network.engine(context, cancellation, samples_left)
         else:
-            made = network.findings(scene, nodes, lacking)
+            made = network.measurements(context, nodes, lacking)
         kept.put(made)
         return made
 
     def is_worth(samples_left: int, samples_per_s: float) -> bool:
         if only_engine:
-            return scene.accuracy != EXACT and is_worth_trying(samples_left=samples_left, samples_per_s=samples_per_s)
+            return context.accuracy != EXACT and is_worth_trying(samples_left=samples_left, samples_per_s=samples_per_s)
         return is_worth_measuring(samples_left=samples_left, samples_per_s=samples_per_s)
 
-    return Measuring(samples=computed_in_all(scene), is_worth=is_worth, measure=measure)
+    return Measuring(samples=computed_in_all(context), is_worth=is_worth, measure=measure)

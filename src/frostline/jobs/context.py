@@ -13,7 +13,7 @@ from frostline.datasets import Dataset
 from frostline.engines.machine.hardware import hardware_name, host_digest
 from frostline.jobs.loader_factory import keeps_all
 from frostline.loaders.epoch.fetch import Shipment
-from frostline.loaders.epoch.retry import Asking
+from frostline.loaders.epoch.retry import RetryPolicy
 from frostline.preprocess import Preprocess
 from frostline.processors import usable_cores
 from frostline.transport.protocol import Transport
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.models.files.artifact import Prefix
 
 __all__ = (
-    "Scene",
+    "JobContext",
     "asked_of",
     "computed_in_all",
     "is_alike",
@@ -43,7 +43,7 @@ _TRIED = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scene:
+class JobContext:
     """Who takes part in a job.
 
     Attributes:
@@ -64,7 +64,7 @@ class Scene:
     data: Dataset
     preprocess: Preprocess
     transport: Transport
-    asking: Asking
+    asking: RetryPolicy
     cuts: Sequence[Cut]
     prefix: "Prefix | None"
     shipment: Shipment | None
@@ -86,34 +86,34 @@ class Scene:
         return View(seed=0, epoch=0) if self.preprocess.is_random else None
 
 
-def tried(scene: Scene) -> FeatureRequest:
+def tried(context: JobContext) -> FeatureRequest:
     """What the node is to measure, and to try engines on: the same for all jobs on the same data.
 
     So engines that are calibrated are calibrated alike on every node and in every job.
     """
-    narrows = scene.accuracy not in (EXACT, FLOAT32)
-    samples = _in_turns(some_of(scene, _TRIED)) if narrows else some_of(scene, _PROFILED)
-    return request_of(scene, samples, cut=scene.cuts[-1].number)
+    narrows = context.accuracy not in (EXACT, FLOAT32)
+    samples = _in_turns(some_of(context, _TRIED)) if narrows else some_of(context, _PROFILED)
+    return request_of(context, samples, cut=context.cuts[-1].number)
 
 
-def request_of(scene: Scene, samples: Samples, *, cut: int) -> FeatureRequest:
+def request_of(context: JobContext, samples: Samples, *, cut: int) -> FeatureRequest:
     """A request for some samples up to a cut, by the names under which the node has data and prefix."""
     return FeatureRequest(
-        data=scene.data.url,
-        reading=scene.data.reading,
+        data=context.data.url,
+        reading=context.data.reading,
         samples=samples,
-        prefix=scene.shipment.digest if scene.shipment is not None and cut > 1 else None,
+        prefix=context.shipment.digest if context.shipment is not None and cut > 1 else None,
         cut=cut,
-        preprocess=scene.preprocess.to_json(),
-        view=scene.view,
+        preprocess=context.preprocess.to_json(),
+        view=context.view,
     )
 
 
-def some_of(scene: Scene, most: int) -> Samples:
+def some_of(context: JobContext, most: int) -> Samples:
     """Samples spread evenly over the data set, so that they are of every kind."""
-    size = len(scene.data)
+    size = len(context.data)
     rows: npt.NDArray[np.int64] = np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64))
-    return scene.data.samples.take(rows)
+    return context.data.samples.take(rows)
 
 
 def _in_turns(samples: Samples) -> Samples:
@@ -121,27 +121,27 @@ def _in_turns(samples: Samples) -> Samples:
     return samples.take(np.argsort(np.arange(len(samples)) % 3, kind="stable"))
 
 
-def keeps_features(scene: Scene) -> bool:
+def keeps_features(context: JobContext) -> bool:
     """Whether all features stay at the trainer after the first epoch."""
-    return keeps_all(scene.cuts[-1].bytes_per_sample * len(scene.data), scene.preprocess, scene.settings)
+    return keeps_all(context.cuts[-1].bytes_per_sample * len(context.data), context.preprocess, context.settings)
 
 
-def computed_in_all(scene: Scene) -> int:
+def computed_in_all(context: JobContext) -> int:
     """Samples that the frozen layers run on in the whole job, as far as it is known when it is made."""
-    return len(scene.data) * (1 if keeps_features(scene) else scene.epochs)
+    return len(context.data) * (1 if keeps_features(context) else context.epochs)
 
 
-def asked_of(scene: Scene, health: Health, nodes: int) -> dict[str, Any]:
+def asked_of(context: JobContext, health: Health, nodes: int) -> dict[str, Any]:
     """What a measurement of a job depends on, as plain values: network, data, both machines, and what is allowed."""
     return {
-        "prefix": None if scene.shipment is None else scene.shipment.digest,
-        "data": [scene.data.url, scene.data.digest],
-        "preprocess": scene.preprocess.digest,
-        "accuracy": scene.accuracy,
+        "prefix": None if context.shipment is None else context.shipment.digest,
+        "data": [context.data.url, context.data.digest],
+        "preprocess": context.preprocess.digest,
+        "accuracy": context.accuracy,
         "nodes": nodes,
         "node": [health.host, health.hardware, health.memory_bytes, health.cores],
-        "trainer": [host_digest(), hardware_name(scene.device), sorted(usable_cores())],
-        "device_batch": scene.settings.device_batch,
+        "trainer": [host_digest(), hardware_name(context.device), sorted(usable_cores())],
+        "device_batch": context.settings.device_batch,
     }
 
 

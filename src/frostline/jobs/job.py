@@ -14,11 +14,11 @@ from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
 from frostline.jobs.explanation import Explanation, whereabouts
-from frostline.jobs.loader_factory import Keeper, LoaderFactory, keeps_all, tuner_of
-from frostline.jobs.measuring import Findings, Measuring, follow
-from frostline.jobs.router import Pilot
-from frostline.jobs.statistics import JobStatistics, Ledger
-from frostline.jobs.worker_setup import Blueprint, Origin
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, tuner_of
+from frostline.jobs.measuring import Measurements, Measuring, follow
+from frostline.jobs.router import Router
+from frostline.jobs.statistics import JobStatistics, StatisticsCollector
+from frostline.jobs.worker_setup import JobLoaderSpec, WorkerSetup
 from frostline.loaders.epoch.arguments import check_names, checked_options
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.epochs import Epochs
@@ -55,10 +55,10 @@ class Job:
         *,
         data: Dataset,
         fetcher: Fetcher,
-        keeper: Keeper,
-        blueprint: Blueprint,
-        pilot: Pilot,
-        ledger: Ledger,
+        cache_policy: CachePolicy,
+        worker_setup: WorkerSetup,
+        router: Router,
+        collector: StatisticsCollector,
         measuring: Measuring | None = None,
         cuts: Sequence[Cut],
         head: "nn.Module | None",
@@ -70,9 +70,9 @@ class Job:
     ) -> None:
         self._data = data
         self._fetcher = fetcher
-        self._blueprint = blueprint
-        self._pilot = pilot
-        self._ledger = ledger
+        self._worker_setup = worker_setup
+        self._router = router
+        self._collector = collector
         self._measuring = measuring
         self._cuts = tuple(cuts)
         self._head = head
@@ -85,11 +85,11 @@ class Job:
         self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,
-            keeper=keeper,
-            pilot=pilot,
-            ledger=ledger,
+            cache_policy=cache_policy,
+            router=router,
+            collector=collector,
             settings=settings,
-            tuner=tuner_of(settings, fetcher, pilot, data),
+            tuner=tuner_of(settings, fetcher, router, data),
             observe=self._observe,
             tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
         )
@@ -115,12 +115,12 @@ class Job:
     @property
     def plan(self) -> Plan | None:
         """Which way the samples take now, and what the others would cost; None for a plain loader."""
-        return self._pilot.plan
+        return self._router.plan
 
     @property
     def situation(self) -> Situation | None:
         """What the plan is made from, as measured by now; None for a plain loader."""
-        return self._pilot.situation
+        return self._router.situation
 
     @property
     def keeps_features(self) -> bool:
@@ -138,7 +138,7 @@ class Job:
     def where(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a part of the work and where it runs now."""
         parts = whereabouts(
-            self._pilot.shares,
+            self._router.shares,
             self._cuts,
             near=self._near,
             has_head=self._head is not None,
@@ -349,13 +349,13 @@ class Job:
         Raises:
             SettingError: The shares do not sum to 1, or name an unknown cut.
         """
-        self._pilot.use(shares, follow=follow)
+        self._router.use(shares, follow=follow)
 
     def explain(self) -> Explanation:
         """What ran where and why, predicted and measured; ``print`` it."""
         return Explanation(
             plan=self.plan,
-            first_plan=self._pilot.first_plan,
+            first_plan=self._router.first_plan,
             situation=self.situation,
             statistics=self.statistics(),
             where=self.where,
@@ -366,7 +366,7 @@ class Job:
     def statistics(self) -> JobStatistics:
         """What the job did so far."""
         wire = self._fetcher.transport.statistics()
-        return replace(self._ledger.statistics(), wire_bytes=wire.bytes_received, requests=wire.requests)
+        return replace(self._collector.statistics(), wire_bytes=wire.bytes_received, requests=wire.requests)
 
     def stages(self) -> dict[str, float]:
         """Seconds by stage so far, summed over threads; stages overlap, and a node's are those of all its jobs.
@@ -375,7 +375,7 @@ class Job:
             Unavailable: The node does not answer.
         """
         done = self._fetcher.transport.node_statistics().get("totals", {})
-        decode_s, compute_s = self._fetcher.trainer_side.seconds
+        decode_s, compute_s = self._fetcher.local_stage.seconds
         return {
             "store: read": done.get("read_s", 0.0),
             "store: decode": done.get("decode_s", 0.0),
@@ -397,7 +397,7 @@ class Job:
         options = checked_options({"batch_size": batch_size, **options})
         batch_size = options.pop("batch_size")
         arrays = self._maker.arrays(batch_size, **options)
-        return arrays.made_by(Origin.of(self._blueprint, self._pilot.shares, batch_size, options))
+        return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.shares, batch_size, options))
 
     def _refuse_loops(self) -> None:
         if self._trains_in_store:
@@ -408,10 +408,10 @@ class Job:
 
     def _observe(self, event: Event) -> None:
         """Count an event, and look whether engine and plan still fit what is measured."""
-        self._ledger(event)
-        changed = self._pilot.observe(event)
+        self._collector(event)
+        changed = self._router.observe(event)
         for happened in ([] if changed is None else [changed]) + self._measured(event):
-            self._ledger(happened)
+            self._collector(happened)
 
     def _measured(self, event: Event) -> list[Event]:
         """Follow what was measured beside the loop, and tell of it."""
@@ -419,9 +419,9 @@ class Job:
             return []
         self._measuring.observe(event)
         found = self._measuring.found()
-        if not isinstance(found, Findings):
+        if not isinstance(found, Measurements):
             return [] if found is None else [found]
-        return follow(found, self._fetcher, self._pilot)
+        return follow(found, self._fetcher, self._router)
 
 
 def _all_of(data: Dataset) -> Samples:

@@ -11,8 +11,8 @@ from frostline.core import SampleTable, TensorSpec, View
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.events import Event
-from frostline.jobs.router import Pilot
-from frostline.jobs.statistics import Ledger
+from frostline.jobs.router import Router
+from frostline.jobs.statistics import StatisticsCollector
 from frostline.loaders.epoch.block_reads import blocks_of
 from frostline.loaders.epoch.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
@@ -29,7 +29,7 @@ from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE
 from frostline.tuning import rule_of
 
-__all__ = ("Keeper", "LoaderFactory", "keeps_all", "tuner_of")
+__all__ = ("CachePolicy", "LoaderFactory", "keeps_all", "tuner_of")
 
 
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:
@@ -38,7 +38,7 @@ def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> 
     return not preprocess.is_random and nbytes <= room_bytes
 
 
-class Keeper:
+class CachePolicy:
     """The caches of one job, one for each preprocessing and each view that comes again.
 
     Args:
@@ -96,9 +96,9 @@ class LoaderFactory:
     Attributes:
         data: data of the job.
         fetcher: makes its requests.
-        keeper: cache policy of the features that are kept.
-        pilot: says which way the next request takes.
-        ledger: knows what is unreadable.
+        cache_policy: cache policy of the features that are kept.
+        router: says which way the next request takes.
+        collector: knows what is unreadable.
         settings: how the job asks.
         tuner: tuner of its windows.
         observe: told what happens.
@@ -107,9 +107,9 @@ class LoaderFactory:
 
     data: Dataset
     fetcher: Fetcher
-    keeper: Keeper
-    pilot: Pilot
-    ledger: Ledger
+    cache_policy: CachePolicy
+    router: Router
+    collector: StatisticsCollector
     settings: LoaderSettings
     tuner: Tuner
     observe: Callable[[Event], None]
@@ -158,7 +158,7 @@ class LoaderFactory:
             blocks = blocks_of(fetcher.transport, data, order, settings, sharing)
         if blocks is not None:
             settings = replace(settings, window_bytes=max(1, settings.window_bytes // 2))
-        if not encoded and _decodes(fetcher, self.pilot):
+        if not encoded and _decodes(fetcher, self.router):
             if settings.is_followed:
                 window_bytes = max(1, settings.window_bytes - _finished_bytes(self.settings))
             else:
@@ -196,20 +196,20 @@ class LoaderFactory:
 
     def _source(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> RowSource:
         """Where the rows of an epoch come from."""
-        view = self.keeper.view(fetcher.preprocess, seed, epoch)
-        decodes = _decodes(fetcher, self.pilot)
-        dealer: Dealer = UndecodedDealer(self.pilot) if decodes else self.pilot
+        view = self.cache_policy.view(fetcher.preprocess, seed, epoch)
+        decodes = _decodes(fetcher, self.router)
+        dealer: Dealer = UndecodedDealer(self.router) if decodes else self.router
         return RowSource(
             fetch=fetch_of(fetcher, view, has_targets=has_targets, decodes=not decodes),
             dealer=MaskedDealer(dealer, mask_bytes(fetcher.preprocess)) if has_targets else dealer,
-            cache=self.keeper.cache(fetcher.preprocess, view, has_targets=has_targets),
-            unreadable=self.ledger.unreadable,
+            cache=self.cache_policy.cache(fetcher.preprocess, view, has_targets=has_targets),
+            unreadable=self.collector.unreadable,
             settings=self.settings,
             observe=self.observe,
-            catch_up=self.ledger.tell,
+            catch_up=self.collector.tell,
             has_targets=has_targets,
             tuner=self.tuner,
-            memory=memory_for(self.settings.pin_memory, fetcher.trainer_side.device),
+            memory=memory_for(self.settings.pin_memory, fetcher.local_stage.device),
             tensors=self.tensors,
             begins_short=fetcher.shipment is None,
             decode=_decode(fetcher, view) if decodes else None,
@@ -219,7 +219,7 @@ class LoaderFactory:
     def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> RowSource:
         """The same, of samples that nobody decodes; they are of any length, so none is kept."""
         source = self._source(fetcher, seed, epoch, has_targets=has_targets)
-        fetch, dealer = fetch_encoded(fetcher), EncodedDealer(self.pilot)
+        fetch, dealer = fetch_encoded(fetcher), EncodedDealer(self.router)
         return replace(
             source,
             fetch=fetch,
@@ -232,13 +232,13 @@ class LoaderFactory:
         )
 
 
-def tuner_of(settings: LoaderSettings, fetcher: Fetcher, pilot: Pilot, data: Dataset) -> Tuner:
+def tuner_of(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset) -> Tuner:
     """The tuner of a job's windows.
 
     Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the
     decoder is seen to wait for them.
     """
-    if not (settings.is_followed and _decodes(fetcher, pilot)):
+    if not (settings.is_followed and _decodes(fetcher, router)):
         return Tuner(rule_of(settings), time.monotonic())
     most = settings.window_bytes - _finished_bytes(settings)
     first = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
@@ -250,10 +250,10 @@ def _finished_bytes(settings: LoaderSettings) -> int:
     return settings.window_bytes // _FINISHED_PART
 
 
-def _decodes(fetcher: Fetcher, pilot: Pilot) -> bool:
+def _decodes(fetcher: Fetcher, router: Router) -> bool:
     """Samples come encoded, and nothing is left to do with them but to decode them."""
-    return fetcher.shipment is None and any(route.cut == 0 for route in pilot.shares)
+    return fetcher.shipment is None and any(route.cut == 0 for route in router.shares)
 
 
 def _decode(fetcher: Fetcher, view: View | None) -> Decode:
-    return partial(fetcher.trainer_side.finish, cut=0, preprocess=fetcher.preprocess, view=view)
+    return partial(fetcher.local_stage.finish, cut=0, preprocess=fetcher.preprocess, view=view)

@@ -12,18 +12,18 @@ from typing import Any
 from frostline.errors import FrostlineError
 from frostline.events import BatchTaken, EngineChanged, EpochStarted, Event, MeasuringFailed
 from frostline.file_cache import FileCache
-from frostline.jobs.router import Pilot
+from frostline.jobs.router import Router
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
 from frostline.planning import Situation, make_plan
 from frostline.profiles import Trial
 from frostline.transport.protocol import Cancellation
 from frostline.version import __version__
 
-__all__ = ("Findings", "KeptFindings", "Measure", "Measuring", "follow")
+__all__ = ("KeptMeasurements", "Measure", "Measurements", "Measuring", "follow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class Measurements:
     """What measuring found.
 
     Attributes:
@@ -36,8 +36,8 @@ class Findings:
     situation: Situation | None = None
 
 
-class KeptFindings:
-    """Findings as JSON files in a folder. Whatever cannot be read or written there is measured again.
+class KeptMeasurements:
+    """``Measurements`` as JSON files in a folder. Whatever cannot be read or written there is measured again.
 
     Args:
         folder: made when something is kept.
@@ -49,7 +49,7 @@ class KeptFindings:
         self._files = FileCache(folder, ".json")
         self._key = hashlib.sha256(named.encode()).hexdigest()[:40]
 
-    def get(self) -> Findings | None:
+    def get(self) -> Measurements | None:
         """What was kept."""
         body = self._files.get(self._key)
         if body is None:
@@ -58,20 +58,20 @@ class KeptFindings:
             value = json.loads(body)
             choice, situation = value["choice"], value["situation"]
             trials = tuple(Trial(**trial) for trial in choice["trials"])
-            return Findings(
+            return Measurements(
                 choice=EngineChoice(engine=choice["engine"], error=choice["error"], trials=trials),
                 situation=None if situation is None else Situation.from_json(situation),
             )
         except (AssertionError, ValueError, LookupError, TypeError):
             return None
 
-    def put(self, found: Findings) -> None:
+    def put(self, found: Measurements) -> None:
         """Keep it."""
         situation = None if found.situation is None else found.situation.to_json()
         self._files.put(self._key, json.dumps({"choice": asdict(found.choice), "situation": situation}).encode())
 
 
-Measure = Callable[[Cancellation, int], Findings | None]
+Measure = Callable[[Cancellation, int], Measurements | None]
 """Measures, unless somebody cancels it, given the samples that are left. None where nothing is to be found."""
 
 _END_S = 10.0
@@ -103,10 +103,10 @@ class Measuring:
         self._computed = 0
         self._cancellation = Cancellation()
         self._thread: threading.Thread | None = None
-        self._found: Findings | None = None
+        self._found: Measurements | None = None
         self._failed: MeasuringFailed | None = None
 
-    def begin(self, *, wait_s: float) -> Findings | MeasuringFailed | None:
+    def begin(self, *, wait_s: float) -> Measurements | MeasuringFailed | None:
         """Begin now, and give what is found if that comes soon; the rest is told later, as by ``found``.
 
         Args:
@@ -128,7 +128,7 @@ class Measuring:
             case _:
                 pass
 
-    def found(self) -> Findings | MeasuringFailed | None:
+    def found(self) -> Measurements | MeasuringFailed | None:
         """What was found since this was asked last; None where nothing was."""
         found, self._found = self._found, None
         if found is None:
@@ -163,13 +163,13 @@ class Measuring:
             self._failed = MeasuringFailed(reason=str(error))
 
 
-def follow(found: Findings, fetcher: Fetcher, pilot: Pilot) -> list[Event]:
+def follow(found: Measurements, fetcher: Fetcher, router: Router) -> list[Event]:
     """Use what was found for all that was not asked for yet, and tell what has changed.
 
     Args:
         found: The node's engine, and where both sides were measured what a plan is made from.
         fetcher: Fetcher of the job.
-        pilot: Router of the job.
+        router: Router of the job.
     """
     changes: list[Event] = []
     before, engine = fetcher.engine.choice, found.choice
@@ -178,7 +178,7 @@ def follow(found: Findings, fetcher: Fetcher, pilot: Pilot) -> list[Event]:
     if engine.engine != before.engine:
         changes.append(
             EngineChanged(
-                at_s=pilot.age_s,
+                at_s=router.age_s,
                 before=before.engine,
                 after=engine.engine,
                 error=engine.error,
@@ -186,6 +186,6 @@ def follow(found: Findings, fetcher: Fetcher, pilot: Pilot) -> list[Event]:
             )
         )
     if found.situation is not None:
-        replanned = pilot.measured(found.situation, make_plan(found.situation))
+        replanned = router.measured(found.situation, make_plan(found.situation))
         changes += [] if replanned is None else [replanned]
     return changes

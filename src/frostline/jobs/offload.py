@@ -16,15 +16,15 @@ from frostline.errors import EngineNotReady, SettingError
 from frostline.events import NodeLeftOut, NotAsAsked, Observer, PhaseStarted
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import reach
-from frostline.jobs.context import Scene, tried
+from frostline.jobs.context import JobContext, tried
 from frostline.jobs.job import Job
-from frostline.jobs.loader_factory import Keeper
-from frostline.jobs.router import Clocks, Pilot
-from frostline.jobs.statistics import Ledger, SkipLog, warn_user
-from frostline.jobs.worker_setup import Blueprint
+from frostline.jobs.loader_factory import CachePolicy
+from frostline.jobs.router import Clocks, Router
+from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
+from frostline.jobs.worker_setup import WorkerSetup
 from frostline.loaders.epoch.fetch import Fetcher, NodeEngine
-from frostline.loaders.epoch.local_stage import TrainerSide
-from frostline.loaders.epoch.retry import Asking
+from frostline.loaders.epoch.local_stage import LocalStage
+from frostline.loaders.epoch.retry import RetryPolicy
 from frostline.loaders.torch.forked import serve_forked
 from frostline.models.graph.cuts import pixel_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES
@@ -129,10 +129,10 @@ def offload(
             network = PartitionedModel.of(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
             if network.parts.fallback is not None:
                 observe(NotAsAsked(reason=network.parts.fallback))
-        asking = Asking(retry_for_s=settings.retry_for_s, observe=observe)
+        asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
         shipment = None if network is None else network.ship(transport, asking, observe)
         cuts = pixel_cuts(preprocess.shape) if network is None else network.parts.cuts
-        scene = Scene(
+        context = JobContext(
             data=data,
             preprocess=preprocess,
             transport=transport,
@@ -147,25 +147,25 @@ def offload(
             cut=cut,
         )
         skipped = SkipLog()
-        ledger = Ledger(
+        collector = StatisticsCollector(
             observe,
             max_skipped=settings.max_skipped(len(data)),
             refuses_changes=data.changed == "refuse",
             shared=skipped,
         )
-        stack.callback(ledger.close)
-        begun = begin(scene, network, nodes, lacking, policy=policy, codec=codec)
+        stack.callback(collector.close)
+        begun = begin(context, network, nodes, lacking, policy=policy, codec=codec)
         if begun.measuring is not None:
             stack.callback(begun.measuring.close)
         line = 0 if begun.refused else cuts[-1].number
         cut = _plain_cut(nodes, preprocess) if network is None else line
-        pilot = _pilot(scene, begun, follows=settings.follow and policy == "best" and scene.cut is None, cut=cut)
-        fetcher, scope = _fetcher(scene, network, pilot, ledger, begun.engine), _scope(scene, network)
+        router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
+        fetcher, scope = _fetcher(context, network, router, collector, begun.engine), _scope(context, network)
         return Job(
             data=data,
             fetcher=fetcher,
-            keeper=_keeper(scene, scope, stack),
-            blueprint=Blueprint(
+            cache_policy=_cache_policy(context, scope, stack),
+            worker_setup=WorkerSetup(
                 data=data,
                 nodes=nodes,
                 node=node,
@@ -174,14 +174,14 @@ def offload(
                 scope=scope,
                 preprocess=preprocess,
                 shipment=shipment,
-                device=scene.device,
+                device=context.device,
                 engine=fetcher.engine,
-                tried=tried(scene),
+                tried=tried(context),
                 skipped=skipped,
                 forked=serve_forked(nodes, transport, data, settings, node, stack),
             ),
-            pilot=pilot,
-            ledger=ledger,
+            router=router,
+            collector=collector,
             measuring=begun.measuring,
             cuts=cuts,
             head=None if network is None else network.parts.head,
@@ -229,65 +229,69 @@ def _left_to_do(declared: Preprocess, data: Dataset, accuracy: str | float) -> P
     return rest
 
 
-def _keeper(scene: Scene, scope: Scope, stack: ExitStack) -> Keeper:
+def _cache_policy(context: JobContext, scope: Scope, stack: ExitStack) -> CachePolicy:
     """What is kept of the job's features; ``stack`` closes the cache on disk."""
-    settings, store = scene.settings, None
+    settings, store = context.settings, None
     if settings.cache_folder is not None:
         store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
-    return Keeper(scope, scene.data.samples, settings, store)
+    return CachePolicy(scope, context.data.samples, settings, store)
 
 
-def _scope(scene: Scene, network: "PartitionedModel | None") -> Scope:
+def _scope(context: JobContext, network: "PartitionedModel | None") -> Scope:
     """What the job's features depend on beside preprocessing and view."""
-    frost_line = scene.cuts[-1]
+    frost_line = context.cuts[-1]
     computed_by = "" if network is None else f"{network.computed_by}, "
     return Scope(
-        data=read_as(scene.data.url, scene.data.reading),
-        prefix="" if scene.shipment is None else scene.shipment.digest,
+        data=read_as(context.data.url, context.data.reading),
+        prefix="" if context.shipment is None else context.shipment.digest,
         cut=frost_line.number,
         preprocess="",
         # Whatever engines and ways the accuracy allows may have had a part in what is kept: what is kept is what came,
         # and the loop gets it again. ``exact`` has the reference alone.
-        engine=f"{computed_by}accuracy {scene.accuracy}",
-        batch_rows=scene.settings.device_batch,
+        engine=f"{computed_by}accuracy {context.accuracy}",
+        batch_rows=context.settings.device_batch,
         shapes=frost_line.shapes,
         dtypes=frost_line.dtypes,
     )
 
 
-def _pilot(scene: Scene, begun: Beginning, *, follows: bool, cut: int) -> Pilot:
-    cut = cut if scene.cut is None else scene.cut
-    if not 0 <= cut < len(scene.cuts):
-        raise SettingError(f"there is no cut {cut}: this job has cuts 0 to {len(scene.cuts) - 1}")
-    return Pilot(
-        cuts=scene.cuts,
+def _router(context: JobContext, begun: Beginning, *, follows: bool, cut: int) -> Router:
+    cut = cut if context.cut is None else context.cut
+    if not 0 <= cut < len(context.cuts):
+        raise SettingError(f"there is no cut {cut}: this job has cuts 0 to {len(context.cuts) - 1}")
+    return Router(
+        cuts=context.cuts,
         shares={Route(cut): 1.0},
         plan=begun.plan,
         situation=begun.situation,
         follows=follows,
-        samples_per_request=scene.settings.samples_per_request,
-        transport=scene.transport,
+        samples_per_request=context.settings.samples_per_request,
+        transport=context.transport,
         cores=len(usable_cores()),
         clocks=Clocks(wall=time.monotonic, busy=time.process_time),
     )
 
 
 def _fetcher(
-    scene: Scene, network: "PartitionedModel | None", pilot: Pilot, ledger: Ledger, engine: NodeEngine
+    context: JobContext,
+    network: "PartitionedModel | None",
+    router: Router,
+    collector: StatisticsCollector,
+    engine: NodeEngine,
 ) -> Fetcher:
     return Fetcher(
-        transport=scene.transport,
-        url=scene.data.url,
-        reading=scene.data.reading,
-        preprocess=scene.preprocess,
-        shipment=scene.shipment,
-        trainer_side=TrainerSide(
-            cuts=scene.cuts,
+        transport=context.transport,
+        url=context.data.url,
+        reading=context.data.reading,
+        preprocess=context.preprocess,
+        shipment=context.shipment,
+        local_stage=LocalStage(
+            cuts=context.cuts,
             rest=None if network is None else network.rest,
-            device=scene.device,
-            device_batch=scene.settings.device_batch,
+            device=context.device,
+            device_batch=context.settings.device_batch,
         ),
         engine=engine,
-        arrived=(pilot.arrived, ledger.arrived),
-        tried=tried(scene),
+        arrived=(router.arrived, collector.arrived),
+        tried=tried(context),
     )

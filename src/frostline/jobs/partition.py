@@ -13,12 +13,12 @@ from frostline.core import Cut, Graph
 from frostline.engines.base.runner import Runner, leaf_values
 from frostline.errors import OverBudget
 from frostline.events import NotAsAsked, Observer, PhaseStarted
-from frostline.jobs.context import Scene, request_of, some_of, tried
-from frostline.jobs.measuring import Findings
+from frostline.jobs.context import JobContext, request_of, some_of, tried
+from frostline.jobs.measuring import Measurements
 from frostline.jobs.situation import agreed, situate
 from frostline.loaders.epoch.fetch import EngineChoice, Shipment
-from frostline.loaders.epoch.local_stage import Rest
-from frostline.loaders.epoch.retry import Asking
+from frostline.loaders.epoch.local_stage import LocalPrefix
+from frostline.loaders.epoch.retry import RetryPolicy
 from frostline.models.cutting.cut import CutNetwork, cut_network
 from frostline.models.files.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.graph.split import after
@@ -26,10 +26,10 @@ from frostline.planning import Situation
 from frostline.transport.protocol import Cancellation, Transport
 from frostline.wire.messages import ProfileRequest
 
-__all__ = ("PartitionedModel", "TorchRest", "rest_of")
+__all__ = ("PartitionedModel", "TorchLocalPrefix", "rest_of")
 
 
-class TorchRest:
+class TorchLocalPrefix:
     """The frozen part from one cut to the frost line, ready to run.
 
     Args:
@@ -98,11 +98,11 @@ class PartitionedModel:
         return f"{torch.device(self.device).type}, torch {torch.__version__}"
 
     @property
-    def rest(self) -> Callable[[Cut], Rest | None] | None:
+    def rest(self) -> Callable[[Cut], LocalPrefix | None] | None:
         """See ``rest_of``; None where nothing was shipped."""
         return None if self.parts.prefix is None else rest_of(self.parts.prefix, self.device)
 
-    def ship(self, transport: Transport, asking: Asking, observe: Observer) -> Shipment | None:
+    def ship(self, transport: Transport, asking: RetryPolicy, observe: Observer) -> Shipment | None:
         """Bring the frozen part to the node; None where there is none to ship.
 
         A node that has no room for it is no reason to end the job: the frozen layers then run here.
@@ -119,62 +119,62 @@ class PartitionedModel:
             return replace(shipment, refused=str(error))
         return shipment
 
-    def situate(self, scene: Scene, nodes: Sequence[str], lacking: set[int]) -> Situation:
+    def situate(self, context: JobContext, nodes: Sequence[str], lacking: set[int]) -> Situation:
         """Measure both sides and the link.
 
         Args:
-            scene: context of the job.
+            context: context of the job.
             nodes: URLs of its nodes; none for one in this process.
             lacking: told of by the transport meanwhile: those that cannot run the engine that was chosen.
         """
-        situation = situate(scene)
-        if len(nodes) > 1 or (scene.cut or 0) > 1:
-            line = scene.cuts[-1].number
-            store = agreed(scene, situation.store, min(scene.cut or line, line))
+        situation = situate(context)
+        if len(nodes) > 1 or (context.cut or 0) > 1:
+            line = context.cuts[-1].number
+            store = agreed(context, situation.store, min(context.cut or line, line))
             return replace(situation, store=store, nodes=max(1, len(nodes) - len(lacking)))
         return situation
 
-    def refusal(self, scene: Scene) -> str | None:
+    def refusal(self, context: JobContext) -> str | None:
         """Why the nodes do not run the network up to the frost line, in their words; None where they do.
 
         Nothing is measured: a node says so by its weights and by what a run would take.
         """
-        assert scene.shipment is not None, "there is a prefix"
-        if scene.shipment.refused is not None:
-            return scene.shipment.refused
-        one = request_of(scene, some_of(scene, 1), cut=scene.cuts[-1].number)
+        assert context.shipment is not None, "there is a prefix"
+        if context.shipment.refused is not None:
+            return context.shipment.refused
+        one = request_of(context, some_of(context, 1), cut=context.cuts[-1].number)
         try:
-            scene.asking(lambda: scene.transport.profile(ProfileRequest(features=one, only_engine=True)))
+            context.asking(lambda: context.transport.profile(ProfileRequest(features=one, only_engine=True)))
         except OverBudget as error:
             return str(error)
         return None
 
-    def engine(self, scene: Scene, cancellation: Cancellation, samples_left: int) -> Findings:
+    def engine(self, context: JobContext, cancellation: Cancellation, samples_left: int) -> Measurements:
         """Find the node's engine while the job runs, where both sides share their cores: no plan gains anything there.
 
         Args:
-            scene: context of the job.
+            context: context of the job.
             cancellation: gives it up.
             samples_left: number of samples that the job has still to compute, for which trials must pay.
         """
-        trial_s = scene.settings.trial_s
+        trial_s = context.settings.trial_s
         wanted = ProfileRequest(
-            features=replace(tried(scene), cut=scene.cuts[-1].number),
-            accuracy=scene.accuracy,
+            features=replace(tried(context), cut=context.cuts[-1].number),
+            accuracy=context.accuracy,
             only_here=True,
             only_engine=True,
             trial_s=trial_s,
             samples_left=samples_left if trial_s is None else None,
         )
-        return Findings(choice=EngineChoice.of(scene.transport.profile(wanted, cancellation)))
+        return Measurements(choice=EngineChoice.of(context.transport.profile(wanted, cancellation)))
 
-    def findings(self, scene: Scene, nodes: Sequence[str], lacking: set[int]) -> Findings:
+    def measurements(self, context: JobContext, nodes: Sequence[str], lacking: set[int]) -> Measurements:
         """Measure all that a plan needs; see ``situate``."""
-        situation = self.situate(scene, nodes, lacking)
-        return Findings(choice=EngineChoice.of(situation.store), situation=situation)
+        situation = self.situate(context, nodes, lacking)
+        return Measurements(choice=EngineChoice.of(situation.store), situation=situation)
 
 
-def rest_of(prefix: Prefix | bytes, device: str) -> Callable[[Cut], Rest | None]:
+def rest_of(prefix: Prefix | bytes, device: str) -> Callable[[Cut], LocalPrefix | None]:
     """Makes what is left of a prefix behind a cut, ready to run; None where nothing is.
 
     Args:
@@ -184,6 +184,6 @@ def rest_of(prefix: Prefix | bytes, device: str) -> Callable[[Cut], Rest | None]
     return partial(_rest, read_prefix(prefix) if isinstance(prefix, bytes) else prefix, device)
 
 
-def _rest(prefix: Prefix, device: str, cut: Cut) -> Rest | None:
+def _rest(prefix: Prefix, device: str, cut: Cut) -> LocalPrefix | None:
     graph = after(prefix.graph, cut)
-    return TorchRest(graph, prefix.tensors, device) if graph.nodes else None
+    return TorchLocalPrefix(graph, prefix.tensors, device) if graph.nodes else None

@@ -21,10 +21,10 @@ from frostline.planning.replanning import (
     mixture_in_words,
     probe,
 )
-from frostline.prefetch import Deal, Mixer
+from frostline.prefetch import Deal, WeightedRoutes
 from frostline.transport.protocol import Transport, TransportStatistics
 
-__all__ = ("Clocks", "Pilot")
+__all__ = ("Clocks", "Router")
 
 # A look costs a linear programme of milliseconds, and a second holds enough to measure on.
 _LOOK_S = 1.0
@@ -43,7 +43,7 @@ class Clocks:
     busy: Callable[[], float]
 
 
-class Pilot:
+class Router:
     """A ``Dealer`` that follows what is measured. Safe for several threads.
 
     Args:
@@ -84,7 +84,7 @@ class Pilot:
         self._cores = cores
         self._clocks = clocks
         self._lock = threading.Lock()
-        self._mixer = Mixer(
+        self._mixer = WeightedRoutes(
             self._shares, samples_per_request=samples_per_request, bytes_per_sample=self._bytes_per_sample
         )
         self._rates = Rates()

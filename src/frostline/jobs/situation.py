@@ -9,7 +9,7 @@ from frostline.config import cache_folder
 from frostline.core import REFERENCE
 from frostline.engines.machine.hardware import host_digest
 from frostline.errors import OverBudget
-from frostline.jobs.context import Scene, computed_in_all, is_alike, keeps_features, request_of, some_of, tried
+from frostline.jobs.context import JobContext, computed_in_all, is_alike, keeps_features, request_of, some_of, tried
 from frostline.jobs.profiling import KeptProfiles, TrainerProfiler, measure_link
 from frostline.planning import Situation
 from frostline.processors import usable_cores
@@ -25,7 +25,7 @@ _MIN, _MAX = 8, 256
 _DECODED = 8
 
 
-def situate(scene: Scene) -> Situation:
+def situate(context: JobContext) -> Situation:
     """Measure both sides and the link on a few real samples.
 
     Where both sides use the same cores and the same engine one profile serves both. Where they use other cores they
@@ -36,36 +36,36 @@ def situate(scene: Scene) -> Situation:
         StoreError: The samples cannot be read.
         Unavailable: The node does not answer.
     """
-    data, transport = scene.data, scene.transport
-    health = scene.asking(transport.health)
+    data, transport = context.data, context.transport
+    health = context.asking(transport.health)
     mean_bytes = data.samples.encoded_bytes / len(data)
-    crossing = some_of(scene, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _MIN), _MAX)))
-    crossed = scene.asking(lambda: measure_link(transport, request_of(scene, crossing, cut=0)))
+    crossing = some_of(context, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _MIN), _MAX)))
+    crossed = context.asking(lambda: measure_link(transport, request_of(context, crossing, cut=0)))
     same_host = health.host == host_digest() and bool(set(health.cores).intersection(usable_cores()))
     few = crossing.take(np.arange(min(_DECODED, len(crossing))))
     encoded = replace(crossed.encoded, ids=crossed.encoded.ids[:_DECODED], encoded=crossed.encoded.encoded[:_DECODED])
 
     def profile_trainer() -> Profile:
         profiler = TrainerProfiler(
-            prefix=scene.prefix,
-            digest="" if scene.shipment is None else scene.shipment.digest,
-            device=scene.device,
-            codecs=scene.codecs,
+            prefix=context.prefix,
+            digest="" if context.shipment is None else context.shipment.digest,
+            device=context.device,
+            codecs=context.codecs,
             encoded_bytes=mean_bytes,
-            device_batch=scene.settings.device_batch,
+            device_batch=context.settings.device_batch,
             kept=KeptProfiles(cache_folder() / "profiles"),
         )
-        return profiler.profile(scene.preprocess, encoded, few, scene.view)
+        return profiler.profile(context.preprocess, encoded, few, context.view)
 
     with ThreadPoolExecutor(1, "frostline-profile") as apart:
-        alike = same_host and is_alike(health, scene.device)
+        alike = same_host and is_alike(health, context.device)
         ours = None if alike else apart.submit(profile_trainer)
-        theirs, refused = _profile_node(scene)
+        theirs, refused = _profile_node(context)
         trainer = theirs if ours is None else ours.result()
         # The trainer's own part is the reference's, whatever the node takes.
         trainer = profile_trainer() if trainer is None or trainer.engine != REFERENCE else trainer
     return Situation(
-        cuts=tuple(scene.cuts),
+        cuts=tuple(context.cuts),
         encoded_bytes=mean_bytes,
         store=theirs or trainer,
         trainer=trainer,
@@ -73,17 +73,17 @@ def situate(scene: Scene) -> Situation:
         same_host=same_host,
         memory_bytes=health.memory_bytes,
         refused=refused,
-        epochs=scene.epochs,
-        keeps_features=keeps_features(scene),
-        accuracy=scene.accuracy,
+        epochs=context.epochs,
+        keeps_features=keeps_features(context),
+        accuracy=context.accuracy,
     )
 
 
-def agreed(scene: Scene, store: Profile, cut: int) -> Profile:
+def agreed(context: JobContext, store: Profile, cut: int) -> Profile:
     """Have the engine that one node chose made ready at all, and know its error where it is furthest off.
 
     Args:
-        scene: context of the job.
+        context: context of the job.
         store: profile of that node.
         cut: up to which the engine is to run.
 
@@ -93,9 +93,9 @@ def agreed(scene: Scene, store: Profile, cut: int) -> Profile:
     """
     if store.engine == REFERENCE or cut < 2:
         return store
-    request = replace(tried(scene), engine=store.engine, cut=cut)
-    wanted = ProfileRequest(features=request, accuracy=scene.accuracy)
-    found = scene.asking(lambda: scene.transport.profile(wanted))
+    request = replace(tried(context), engine=store.engine, cut=cut)
+    wanted = ProfileRequest(features=request, accuracy=context.accuracy)
+    found = context.asking(lambda: context.transport.profile(wanted))
     worst = max((trial.error for trial in found.trials), default=0.0)
     trials = (
         replace(trial, error=max(trial.error, worst)) if trial.engine == store.engine else trial
@@ -104,23 +104,23 @@ def agreed(scene: Scene, store: Profile, cut: int) -> Profile:
     return replace(store, trials=tuple(trials))
 
 
-def _profile_node(scene: Scene) -> tuple[Profile | None, str | None]:
+def _profile_node(context: JobContext) -> tuple[Profile | None, str | None]:
     """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
-    if scene.shipment is not None and scene.shipment.refused is not None:
-        return None, scene.shipment.refused
-    request, only_here = tried(scene), 1 < (scene.cut or 0) <= scene.cuts[-1].number
-    if only_here and scene.cut is not None:  # engines are tried for some seconds at each cut that a plan may want
-        request = replace(request, cut=scene.cut)
-    trial_s = scene.settings.trial_s
+    if context.shipment is not None and context.shipment.refused is not None:
+        return None, context.shipment.refused
+    request, only_here = tried(context), 1 < (context.cut or 0) <= context.cuts[-1].number
+    if only_here and context.cut is not None:  # engines are tried for some seconds at each cut that a plan may want
+        request = replace(request, cut=context.cut)
+    trial_s = context.settings.trial_s
     wanted = ProfileRequest(
         features=request,
-        codecs=scene.codecs,
-        accuracy=scene.accuracy,
+        codecs=context.codecs,
+        accuracy=context.accuracy,
         only_here=only_here,
         trial_s=trial_s,
-        samples_left=computed_in_all(scene) if trial_s is None else None,
+        samples_left=computed_in_all(context) if trial_s is None else None,
     )
     try:
-        return scene.asking(lambda: scene.transport.profile(wanted)), None
+        return context.asking(lambda: context.transport.profile(wanted)), None
     except OverBudget as error:
         return None, str(error)

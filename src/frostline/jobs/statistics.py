@@ -33,7 +33,7 @@ from frostline.events import (
     Tuned,
 )
 
-__all__ = ("JobStatistics", "Ledger", "SkipLog", "warn_user")
+__all__ = ("JobStatistics", "SkipLog", "StatisticsCollector", "warn_user")
 
 
 class SkipLog:
@@ -147,7 +147,7 @@ class JobStatistics:
         return self.fetched / self.fetching_s if self.fetched and self.fetching_s else None
 
 
-class Ledger:
+class StatisticsCollector:
     """Counts, and passes events on. Safe for several threads.
 
     Args:

@@ -15,25 +15,25 @@ from frostline.core import Cut, Route, TensorSpec
 from frostline.datasets import Dataset
 from frostline.events import Event
 from frostline.jobs.connect import reach
-from frostline.jobs.loader_factory import Keeper, LoaderFactory, tuner_of
-from frostline.jobs.router import Clocks, Pilot
-from frostline.jobs.statistics import Ledger, SkipLog
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, tuner_of
+from frostline.jobs.router import Clocks, Router
+from frostline.jobs.statistics import SkipLog, StatisticsCollector
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.fetch import Fetcher, NodeEngine, Shipment
-from frostline.loaders.epoch.local_stage import TrainerSide
+from frostline.loaders.epoch.local_stage import LocalStage
 from frostline.loaders.epoch.ranks import Ranks
 from frostline.loaders.torch.forked import ForkedWorkers
 from frostline.preprocess import Preprocess
 from frostline.processors import usable_cores
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("Blueprint", "Origin")
+__all__ = ("JobLoaderSpec", "WorkerSetup")
 
-_IN_PASSPORT = ("epoch", "ranks")
+_FROM_WORKER_STATE = ("epoch", "ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Blueprint:
+class WorkerSetup:
     """A job, as values that may be pickled to a process of one's own.
 
     Attributes:
@@ -82,10 +82,10 @@ class Blueprint:
         """
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
-        settings, ledger = _share(self.settings, workers), self._ledger()
+        settings, collector = _share(self.settings, workers), self._collector()
         nodes = self.nodes or (() if self.forked is None else self.forked.nodes)
         transport = reach(nodes, self.data, settings, self.node, partial(_left_out), stack)
-        pilot = Pilot(
+        router = Router(
             cuts=self.cuts,
             shares=shares,
             samples_per_request=settings.samples_per_request,
@@ -100,9 +100,9 @@ class Blueprint:
             reading=self.data.reading,
             preprocess=self.preprocess,
             shipment=self.shipment,
-            trainer_side=self._trainer_side(),
+            local_stage=self._local_stage(),
             engine=self.engine,
-            arrived=(pilot.arrived, ledger.arrived),
+            arrived=(router.arrived, collector.arrived),
             tried=self.tried,
         )
         store = None
@@ -111,56 +111,56 @@ class Blueprint:
         return LoaderFactory(
             data=self.data,
             fetcher=fetcher,
-            keeper=Keeper(self.scope, self.data.samples, settings, store),
-            pilot=pilot,
-            ledger=ledger,
+            cache_policy=CachePolicy(self.scope, self.data.samples, settings, store),
+            router=router,
+            collector=collector,
             settings=settings,
-            tuner=tuner_of(settings, fetcher, pilot, self.data),
-            observe=ledger,
+            tuner=tuner_of(settings, fetcher, router, self.data),
+            observe=collector,
             tensors=tuple(map(TensorSpec, self.cuts[-1].shapes, self.cuts[-1].dtypes)),
         )
 
-    def _ledger(self) -> Ledger:
+    def _collector(self) -> StatisticsCollector:
         most, refuses = self.settings.max_skipped(len(self.data)), self.data.changed == "refuse"
-        return Ledger(_ignore, max_skipped=most, refuses_changes=refuses, shared=self.skipped)
+        return StatisticsCollector(_ignore, max_skipped=most, refuses_changes=refuses, shared=self.skipped)
 
-    def _trainer_side(self) -> TrainerSide:
+    def _local_stage(self) -> LocalStage:
         rest = None
         if self.shipment is not None:
             from frostline.jobs.partition import rest_of
 
             rest = rest_of(self.shipment.artifact, self.device)
-        return TrainerSide(cuts=self.cuts, rest=rest, device=self.device, device_batch=self.settings.device_batch)
+        return LocalStage(cuts=self.cuts, rest=rest, device=self.device, device_batch=self.settings.device_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Origin:
+class JobLoaderSpec:
     """How a loader was made, so that another process can make it too.
 
     Attributes:
-        blueprint: blueprint of its job.
+        worker_setup: setup of its job in a worker.
         shares: shares of the samples, by way, when it was made.
         batch_size: batch size of the loader.
-        options: as ``LoaderFactory.arrays`` took them, but what the passport says.
+        options: as ``LoaderFactory.arrays`` took them, but what ``WorkerState`` says.
     """
 
-    blueprint: Blueprint
+    worker_setup: WorkerSetup
     shares: Mapping[Route, float]
     batch_size: int
     options: Mapping[str, Any]
 
     @classmethod
     def of(
-        cls, blueprint: Blueprint, shares: Mapping[Route, float], batch_size: int, options: Mapping[str, Any]
+        cls, worker_setup: WorkerSetup, shares: Mapping[Route, float], batch_size: int, options: Mapping[str, Any]
     ) -> Self:
         """That of a loader which was made with these options."""
-        # How ranks speak to each other goes to no other process: what the passport says of them takes its place.
-        rest = {name: value for name, value in options.items() if name not in _IN_PASSPORT}
-        return cls(blueprint=blueprint, shares=shares, batch_size=batch_size, options=rest)
+        # How ranks speak to each other goes to no other process: what ``WorkerState`` says of them takes its place.
+        rest = {name: value for name, value in options.items() if name not in _FROM_WORKER_STATE}
+        return cls(worker_setup=worker_setup, shares=shares, batch_size=batch_size, options=rest)
 
     def make(self, epoch: int, ranks: Ranks, workers: int) -> ArrayLoader:
         """The loader of an epoch, in this process: one of several workers, which keep the order."""
-        maker = self.blueprint.open(self.shares, workers)
+        maker = self.worker_setup.open(self.shares, workers)
         return maker.arrays(self.batch_size, epoch=epoch, ranks=ranks, **self.options)
 
 
@@ -187,8 +187,8 @@ def _left_out(_: int, __: str, ___: Exception) -> None:
     pass
 
 
-def _unpacked(values: dict[str, Any], from_environment: bool) -> Blueprint:
-    blueprint = Blueprint(**values)
+def _unpacked(values: dict[str, Any], from_environment: bool) -> WorkerSetup:
+    worker_setup = WorkerSetup(**values)
     if not from_environment:
-        return blueprint
-    return replace(blueprint, settings=replace(blueprint.settings, token=LoaderSettings().token))
+        return worker_setup
+    return replace(worker_setup, settings=replace(worker_setup.settings, token=LoaderSettings().token))

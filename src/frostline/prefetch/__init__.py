@@ -2,7 +2,7 @@
 
 from frostline.prefetch.assemble import BatchAssembler, Gathered, RowRange
 from frostline.prefetch.driver import Fetch, Prefetcher
-from frostline.prefetch.requests import Ask, Deal, Dealer, Delivery, Mixer, Stretch, stretches
+from frostline.prefetch.requests import Ask, Deal, Dealer, Delivery, PlannedRequest, WeightedRoutes, plan_requests
 from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window, WindowStatistics
 
@@ -14,12 +14,12 @@ __all__ = (
     "Delivery",
     "Fetch",
     "Gathered",
-    "Mixer",
+    "PlannedRequest",
     "Prefetcher",
     "RowRange",
-    "Stretch",
     "Tuner",
+    "WeightedRoutes",
     "Window",
     "WindowStatistics",
-    "stretches",
+    "plan_requests",
 )

@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Samples
 from frostline.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable, Unavailable
-from frostline.prefetch.requests import Stretch
+from frostline.prefetch.requests import PlannedRequest
 
-__all__ = ("Arrival", "Failing", "Opened", "delay_s")
+__all__ = ("Arrival", "Failing", "InFlight", "delay_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -18,7 +18,7 @@ class Arrival:
     """Rows that arrived together and are handed out together.
 
     Attributes:
-        start: the first row of the stretch among them, skipped ones counted.
+        start: the first row of the request among them, skipped ones counted.
         stop: the row after the last one.
         batch: the rows.
     """
@@ -29,11 +29,11 @@ class Arrival:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Opened:
-    """A stretch that was asked for and has not left the window whole.
+class InFlight:
+    """A request that was asked for and has not left the window whole.
 
     Attributes:
-        stretch: stretch that was asked for.
+        request: request that was asked for.
         attempts: by the number of each attempt under way, the row that it brings next.
         ready: arrived and not handed out, in order.
         rows_arrived: rows that arrived; they are the first ones, whichever attempt brought them.
@@ -44,7 +44,7 @@ class Opened:
         not_before: when the next attempt may be made.
     """
 
-    stretch: Stretch
+    request: PlannedRequest
     attempts: dict[int, int] = field(default_factory=dict)
     ready: deque[Arrival] = field(default_factory=deque)
     rows_arrived: int = 0
@@ -57,34 +57,34 @@ class Opened:
     @property
     def missing(self) -> int:
         """Rows that have not arrived."""
-        return len(self.stretch) - self.rows_arrived
+        return len(self.request) - self.rows_arrived
 
     @property
     def expected_bytes(self) -> int:
         """Payload that is still to come."""
-        return max(0, self.stretch.expected_bytes - self.bytes_arrived) if self.missing else 0
+        return max(0, self.request.expected_bytes - self.bytes_arrived) if self.missing else 0
 
     @property
     def is_out(self) -> bool:
         """Whether all its rows were handed out or skipped."""
-        return self.rows_out == len(self.stretch)
+        return self.rows_out == len(self.request)
 
     def place(self, row: int) -> int:
         """The place in the epoch of a row."""
-        return int(self.stretch.positions[row])
+        return int(self.request.positions[row])
 
     def positions(self, arrival: Arrival) -> npt.NDArray[np.int64]:
         """The places in the epoch of the rows of an arrival, without those that were skipped."""
-        places = self.stretch.positions[arrival.start : arrival.stop]
+        places = self.request.positions[arrival.start : arrival.stop]
         if not arrival.batch.skipped:
             return places
-        ids = self.stretch.samples.ids[arrival.start : arrival.stop]
+        ids = self.request.samples.ids[arrival.start : arrival.stop]
         return places[~np.isin(ids, [skipped.id for skipped in arrival.batch.skipped])]
 
     def begin(self, number: int) -> Samples:
         """An attempt at what is missing begins; what it asks for."""
         self.attempts[number] = self.rows_arrived
-        return self.stretch.samples.take(np.arange(self.rows_arrived, len(self.stretch)))
+        return self.request.samples.take(np.arange(self.rows_arrived, len(self.request)))
 
     def arrived(self, number: int, batch: FeatureBatch) -> int:
         """Take rows that an attempt brought; those that another attempt brought before are left.
@@ -120,10 +120,10 @@ class Opened:
 
     def _check(self, start: int, stop: int, batch: FeatureBatch) -> None:
         """The order is the request's, so a row's place is where the attempt's last ones ended."""
-        expected = self.stretch.samples.ids[start:stop]
+        expected = self.request.samples.ids[start:stop]
         if batch.skipped:
             expected = expected[~np.isin(expected, np.array([skipped.id for skipped in batch.skipped], np.int64))]
-        if stop > len(self.stretch) or not np.array_equal(expected, batch.ids):
+        if stop > len(self.request) or not np.array_equal(expected, batch.ids):
             near = int(batch.ids[0]) if len(batch) else batch.skipped[0].id
             raise Refused(
                 f"the node answered with other samples than were asked for, near sample {near}; "
@@ -133,7 +133,7 @@ class Opened:
     def _without(self, start: int, known: int, batch: FeatureBatch) -> FeatureBatch:
         """The batch without its first ``known`` rows, skipped ones counted."""
         skipped = int(
-            np.isin(self.stretch.samples.ids[start : start + known], [skipped.id for skipped in batch.skipped]).sum()
+            np.isin(self.request.samples.ids[start : start + known], [skipped.id for skipped in batch.skipped]).sum()
         )
         first = known - skipped
         return replace(

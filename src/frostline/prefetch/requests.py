@@ -16,16 +16,16 @@ __all__ = (
     "Deal",
     "Dealer",
     "Delivery",
-    "Lengthening",
-    "Lengths",
-    "Mixer",
-    "Stretch",
-    "stretches",
+    "PlannedRequest",
+    "RampLengths",
+    "RampUp",
+    "WeightedRoutes",
+    "plan_requests",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stretch:
+class PlannedRequest:
     """Samples to ask for in one request.
 
     Attributes:
@@ -45,7 +45,7 @@ class Stretch:
 
     def __post_init__(self) -> None:
         if len(self.positions) == 0 or len(self.positions) != len(self.samples):
-            raise ValueError(f"a stretch has {len(self.positions)} positions for {len(self.samples)} samples")
+            raise ValueError(f"a request has {len(self.positions)} positions for {len(self.samples)} samples")
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -58,10 +58,10 @@ class Ask:
     Attributes:
         number: names this attempt; an answer to an older attempt is not taken.
         attempt: 1, or more after failures and for a second request.
-        samples: samples to ask for, in order; the stretch without those that arrived in earlier attempts.
+        samples: samples to ask for, in order; the request without those that arrived in earlier attempts.
         route: the way that they take; the same in every attempt.
         is_hedge: whether an earlier attempt is under way and late.
-        epoch: epoch of the stretch.
+        epoch: epoch of the request.
     """
 
     number: int
@@ -117,10 +117,10 @@ class Dealer(Protocol):
         """The next request, of one sample to ``left``; whoever asks makes it."""
 
 
-def stretches(
+def plan_requests(
     table: SampleTable, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], dealer: Dealer
-) -> Iterator[Stretch]:
-    """Divide what an epoch must ask for into requests. Lazy: a stretch is made when the window has room for it.
+) -> Iterator[PlannedRequest]:
+    """Divide what an epoch must ask for into requests. Lazy: a request is made when the window has room for it.
 
     Args:
         table: the data set.
@@ -135,7 +135,7 @@ def stretches(
         samples = table.take(rows[start : start + deal.rows])
         expected = deal.bytes_per_sample * len(samples) if deal.bytes_per_sample else samples.encoded_bytes
         start += len(chosen)
-        yield Stretch(positions=chosen, samples=samples, expected_bytes=expected, route=deal.route)
+        yield PlannedRequest(positions=chosen, samples=samples, expected_bytes=expected, route=deal.route)
 
 
 # Whole requests with which a ramp begins: one answer is on its way while another is read.
@@ -143,7 +143,7 @@ FIRST_REQUESTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class RampLengths:
     """How long the requests of a beginning are: a round of the shortest, a round of twice as many samples, and so on.
 
     Attributes:
@@ -177,7 +177,7 @@ class Lengths:
         return min(self.first << rounds, self.whole)
 
 
-class Lengthening:
+class RampUp:
     """Another dealer's requests, the first of them short; a ``Dealer`` for one window, and not for several threads.
 
     A request is answered when its last sample is there. Nothing new goes out before, so that whole ones leave a link
@@ -188,7 +188,7 @@ class Lengthening:
         lengths: most samples in each request.
     """
 
-    def __init__(self, dealer: Dealer, lengths: Lengths) -> None:
+    def __init__(self, dealer: Dealer, lengths: RampLengths) -> None:
         self._dealer = dealer
         self._lengths = lengths
         self._dealt = 0
@@ -201,7 +201,7 @@ class Lengthening:
         return self._dealer.deal(left if most == self._lengths.whole else min(left, most))
 
 
-class Mixer:
+class WeightedRoutes:
     """Deals requests over a mixture of ways. Not for several threads.
 
     Each way is owed its share of every sample dealt; the next request goes where most is owed. After any number of

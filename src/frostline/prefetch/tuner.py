@@ -4,7 +4,7 @@ import threading
 
 from frostline.events import Tuned
 from frostline.prefetch.window import Window, WindowStatistics
-from frostline.tuning import Look, NewBounds, TuningRule
+from frostline.tuning import NewBounds, Observation, TuningRule
 
 __all__ = ("Tuner",)
 
@@ -78,10 +78,10 @@ class Tuner:
         setting = self._rule.setting
         window.bound(requests=setting.requests, window_bytes=setting.window_bytes)
 
-    def _seen_now(self, window: Window, stalled_s: float, now: float) -> Look:
+    def _seen_now(self, window: Window, stalled_s: float, now: float) -> Observation:
         before, stands = self._seen, window.statistics()
         assert before is not None
-        look = Look(
+        look = Observation(
             now_s=now,
             seconds=now - self._looked_at,
             bytes_arrived=stands.bytes_arrived - before.bytes_arrived,

@@ -13,8 +13,8 @@ from frostline.core import FeatureBatch
 from frostline.core.hedging import Stragglers
 from frostline.errors import NodeUnreachable, StoreUnavailable, Unavailable
 from frostline.events import RequestRetried
-from frostline.prefetch.in_flight import Failing, Opened, delay_s
-from frostline.prefetch.requests import FIRST_REQUESTS, Ask, Delivery, Stretch
+from frostline.prefetch.in_flight import Failing, InFlight, delay_s
+from frostline.prefetch.requests import FIRST_REQUESTS, Ask, Delivery, PlannedRequest
 
 __all__ = ("Window", "WindowStatistics")
 
@@ -60,36 +60,36 @@ class WindowStatistics:
 class Window:
     """The window: each sample leaves it exactly once, at most ``slack`` places before an earlier one that is missing.
 
-    With ``slack=0`` rows leave in the order of the stretches. What is asked for or has arrived, and is not yet
-    handed out, stays within ``window_bytes``, with what was put into batches that wait (``hold_after``); a stretch
+    With ``slack=0`` rows leave in the order of the requests. What is asked for or has arrived, and is not yet
+    handed out, stays within ``window_bytes``, with what was put into batches that wait (``hold_after``); a request
     larger than that is asked for when nothing else is in the window. With ``ramp`` what is under way starts with the
     samples of two whole requests, in however many, and grows by those of each answer, as TCP's slow start does
     (RFC 5681, section 3.1), so that a node never meets the whole window as a burst; after a failure it starts again
     from one request.
 
-    While a failed stretch waits for its next attempt nothing new is asked for: a node that is down is probed, not
+    While a failed request waits for its next attempt nothing new is asked for: a node that is down is probed, not
     stormed. A straggler is asked for a second time (``core.hedging``), and whichever answer brings a row first
-    is taken; the other attempt is given up when nothing of the stretch is missing.
+    is taken; the other attempt is given up when nothing of the request is missing.
 
     Args:
-        stretches: stretches that the epoch must ask for, in order; drawn from as room allows. An iterator that has no
-            more now may have some later.
+        requests: requests that the epoch must make, in order; drawn from as room allows. An iterator that has none
+            now may have some later.
         settings: ``slack``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
         jitter: from 0 to below 1, another each time, so that many windows do not ask a node again at once.
     """
 
     def __init__(
-        self, stretches: Iterable[Stretch], settings: LoaderSettings, *, jitter: Callable[[], float] = float
+        self, requests: Iterable[PlannedRequest], settings: LoaderSettings, *, jitter: Callable[[], float] = float
     ) -> None:
         self._jitter = jitter
-        self._source = iter(stretches)
+        self._source = iter(requests)
         self._settings = settings
         self._slack = _NO_BOUND if settings.slack is None else settings.slack
         self._stragglers = Stragglers(settings.hedge_quantile)
         self._next = next(self._source, None)
-        self._open: deque[Opened] = deque()
-        self._waiting: list[Opened] = []
+        self._open: deque[InFlight] = deque()
+        self._waiting: list[InFlight] = []
         self._flights: dict[int, _Flight] = {}
         self._given_up: list[int] = []
         self._max_requests = settings.first_requests
@@ -99,7 +99,7 @@ class Window:
             self._rows_allowed = min(FIRST_REQUESTS * settings.samples_per_request, self._max_rows)
         self._rows_under_way = 0
         self._asks = 0
-        self._stop = 0  # the place after the last row of the stretches that left whole
+        self._stop = 0  # the place after the last row of the requests that left whole
         self._expected_bytes = 0
         self._ready_bytes = 0
         self._bytes_taken = 0
@@ -155,7 +155,7 @@ class Window:
         self._held_after = bytes_taken
 
     def asks(self, now: float) -> tuple[Ask, ...]:
-        """What to ask for now: failed stretches whose time has come first, then stragglers, then new ones."""
+        """What to ask for now: failed requests whose time has come first, then stragglers, then new ones."""
         found = []
         while self._may_ask:
             chosen = self._due(now) or self._straggling(now) or self._new()
@@ -224,7 +224,7 @@ class Window:
             had been given up.
 
         Raises:
-            NodeUnreachable: the stretch's samples have been failing for ``retry_for_s``, or would be before
+            NodeUnreachable: the request's samples have been failing for ``retry_for_s``, or would be before
                 the node wants to be asked again.
             StoreUnavailable: the same, where it is the store that does not answer.
         """
@@ -248,7 +248,7 @@ class Window:
         """The next rows that may be handed out, None where they have not arrived. Unless held they leave the window."""
         first = self._first_place()
         for number, entry in enumerate(self._open):
-            if entry.stretch.epoch != self._open[0].stretch.epoch:  # the fence
+            if entry.request.epoch != self._open[0].request.epoch:  # the fence
                 break
             if entry.ready and (number == 0 or entry.place(entry.ready[0].stop - 1) - first <= self._slack):
                 return self._hand_out(entry)
@@ -274,7 +274,7 @@ class Window:
             hedges=self._hedges,
         )
 
-    def _due(self, now: float) -> Opened | None:
+    def _due(self, now: float) -> InFlight | None:
         due = [entry for entry in self._waiting if entry.not_before <= now]
         if not due:
             return None
@@ -282,43 +282,43 @@ class Window:
         self._waiting.remove(first)
         return first
 
-    def _straggling(self, now: float) -> Opened | None:
-        """The earliest stretch whose only attempt is late."""
+    def _straggling(self, now: float) -> InFlight | None:
+        """The earliest request whose only attempt is late."""
         if self._waiting:  # a node that fails is not asked for more
             return None
         late = [flight for flight in self._flights.values() if (at := self._late_at(flight)) is not None and at <= now]
         if not late:
             return None
         first = min(late, key=lambda flight: flight.opened.place(0)).opened
-        self._stragglers.hedged(first.stretch.route)
+        self._stragglers.hedged(first.request.route)
         self._hedges += 1
         return first
 
     def _late_at(self, flight: "_Flight") -> float | None:
         """When a request becomes a straggler; None where it is not to be made twice."""
-        late_after_s = self._stragglers.late_after_s(flight.opened.stretch.route, flight.rows)
+        late_after_s = self._stragglers.late_after_s(flight.opened.request.route, flight.rows)
         is_alone = len(flight.opened.attempts) == 1 and flight.opened.missing
         return flight.since + late_after_s if is_alone and late_after_s is not None else None
 
-    def _new(self) -> Opened | None:
+    def _new(self) -> InFlight | None:
         if self._waiting:
             return None
-        stretch = self._next = self._next or next(self._source, None)
-        if stretch is None:
+        request = self._next = self._next or next(self._source, None)
+        if request is None:
             return None
-        if not self._has_room(stretch):
+        if not self._has_room(request):
             return None
         self._next = next(self._source, None)
-        one = Opened(stretch=stretch)
+        one = InFlight(request=request)
         self._open.append(one)
         self._expected_bytes += one.expected_bytes
         return one
 
-    def _has_room(self, stretch: Stretch) -> bool:
+    def _has_room(self, request: PlannedRequest) -> bool:
         held = self._expected_bytes + self._ready_bytes + self._held_bytes
-        return not held or held + stretch.expected_bytes <= self._max_bytes
+        return not held or held + request.expected_bytes <= self._max_bytes
 
-    def _ask(self, one: Opened, now: float) -> Ask:
+    def _ask(self, one: InFlight, now: float) -> Ask:
         self._asks += 1
         under_way, samples = len(one.attempts), one.begin(self._asks)
         self._flights[self._asks] = _Flight(opened=one, since=now, rows=len(samples))
@@ -327,9 +327,9 @@ class Window:
             number=self._asks,
             attempt=one.failures + under_way + 1,
             samples=samples,
-            route=one.stretch.route,
+            route=one.request.route,
             is_hedge=under_way > 0,
-            epoch=one.stretch.epoch,
+            epoch=one.request.epoch,
         )
 
     def _end(self, number: int) -> "_Flight | None":
@@ -343,7 +343,7 @@ class Window:
         """The earliest place that was asked for and not handed out."""
         return self._open[0].place(self._open[0].rows_out) if self._open else self._stop
 
-    def _hand_out(self, one: Opened) -> Delivery:
+    def _hand_out(self, one: InFlight) -> Delivery:
         arrival = one.hand_out()
         while self._open and self._open[0].is_out:
             self._stop = self._open.popleft().place(-1) + 1
@@ -361,6 +361,6 @@ class Window:
 class _Flight:
     """An attempt that is under way."""
 
-    opened: Opened
+    opened: InFlight
     since: float
     rows: int

@@ -5,7 +5,7 @@ from dataclasses import replace
 from frostline.config import LoaderSettings
 from frostline.core.units import in_bytes, in_percent, in_seconds
 from frostline.tuning.parallelism import Move, Parallelism
-from frostline.tuning.periods import Look, NewBounds, Period, Periods, Setting, Steady, TuningRule
+from frostline.tuning.periods import NewBounds, Observation, Period, Periods, Setting, Steady, TuningRule
 from frostline.tuning.prisma import Prisma
 
 __all__ = ("Depth", "Following", "rule_of")
@@ -102,7 +102,7 @@ class Following:
         """The bounds in force."""
         return Setting(requests=self._parallelism.requests, window_bytes=self._depth.nbytes)
 
-    def look(self, look: Look) -> NewBounds | None:
+    def look(self, look: Observation) -> NewBounds | None:
         """See ``Rule``."""
         before = replace(self.setting, requests=self._parallelism.kept)
         if look.failures:

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ("Look", "NewBounds", "Period", "Periods", "Setting", "Steady", "TuningRule")
+__all__ = ("NewBounds", "Observation", "Period", "Periods", "Setting", "Steady", "TuningRule")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Observation:
     """What a window did since the look before, and where it stands.
 
     Attributes:
@@ -84,7 +84,7 @@ class TuningRule(Protocol):
     def setting(self) -> Setting:
         """The bounds in force."""
 
-    def look(self, look: Look) -> NewBounds | None:
+    def look(self, look: Observation) -> NewBounds | None:
         """Take what the window did since the look before; other bounds, where these are better."""
 
 
@@ -98,7 +98,7 @@ class Steady:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
 
-    def look(self, look: Look) -> NewBounds | None:  # noqa: ARG002 - whatever comes
+    def look(self, look: Observation) -> NewBounds | None:  # noqa: ARG002 - whatever comes
         """Nothing changes."""
         return None
 
@@ -157,9 +157,9 @@ class Periods:
             self._times.clear()
         self._requests = requests
         self._to_come: int | None = None
-        self._looks: list[Look] = []
+        self._looks: list[Observation] = []
 
-    def add(self, look: Look) -> Period | None:
+    def add(self, look: Observation) -> Period | None:
         """Take a look; a period, where one has ended with it."""
         self._times.extend(look.took_s)
         if look.is_ending or look.failures or look.requests_allowed < self._requests:

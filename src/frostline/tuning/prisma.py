@@ -3,7 +3,7 @@
 import statistics
 
 from frostline.core.units import in_bytes
-from frostline.tuning.periods import Look, NewBounds, Setting
+from frostline.tuning.periods import NewBounds, Observation, Setting
 
 __all__ = ("Prisma",)
 
@@ -46,7 +46,7 @@ class Prisma:
         nbytes = self._slot_bytes + self._producers * self._request_bytes if self._request_bytes else 1 << 62
         return Setting(requests=self._producers, window_bytes=min(max(1, nbytes), self._most.window_bytes))
 
-    def look(self, look: Look) -> NewBounds | None:
+    def look(self, look: Observation) -> NewBounds | None:
         """See ``Rule``."""
         if self._has_stopped:
             return None
@@ -63,7 +63,7 @@ class Prisma:
     def _slot_bytes(self) -> int:
         return self._slots * self._request_bytes // self._rows
 
-    def _sized(self, look: Look) -> NewBounds | None:
+    def _sized(self, look: Observation) -> NewBounds | None:
         """The first look at a request says how large samples are."""
         if not look.requests_in_flight or not look.expected_bytes:
             return None

@@ -221,16 +221,16 @@ class FeatureStore:
         each = stored_bytes(row_bytes)
         cleared = 0
         while (missing := rows * each - self._free_bytes(connection)) > 0:
-            shelf = self._idle_shelf(connection, wanting)
-            if shelf is None:
+            scope = self._idle_scope(connection, wanting)
+            if scope is None:
                 break
-            count = max(_MIN_CLEARED, int(missing / stored_bytes(shelf.row_bytes)) + 1)
+            count = max(_MIN_CLEARED, int(missing / stored_bytes(scope.row_bytes)) + 1)
             some = "SELECT number FROM features INDEXED BY places WHERE scope = ? LIMIT ?"
             query = f"DELETE FROM features WHERE number IN ({some})"  # noqa: S608
-            dropped = connection.execute(query, (shelf.number, count)).rowcount
+            dropped = connection.execute(query, (scope.number, count)).rowcount
             cleared += dropped
             if dropped < count:
-                gone = connection.execute("DELETE FROM scopes WHERE number = ?", (shelf.number,)).rowcount
+                gone = connection.execute("DELETE FROM scopes WHERE number = ?", (scope.number,)).rowcount
                 if gone != 1:
                     raise damage("a scope cannot be removed")
         return min(rows, max(0, int(self._free_bytes(connection) / each))), cleared
@@ -238,13 +238,13 @@ class FeatureStore:
     def _free_bytes(self, connection: sqlite3.Connection) -> int:
         return self._database.file_bytes - self._database.used_bytes(connection)
 
-    def _idle_shelf(self, connection: sqlite3.Connection, wanting: int) -> ScopeUsage | None:
+    def _idle_scope(self, connection: sqlite3.Connection, wanting: int) -> ScopeUsage | None:
         query = "SELECT number, used, row_bytes FROM scopes"
         found = list(typed(connection.execute(query), int, float, int))
         if any(row_bytes < 0 for _, _, row_bytes in found):
             raise damage("a row has less than no bytes")
-        shelves = [ScopeUsage(number=number, used_s=used, row_bytes=row_bytes) for number, used, row_bytes in found]
-        idle = idle_shelves(shelves, wanting=wanting, now_s=self._clock(), idle_s=self._idle_s)
+        scopes = [ScopeUsage(number=number, used_s=used, row_bytes=row_bytes) for number, used, row_bytes in found]
+        idle = idle_shelves(scopes, wanting=wanting, now_s=self._clock(), idle_s=self._idle_s)
         return idle[0] if idle else None
 
     def _note(self, scope: bytes) -> None:

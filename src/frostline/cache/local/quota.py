@@ -29,7 +29,7 @@ class ScopeUsage:
     row_bytes: int
 
 
-def idle_shelves(shelves: Sequence[ScopeUsage], *, wanting: int, now_s: float, idle_s: float) -> list[ScopeUsage]:
+def idle_shelves(scopes: Sequence[ScopeUsage], *, wanting: int, now_s: float, idle_s: float) -> list[ScopeUsage]:
     """Those that make room, longest unused first.
 
     What somebody used within ``idle_s`` stays, and new rows are turned away: an epoch reads every sample once in a
@@ -38,13 +38,13 @@ def idle_shelves(shelves: Sequence[ScopeUsage], *, wanting: int, now_s: float, i
     Training", PVLDB 14(5), 2021). Nor can two jobs drive each other's features out for ever.
 
     Args:
-        shelves: all of them.
-        wanting: number of the shelf for which room is wanted; it does not make room for itself.
+        scopes: all of them.
+        wanting: number of the scope for which room is wanted; it does not make room for itself.
         now_s: by the clock of ``used_s``.
         idle_s: without use for so long, nobody is taken to want them any more.
     """
-    idle = [shelf for shelf in shelves if shelf.number != wanting and now_s - shelf.used_s >= idle_s]
-    return sorted(idle, key=lambda shelf: (shelf.used_s, shelf.number))
+    idle = [scope for scope in scopes if scope.number != wanting and now_s - scope.used_s >= idle_s]
+    return sorted(idle, key=lambda scope: (scope.used_s, scope.number))
 
 
 def stored_bytes(row_bytes: int) -> float:

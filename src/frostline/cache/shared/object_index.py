@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.cache.rows import IdIndex
-from frostline.cache.shared.object_layout import Bundle
+from frostline.cache.shared.object_layout import PackedObject
 
-__all__ = ("KnownRows", "Place")
+__all__ = ("ObjectIndex", "Place")
 
 # What a row takes at most, just after the arrays doubled: four places of an id and a slot, two of where it lies.
 _BYTES_PER_ROW = 96
 
-Place = tuple[Bundle, int]
+Place = tuple[PackedObject, int]
 """An object, and which of its rows."""
 
 # More than jobs use at a time.
@@ -24,7 +24,7 @@ _NOWHERE = -1
 _Ints = npt.NDArray[np.int64]
 
 
-class KnownRows:
+class ObjectIndex:
     """Where rows lie. Not safe for threads.
 
     Args:
@@ -34,7 +34,7 @@ class KnownRows:
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._shelves: OrderedDict[bytes, _Shelf] = OrderedDict()
+        self._indexes: OrderedDict[bytes, _ScopeIndex] = OrderedDict()
 
     @classmethod
     def within(cls, memory_bytes: int) -> Self:
@@ -42,58 +42,58 @@ class KnownRows:
         return cls(memory_bytes // _BYTES_PER_ROW)
 
     def __len__(self) -> int:
-        return sum(len(shelve) for shelve in self._shelves.values())
+        return sum(len(shelve) for shelve in self._indexes.values())
 
     def is_looked_through(self, scope: bytes) -> bool:
         """Whether all rows of a scope are known that were there at some time."""
-        return scope in self._shelves and self._shelves[scope].is_looked_through
+        return scope in self._indexes and self._indexes[scope].is_looked_through
 
     def has_room(self, scope: bytes, rows: int) -> bool:
         """Whether so many more rows of a scope could be remembered."""
-        shelf = self._shelves.get(scope)
-        return (0 if shelf is None else len(shelf)) + rows <= self._max_rows
+        index = self._indexes.get(scope)
+        return (0 if index is None else len(index)) + rows <= self._max_rows
 
     def names(self, scope: bytes) -> set[str]:
         """Of the objects that were added."""
-        shelf = self._shelves.get(scope)
-        return set() if shelf is None else {bundle.name for bundle in shelf.bundles if bundle is not None}
+        index = self._indexes.get(scope)
+        return set() if index is None else {packed.name for packed in index.packed_objects if packed is not None}
 
-    def add(self, bundle: Bundle, keys: Sequence[bytes]) -> None:
+    def add(self, packed: PackedObject, keys: Sequence[bytes]) -> None:
         """Remember the rows of an object, in their order, if there is room for them."""
-        shelf = self._shelves.setdefault(bundle.scope, _Shelf())
-        self._shelves.move_to_end(bundle.scope)
-        while len(self) + len(keys) > self._max_rows and len(self._shelves) > 1:
-            self._shelves.popitem(last=False)
+        index = self._indexes.setdefault(packed.scope, _ScopeIndex())
+        self._indexes.move_to_end(packed.scope)
+        while len(self) + len(keys) > self._max_rows and len(self._indexes) > 1:
+            self._indexes.popitem(last=False)
         if len(self) + len(keys) <= self._max_rows:
-            shelf.add(bundle, keys)
+            index.add(packed, keys)
 
     def note(self, scope: bytes) -> None:
         """Remember that a scope was looked through, though it may have no rows."""
-        self._shelves.setdefault(scope, _Shelf()).is_looked_through = True
-        self._shelves.move_to_end(scope)
-        while len(self._shelves) > _MAX_SCOPES:
-            self._shelves.popitem(last=False)
+        self._indexes.setdefault(scope, _ScopeIndex()).is_looked_through = True
+        self._indexes.move_to_end(scope)
+        while len(self._indexes) > _MAX_SCOPES:
+            self._indexes.popitem(last=False)
 
     def find(self, scope: bytes, keys: Sequence[bytes]) -> list[Place | None]:
         """Where each row lies, None where nobody knows."""
-        shelf = self._shelves.get(scope)
-        if shelf is None:
+        index = self._indexes.get(scope)
+        if index is None:
             return [None] * len(keys)
-        self._shelves.move_to_end(scope)
-        return shelf.find(keys)
+        self._indexes.move_to_end(scope)
+        return index.find(keys)
 
-    def forget(self, bundle: Bundle, place: int | None = None) -> None:
+    def forget(self, packed: PackedObject, place: int | None = None) -> None:
         """That a row lies in an object, or any of its rows."""
-        shelf = self._shelves.get(bundle.scope)
-        if shelf is not None:
-            shelf.forget(bundle, place)
+        index = self._indexes.get(packed.scope)
+        if index is not None:
+            index.forget(packed, place)
 
 
-class _Shelf:
+class _ScopeIndex:
     """The rows of one scope."""
 
     def __init__(self) -> None:
-        self.bundles: list[Bundle | None] = []  # by their numbers; None where one is gone
+        self.packed_objects: list[PackedObject | None] = []  # by their numbers; None where one is gone
         self.is_looked_through = False
         self._index = IdIndex()
         self._where: _Ints = np.empty((0, 2), np.int64)  # number of the object, place in it
@@ -101,9 +101,9 @@ class _Shelf:
     def __len__(self) -> int:
         return len(self._index)
 
-    def add(self, bundle: Bundle, keys: Sequence[bytes]) -> None:
-        number = len(self.bundles)
-        self.bundles.append(bundle)
+    def add(self, packed: PackedObject, keys: Sequence[bytes]) -> None:
+        number = len(self.packed_objects)
+        self.packed_objects.append(packed)
         ids, firsts = np.unique(_ids(keys), return_index=True)
         slots = self._index.find(ids)
         new = slots < 0
@@ -119,17 +119,19 @@ class _Shelf:
         there = slots >= 0
         where = np.full((len(keys), 2), _NOWHERE, np.int64)
         where[there] = self._where[slots[there]]
-        bundles = ((None if number == _NOWHERE else self.bundles[number], place) for number, place in where.tolist())
-        return [None if bundle is None else (bundle, place) for bundle, place in bundles]
+        packed_objects = (
+            (None if number == _NOWHERE else self.packed_objects[number], place) for number, place in where.tolist()
+        )
+        return [None if packed is None else (packed, place) for packed, place in packed_objects]
 
-    def forget(self, bundle: Bundle, place: int | None) -> None:
-        if bundle not in self.bundles:  # it went before its rows were known
+    def forget(self, packed: PackedObject, place: int | None) -> None:
+        if packed not in self.packed_objects:  # it went before its rows were known
             return
-        number = self.bundles.index(bundle)
+        number = self.packed_objects.index(packed)
         rows = self._where[: len(self._index)]
         is_there = rows[:, 0] == number
         if place is None:
-            self.bundles[number] = None  # should it come back, its rows are learned again
+            self.packed_objects[number] = None  # should it come back, its rows are learned again
         else:
             is_there &= rows[:, 1] == place
         rows[is_there, 0] = _NOWHERE

@@ -11,7 +11,7 @@ from typing import Self
 from frostline.cache.rows import Bytes
 from frostline.core.checksums import crc32
 
-__all__ = ("KEY_BYTES", "MARK", "Bundle", "Outbox", "Row", "bundled", "keys_of", "mark_of", "stretches")
+__all__ = ("KEY_BYTES", "MARK", "PackedObject", "Row", "WriteBuffer", "keys_of", "mark_of", "pack_rows", "runs_of")
 
 KEY_BYTES = 16
 """Of a row's name."""
@@ -29,7 +29,7 @@ _NAME = re.compile(rf"([0-9a-f]{{64}})/([0-9a-f]{{1,8}})-([0-9a-f]{{1,16}})-([0-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
+class PackedObject:
     """An object of rows of one scope: their keys, a checksum of these, and their values, all of one length.
 
     Its name says what lies where in it, and holds a digest of its bytes, so that it never changes.
@@ -53,8 +53,8 @@ class Bundle:
         if found is None:
             return None
         scope, rows, value_bytes, digest = found.groups()
-        bundle = cls(scope=bytes.fromhex(scope), rows=int(rows, 16), value_bytes=int(value_bytes, 16), digest=digest)
-        return bundle if bundle.nbytes == size else None
+        packed = cls(scope=bytes.fromhex(scope), rows=int(rows, 16), value_bytes=int(value_bytes, 16), digest=digest)
+        return packed if packed.nbytes == size else None
 
     @property
     def name(self) -> str:
@@ -76,12 +76,12 @@ class Bundle:
         return self.head_bytes + place * self.value_bytes
 
 
-def bundled(scope: bytes, rows: Sequence[Row]) -> tuple[Bundle, bytes]:
+def pack_rows(scope: bytes, rows: Sequence[Row]) -> tuple[PackedObject, bytes]:
     """Put rows, whose values are of one length, into one object."""
     keys = b"".join(key for key, _ in rows)
     data = b"".join((keys, _checksum(scope, keys), *(value for _, value in rows)))
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    return Bundle(scope=scope, rows=len(rows), value_bytes=len(rows[0][1]), digest=digest), data
+    return PackedObject(scope=scope, rows=len(rows), value_bytes=len(rows[0][1]), digest=digest), data
 
 
 def mark_of(scope: bytes) -> str:
@@ -89,16 +89,16 @@ def mark_of(scope: bytes) -> str:
     return f"{scope.hex()}/{MARK}"
 
 
-def keys_of(bundle: Bundle, head: Bytes) -> list[bytes] | None:
+def keys_of(packed: PackedObject, head: Bytes) -> list[bytes] | None:
     """The keys in an object's first bytes; None where those are not what was written."""
     view = memoryview(head)
-    keys, checksum = bytes(view[: bundle.rows * KEY_BYTES]), view[bundle.rows * KEY_BYTES :]
-    if len(head) != bundle.head_bytes or checksum != _checksum(bundle.scope, keys):
+    keys, checksum = bytes(view[: packed.rows * KEY_BYTES]), view[packed.rows * KEY_BYTES :]
+    if len(head) != packed.head_bytes or checksum != _checksum(packed.scope, keys):
         return None
     return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
-def stretches(places: Sequence[int]) -> list[range]:
+def runs_of(places: Sequence[int]) -> list[range]:
     """Places of rows within an object, each once, joined where they are neighbours, so that one read gives them."""
     found: list[range] = []
     for place in sorted(places):
@@ -113,7 +113,7 @@ def _checksum(scope: bytes, keys: bytes) -> bytes:
     return crc32(keys, crc32(scope)).to_bytes(_CHECKSUM_BYTES, "little")
 
 
-class Outbox:
+class WriteBuffer:
     """Rows that wait to be written. Not safe for threads.
 
     Args:
@@ -126,7 +126,7 @@ class Outbox:
         self._max_bytes = max_bytes
         self._bundle_bytes = bundle_bytes
         self._linger_s = linger_s
-        self._waiting: OrderedDict[bytes, _Pile] = OrderedDict()  # the one that has waited longest first
+        self._waiting: OrderedDict[bytes, _PendingRows] = OrderedDict()  # the one that has waited longest first
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -137,7 +137,7 @@ class Outbox:
         for count, (key, value) in enumerate(rows):
             if self._bytes + len(value) > self._max_bytes:
                 return len(rows) - count
-            pile = self._waiting.setdefault(scope, _Pile(since_s=now_s))
+            pile = self._waiting.setdefault(scope, _PendingRows(since_s=now_s))
             if key in pile.rows:
                 continue
             pile.rows[key] = value
@@ -157,7 +157,7 @@ class Outbox:
         first = next(iter(self._waiting.values()), None)
         return None if first is None else max(0.0, first.since_s + self._linger_s - now_s)
 
-    def _taken(self, scope: bytes, pile: "_Pile", now_s: float) -> list[Row]:
+    def _taken(self, scope: bytes, pile: "_PendingRows", now_s: float) -> list[Row]:
         each = max(1, pile.nbytes // max(1, len(pile.rows)))
         keys = list(islice(pile.rows, max(1, self._bundle_bytes // each)))
         rows = [(key, pile.rows.pop(key)) for key in keys]
@@ -171,7 +171,7 @@ class Outbox:
         return rows
 
 
-class _Pile:
+class _PendingRows:
     """The rows of one scope, and since when the first of them waits."""
 
     def __init__(self, since_s: float) -> None:

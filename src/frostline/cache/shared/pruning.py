@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from frostline.cache.shared.object_layout import MARK, Bundle
+from frostline.cache.shared.object_layout import MARK, PackedObject
 
 __all__ = ("Aged", "surplus")
 
@@ -39,13 +39,13 @@ class _Folder(Generic[T]):
 
     Attributes:
         used_s: when somebody last used one of its rows, or wrote some.
-        bundles: objects with bundles of rows.
+        packed_objects: objects with bundles of rows.
         rest: objects left by a process that was killed while writing.
         mark: objects that say when it was used.
     """
 
     used_s: float = 0.0
-    bundles: list[T] = field(default_factory=list)
+    packed_objects: list[T] = field(default_factory=list)
     rest: list[T] = field(default_factory=list)
     mark: list[T] = field(default_factory=list)
 
@@ -83,8 +83,8 @@ def _folders(listing: Sequence[T]) -> dict[str, _Folder[T]]:
         if found is None:
             continue
         folder = folders.setdefault(found[1], _Folder())
-        if Bundle.named(entry.object, entry.size) is not None:
-            folder.bundles.append(entry)
+        if PackedObject.named(entry.object, entry.size) is not None:
+            folder.packed_objects.append(entry)
         elif entry.object == f"{found[1]}/{MARK}":
             folder.mark.append(entry)
         else:
@@ -98,4 +98,4 @@ def _in_turn(folders: dict[str, _Folder[T]], before_s: float) -> list[T]:
     """What may go, what is missed least first."""
     rest = [entry for folder in folders.values() for entry in folder.rest if entry.modified_s <= before_s]
     idle = sorted((folder.used_s, name, folder) for name, folder in folders.items() if folder.used_s <= before_s)
-    return [*rest, *(entry for _, _, folder in idle for entry in (*folder.bundles, *folder.mark))]
+    return [*rest, *(entry for _, _, folder in idle for entry in (*folder.packed_objects, *folder.mark))]

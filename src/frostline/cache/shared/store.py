@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.cache.rows import RowLayout, Tensors, fill, opened, sealed
-from frostline.cache.shared.object_index import KnownRows
-from frostline.cache.shared.object_layout import Bundle, keys_of, stretches
-from frostline.cache.shared.writer import BundleWriter
+from frostline.cache.shared.object_index import ObjectIndex
+from frostline.cache.shared.object_layout import PackedObject, keys_of, runs_of
+from frostline.cache.shared.writer import PackedObjectWriter
 from frostline.core.lru import LruDict
 from frostline.errors import DataNotFound, FrostlineError, ObjectNotFound
 from frostline.processors import in_background
@@ -109,7 +109,7 @@ class SharedStore:
         self._wait_s = wait_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._known = KnownRows.within(memory_bytes // _PARTS)
+        self._known = ObjectIndex.within(memory_bytes // _PARTS)
         self._counts: Counter[str] = Counter()
         self._looks: LruDict[bytes, _Look] = LruDict(_MAX_LOOKS)
         self._rests_until_s = -1.0
@@ -117,7 +117,7 @@ class SharedStore:
         self._looker = ThreadPoolExecutor(1, "frostline-shared-look", in_background)
         # Its own threads, so that looking does not hold up whoever reads rows.
         self._heads = ThreadPoolExecutor(_READERS, "frostline-shared-look", in_background)
-        self._writer = BundleWriter(
+        self._writer = PackedObjectWriter(
             self._store,
             budget_bytes,
             memory_bytes // _PARTS,
@@ -224,24 +224,24 @@ class SharedStore:
         except FrostlineError:
             self._failed()
             return
-        bundles = [Bundle.named(name, size) for name, size in entries if name not in known]
-        new = [bundle for bundle in bundles if bundle is not None]
-        for bundle, keys in zip(new, self._heads.map(self._keys, new), strict=True):
+        packed_objects = [PackedObject.named(name, size) for name, size in entries if name not in known]
+        new = [packed for packed in packed_objects if packed is not None]
+        for packed, keys in zip(new, self._heads.map(self._keys, new), strict=True):
             if keys is not None:
-                self._add(bundle, keys)
+                self._add(packed, keys)
         with self._lock:
             self._known.note(scope)
 
-    def _keys(self, bundle: Bundle) -> list[bytes] | None:
-        head = self._read(bundle, 0, bundle.head_bytes)
-        keys = None if head is None else keys_of(bundle, head)
+    def _keys(self, packed: PackedObject) -> list[bytes] | None:
+        head = self._read(packed, 0, packed.head_bytes)
+        keys = None if head is None else keys_of(packed, head)
         if head is not None and keys is None:
             self._count(damaged=1)
         return keys
 
-    def _add(self, bundle: Bundle, keys: Sequence[bytes]) -> None:
+    def _add(self, packed: PackedObject, keys: Sequence[bytes]) -> None:
         with self._lock:
-            self._known.add(bundle, keys)
+            self._known.add(packed, keys)
 
     # Reading
 
@@ -249,9 +249,9 @@ class SharedStore:
         """The rows that came in time, each with its place among the keys."""
         asks = self._asks(scope, keys)
         reads = {
-            self._readers.submit(self._rows, bundle, stretch, keys, places, row_bytes): len(stretch)
-            for bundle, places in asks.items()
-            for stretch in stretches(list(places))
+            self._readers.submit(self._rows, packed, run, keys, places, row_bytes): len(run)
+            for packed, places in asks.items()
+            for run in runs_of(list(places))
         }
         done, late = wait(reads, max(0.0, until_s - self._clock()))
         for read in late:
@@ -261,43 +261,43 @@ class SharedStore:
             self._rest()
         return [row for read in done for row in read.result()]
 
-    def _asks(self, scope: bytes, keys: Sequence[bytes | None]) -> dict[Bundle, dict[int, int]]:
+    def _asks(self, scope: bytes, keys: Sequence[bytes | None]) -> dict[PackedObject, dict[int, int]]:
         """Which rows of which objects are wanted, and the place of each among the keys."""
         wanted = [(place, key) for place, key in enumerate(keys) if key is not None]
         with self._lock:
             found = self._known.find(scope, [key for _, key in wanted])
-        asks: dict[Bundle, dict[int, int]] = {}
+        asks: dict[PackedObject, dict[int, int]] = {}
         for (place, _), there in zip(wanted, found, strict=True):
             if there is not None:
                 asks.setdefault(there[0], {})[there[1]] = place
         return asks
 
     def _rows(
-        self, bundle: Bundle, stretch: range, keys: Sequence[bytes | None], places: dict[int, int], row_bytes: int
+        self, packed: PackedObject, run: range, keys: Sequence[bytes | None], places: dict[int, int], row_bytes: int
     ) -> _Rows:
-        """The rows of one stretch of an object that are what was written."""
-        data = self._read(bundle, bundle.offset(stretch.start), len(stretch) * bundle.value_bytes)
+        """The rows of one run of an object that are what was written."""
+        data = self._read(packed, packed.offset(run.start), len(run) * packed.value_bytes)
         if data is None:
             return []
         found: _Rows = []
-        view, size = memoryview(data), bundle.value_bytes
-        for number, row in enumerate(stretch):
+        view, size = memoryview(data), packed.value_bytes
+        for number, row in enumerate(run):
             key = keys[places[row]]
             assert key is not None
-            body = opened(bundle.scope + key, view[number * size : (number + 1) * size], row_bytes)
+            body = opened(packed.scope + key, view[number * size : (number + 1) * size], row_bytes)
             if body is None:
-                self._forget(bundle, row)
+                self._forget(packed, row)
                 self._count(damaged=1)
             else:
                 found.append((places[row], body))
         return found
 
-    def _read(self, bundle: Bundle, offset: int, length: int) -> Buffer | None:
+    def _read(self, packed: PackedObject, offset: int, length: int) -> Buffer | None:
         """Bytes of an object; None where it is gone or the store fails."""
         try:
-            data = self._store.read(bundle.name, offset, length)
+            data = self._store.read(packed.name, offset, length)
         except ObjectNotFound:
-            self._forget(bundle)
+            self._forget(packed)
             return None
         except FrostlineError:
             self._failed()
@@ -305,9 +305,9 @@ class SharedStore:
         self._count(bytes_read=len(data))
         return data
 
-    def _forget(self, bundle: Bundle, row: int | None = None) -> None:
+    def _forget(self, packed: PackedObject, row: int | None = None) -> None:
         with self._lock:
-            self._known.forget(bundle, row)
+            self._known.forget(packed, row)
 
     def _failed(self) -> None:
         self._count(failed=1)

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from frostline.cache.shared.object_layout import Bundle, Outbox, Row, bundled, mark_of
+from frostline.cache.shared.object_layout import PackedObject, Row, WriteBuffer, mark_of, pack_rows
 from frostline.cache.shared.pruning import surplus
 from frostline.errors import DataNotFound, FrostlineError
 from frostline.stores.base.protocols import Dated, ObjectStore, Prunable
 
-__all__ = ("BundleWriter",)
+__all__ = ("PackedObjectWriter",)
 
 # Large enough that an epoch's features are few objects, small enough to be written in a moment.
 _BUNDLE_BYTES = 4 << 20
@@ -32,7 +32,7 @@ class _Count(Protocol):
     def __call__(self, **amounts: int) -> None: ...
 
 
-class BundleWriter:
+class PackedObjectWriter:
     """Rows that are on their way to the store. Safe for threads.
 
     Args:
@@ -53,8 +53,8 @@ class BundleWriter:
         memory_bytes: int,
         *,
         idle_s: float,
-        written: Callable[[Bundle, Sequence[bytes]], None],
-        removed: Callable[[Bundle], None],
+        written: Callable[[PackedObject, Sequence[bytes]], None],
+        removed: Callable[[PackedObject], None],
         count: _Count,
         clock: Callable[[], float],
     ) -> None:
@@ -68,7 +68,7 @@ class BundleWriter:
         self._changed = threading.Condition()
         # What is being written stands in memory twice.
         bundle_bytes = min(_BUNDLE_BYTES, memory_bytes // 4)
-        self._outbox = Outbox(max_bytes=memory_bytes // 2, bundle_bytes=bundle_bytes, linger_s=_LINGER_S)
+        self._write_buffer = WriteBuffer(max_bytes=memory_bytes // 2, bundle_bytes=bundle_bytes, linger_s=_LINGER_S)
         self._thread: threading.Thread | None = None
         self._is_closing = False
         self._rests_until_s = self._counted_s = self._cleared_s = -_COUNT_EVERY_S
@@ -85,7 +85,7 @@ class BundleWriter:
         """Have rows written, as far as there is room for them to wait."""
         with self._changed:
             refuses = self._is_closing or self._clock() < self._rests_until_s
-            lost = len(rows) if refuses else self._outbox.add(scope, rows, self._clock())
+            lost = len(rows) if refuses else self._write_buffer.add(scope, rows, self._clock())
             if len(rows) > lost:
                 self._wake()
         self._count(turned_away=lost)
@@ -130,10 +130,10 @@ class BundleWriter:
             while True:
                 if self._to_note:
                     return self._to_note.pop(), []
-                taken = self._outbox.take(self._clock(), all=self._is_closing)
+                taken = self._write_buffer.take(self._clock(), all=self._is_closing)
                 if taken is not None or self._is_closing:
                     return taken
-                self._changed.wait(self._outbox.due_in_s(self._clock()))
+                self._changed.wait(self._write_buffer.due_in_s(self._clock()))
 
     def _mark(self, scope: bytes) -> None:
         if self._clock() < self._rests_until_s:
@@ -144,19 +144,19 @@ class BundleWriter:
             self._failed()
 
     def _write(self, scope: bytes, rows: list[Row]) -> None:
-        bundle, data = bundled(scope, rows)
+        packed, data = pack_rows(scope, rows)
         try:
             if self._clock() < self._rests_until_s or not self._has_room(scope, len(data)):
                 self._count(turned_away=len(rows))
                 return
-            self._store.write(bundle.name, data)
+            self._store.write(packed.name, data)
         except FrostlineError:
             self._failed()
             self._count(turned_away=len(rows))
             return
         self._bytes_there += len(data)
         self._count(kept=len(rows), objects=1, bytes_written=len(data))
-        self._written(bundle, [key for key, _ in rows])
+        self._written(packed, [key for key, _ in rows])
 
     def _has_room(self, scope: bytes, nbytes: int) -> bool:
         now_s = self._clock()
@@ -182,9 +182,9 @@ class BundleWriter:
             store.remove(entry.object)
             self._bytes_there -= entry.size
             self._count(cleared=1)
-            bundle = Bundle.named(entry.object, entry.size)
-            if bundle is not None:
-                self._removed(bundle)
+            packed = PackedObject.named(entry.object, entry.size)
+            if packed is not None:
+                self._removed(packed)
         if gone:  # and there may be more
             self._cleared_s = -_CLEAR_EVERY_S
 

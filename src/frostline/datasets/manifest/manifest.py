@@ -101,13 +101,13 @@ def load_manifest(
         OutOfSpace: the disk is full.
         StoreUnavailable: asking again may help.
     """
-    shelf = ManifestStore(store, cache, in_memory_bytes, beside=beside)
-    if not relist and (last := shelf.last_kept(form)) is not None:
+    manifests = ManifestStore(store, cache, in_memory_bytes, beside=beside)
+    if not relist and (last := manifests.last_kept(form)) is not None:
         _check_within(store, is_refused=only_within and last.about["reading"] == URLS)
         return manifest_of(last, found=True)
     with ThreadPoolExecutor(1, "frostline-manifest") as meanwhile:
         # Mostly the listing is the last one again: its manifest is read meanwhile, which spares some round trips.
-        likely = meanwhile.submit(shelf.likely)
+        likely = meanwhile.submit(manifests.likely)
         entries = list_all(store, observe)
         chosen = format_of(entries) if form is None else format_named(form)
         _check_within(store, is_refused=only_within and isinstance(chosen, Widespread))
@@ -115,7 +115,7 @@ def load_manifest(
         sizes = {entry.object: entry.size for entry in entries.under(".frostline/")}
         kept = likely.result()
     if kept is None or kept.about["digest"] != digest:
-        kept = shelf.of_listing(chosen, digest, sizes)
+        kept = manifests.of_listing(chosen, digest, sizes)
     elsewhere = NO_CHANGES
     if kept is not None and looks_elsewhere and isinstance(chosen, Widespread):
         observe(PhaseStarted(name="asking for objects elsewhere"))
@@ -125,7 +125,7 @@ def load_manifest(
         return manifest_of(kept, found=True)
     before = None if kept is None else listed_in(kept)
     if before is None and (refuses_changes or chosen.is_incremental):
-        before = shelf.before(chosen, sizes)
+        before = manifests.before(chosen, sizes)
     if refuses_changes and before is not None:
         raise DataChanged(
             f"{store.url} is not what it was when its manifest was built, which is refused: "
@@ -141,8 +141,8 @@ def load_manifest(
         columns = ManifestColumns(listed.table.combine_chunks())
         kept = StoredManifest(columns, about_of(listed), object_url(store.url, listed.kept_at))
         return manifest_of(kept, found=True, applied=listed.applied)
-    kept = shelf.keep(chosen, listed, digest)
-    shelf.tidy(listed.digest, sizes)
+    kept = manifests.keep(chosen, listed, digest)
+    manifests.tidy(listed.digest, sizes)
     return manifest_of(kept, found=False)
 
 

@@ -7,11 +7,11 @@ from frostline.config import LoaderSettings
 from frostline.core import EXACT, Route, Samples, read_as
 from frostline.events import Event, Observer
 from frostline.jobs.in_store.assignment import Assignment
-from frostline.jobs.loader_factory import Keeper, keeps_all
-from frostline.jobs.statistics import Ledger
+from frostline.jobs.loader_factory import CachePolicy, keeps_all
+from frostline.jobs.statistics import StatisticsCollector
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher, NodeEngine, Shipment
-from frostline.loaders.epoch.local_stage import TrainerSide
+from frostline.loaders.epoch.local_stage import LocalStage
 from frostline.loaders.epoch.row_source import RowSource
 from frostline.loaders.torch.loader import Loader
 from frostline.ordering import Order
@@ -38,7 +38,7 @@ class Remote:
         self._assignment = assignment
         self._transport = transport
         self._settings = settings
-        self._ledger = Ledger(observe, max_skipped=assignment.max_skipped)
+        self._collector = StatisticsCollector(observe, max_skipped=assignment.max_skipped)
         self._dealer = _Straight(
             route=Route(assignment.cut),
             rows=settings.samples_per_request,
@@ -53,7 +53,7 @@ class Remote:
             shapes=tuple(spec.shape for spec in assignment.inputs),
             dtypes=tuple(spec.dtype for spec in assignment.inputs),
         )
-        self._keeper = Keeper(scope, assignment.train, settings)
+        self._cache_policy = CachePolicy(scope, assignment.train, settings)
 
     @property
     def keeps_features(self) -> bool:
@@ -68,7 +68,7 @@ class Remote:
         Raises:
             TooManySkipped: More samples are unreadable than allowed.
         """
-        self._ledger(event)
+        self._collector(event)
 
     def train(self, epoch: int) -> Loader:
         """The training batches of an epoch, in the seeded order."""
@@ -80,15 +80,15 @@ class Remote:
 
     def _loader(self, samples: Samples, preprocess: Preprocess, epoch: int, *, shuffle: bool) -> Loader:
         recipe = self._assignment.recipe
-        view = self._keeper.view(preprocess, recipe.seed, epoch)
+        view = self._cache_policy.view(preprocess, recipe.seed, epoch)
         fetcher = self._fetcher(preprocess)
         source = RowSource(
             fetch=lambda some, route: fetcher.fetch(some, route, view),
             dealer=self._dealer,
-            cache=self._keeper.cache(preprocess, view),
-            unreadable=self._ledger.unreadable,
+            cache=self._cache_policy.cache(preprocess, view),
+            unreadable=self._collector.unreadable,
             settings=self._settings,
-            observe=self._ledger,
+            observe=self._collector,
         )
         arrays = ArrayLoader(
             lambda _: source,
@@ -106,7 +106,7 @@ class Remote:
             preprocess=preprocess,
             # The node keeps the prefix for as long as the training runs: it is never uploaded again.
             shipment=Shipment(digest=self._assignment.prefix, artifact=b""),
-            trainer_side=TrainerSide(cuts=()),
+            local_stage=LocalStage(cuts=()),
             engine=NodeEngine(EXACT, EngineChoice(engine=self._assignment.engine)),
             arrived=(),
         )

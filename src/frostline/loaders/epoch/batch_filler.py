@@ -21,7 +21,7 @@ from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.requests import Delivery
 from frostline.processors import in_background
 
-__all__ = ("Arrivals", "Filled", "Filling")
+__all__ = ("Arrivals", "BatchFiller", "FilledBatch")
 
 _THREADS = ("frostline-fill", "frostline-prefetch", DECODING)
 # Finished batches with rows of a cache that may wait for the loop: such rows have no way to hide, and no window.
@@ -56,7 +56,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Filled:
+class FilledBatch:
     """A finished batch.
 
     Attributes:
@@ -77,7 +77,7 @@ class Filled:
         return sum(column.nbytes for column in self.columns)
 
 
-class Filling:
+class BatchFiller:
     """The finished batches of a pass, for one thread at a time. A context manager.
 
     A row is copied into its batch as soon as its place there is certain, by the thread that brought it, or the one
@@ -96,7 +96,7 @@ class Filling:
 
     def __init__(
         self,
-        steps: Generator[Filled | None],
+        steps: Generator[FilledBatch | None],
         arrivals: Arrivals,
         observe: Observer,
         interrupt: Callable[[], None],
@@ -116,7 +116,7 @@ class Filling:
         self._is_wanted = False
         self._is_awaited = False  # by the loop, which has no batch
         self._lock = threading.Lock()  # guards what follows
-        self._finished: deque[tuple[Filled, int]] = deque()
+        self._finished: deque[tuple[FilledBatch, int]] = deque()
         self._failure: BaseException | None = None
         self._is_over = False
         self._is_closed = False
@@ -134,7 +134,7 @@ class Filling:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Filled:
+    def __next__(self) -> FilledBatch:
         try:
             while (found := self._take()) is None:
                 if not self._is_ahead:
@@ -171,7 +171,7 @@ class Filling:
             if source is not None:
                 source.listen(listener)
 
-    def _take(self) -> Filled | None:
+    def _take(self) -> FilledBatch | None:
         """The next batch, if it is finished. What happened meanwhile is told first."""
         with suppress(Empty):
             while True:
@@ -249,7 +249,7 @@ class Filling:
                 self._is_over = True
                 self._happened.put(None)
                 break
-            assert isinstance(found, Filled)
+            assert isinstance(found, FilledBatch)
             self._add(found)
             finished += 1
         return True
@@ -263,7 +263,7 @@ class Filling:
                 return True
             return sum(batch.kept > 0 for batch, _ in self._finished) >= _MAX_KEPT
 
-    def _add(self, found: Filled) -> None:
+    def _add(self, found: FilledBatch) -> None:
         taken = 0 if self._prefetcher is None else self._prefetcher.bytes_taken
         self._is_ahead = self._is_ahead or found.nbytes >= _MIN_AHEAD_BYTES
         with self._lock:

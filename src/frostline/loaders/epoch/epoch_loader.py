@@ -12,13 +12,20 @@ import numpy.typing as npt
 from frostline.core import SampleTable, TensorSpec, View
 from frostline.errors import OrderMismatch, SettingError
 from frostline.events import BatchTaken, EpochFinished, EpochStarted
-from frostline.loaders.epoch.batch_filler import Arrivals, Filled, Filling
+from frostline.loaders.epoch.batch_filler import Arrivals, BatchFiller, FilledBatch
 from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.loaders.epoch.ranks import ALONE, Ranks
 from frostline.loaders.epoch.row_source import RowSource
 from frostline.loaders.epoch.rows import EpochStream, Following
-from frostline.loaders.epoch.worker_state import Begin, LoaderSpec, WorkerState, begin_of, open_passport, worker_state
+from frostline.loaders.epoch.worker_state import (
+    LoaderSpec,
+    PassStart,
+    WorkerState,
+    begin_of,
+    open_in_worker,
+    worker_state,
+)
 from frostline.ordering import BlockOrder, EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Columns
 
@@ -43,7 +50,7 @@ class DatasetView(Protocol):
 class _Handed:
     """What a pass handed out so far: batches since it began, and how far that is, and its positions where recorded."""
 
-    def __init__(self, began: Begin, progress: Progress) -> None:
+    def __init__(self, began: PassStart, progress: Progress) -> None:
         self.began = began
         self.progress = progress
         self.batches = 0
@@ -100,11 +107,11 @@ class ArrayLoader:
         self._ranks = ranks
         self._change = change
         self._record = record
-        self._begin = Begin()
+        self._begin = PassStart()
         self._handed = _Handed(self._begin, Progress())
         self._made_by: LoaderSpec | None = None
         self._followed: Following | None = None
-        self._shard(self._resumed(), Begin())
+        self._shard(self._resumed(), PassStart())
 
     @property
     def epoch(self) -> int:
@@ -134,7 +141,7 @@ class ArrayLoader:
     def __len__(self) -> int:
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
         if self._ranks.are_several or not isinstance(self._order, Order | BlockOrder):
-            return self._shard(self._resumed(Begin()), Begin()).steps
+            return self._shard(self._resumed(PassStart()), PassStart()).steps
         lost, samples = self._source.unreadable(), self._data.samples
         readable = len(samples) - (int(np.isin(samples.ids, lost).sum()) if len(lost) else 0)
         return readable // self._batch_size if self._last == "drop" else -(-readable // self._batch_size)
@@ -186,7 +193,7 @@ class ArrayLoader:
         self._made_by = maker
         return self
 
-    def passport(self) -> WorkerState:
+    def for_worker(self) -> WorkerState:
         """What takes it into another process; its ranks are not compared there.
 
         Raises:
@@ -198,21 +205,21 @@ class ArrayLoader:
         return WorkerState(maker=self._made_by, epoch=self.epoch, ranks=ranks, begin=self._begin)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_passport, (self.passport(),)
+        return open_in_worker, (self.for_worker(),)
 
     @property
-    def begin(self) -> Begin:
+    def begin(self) -> PassStart:
         """Where the next pass begins."""
         return self._begin
 
-    def begin_at(self, begin: Begin) -> None:
+    def begin_at(self, begin: PassStart) -> None:
         """Let the next pass begin there."""
         self._begin = begin
         self._handed = _Handed(begin, self._reached(begin))
 
     def begin_whole(self) -> None:
         """Let the next pass be the whole epoch; its state is what it was till then."""
-        self._begin = Begin()
+        self._begin = PassStart()
 
     def set_apart(self) -> "ArrayLoader":
         """A loader of its own for what would be the next pass over this one; the pass after it is whole again."""
@@ -233,10 +240,10 @@ class ArrayLoader:
         """The rows of the next pass."""
         return self._rows(self._resumed(), self._begin)
 
-    def _rows(self, order: Resumed, begin: Begin) -> EpochStream:
+    def _rows(self, order: Resumed, begin: PassStart) -> EpochStream:
         return EpochStream(self._source, self._data.samples, order, self._shard(order, begin))
 
-    def _begun(self, order: Resumed, begin: Begin) -> tuple[EpochStream, AbstractContextManager[Arrivals]]:
+    def _begun(self, order: Resumed, begin: PassStart) -> tuple[EpochStream, AbstractContextManager[Arrivals]]:
         """The rows of a pass from there, which has begun now."""
         followed, self._followed = self._followed, None
         if followed is None:
@@ -260,7 +267,7 @@ class ArrayLoader:
         state, handed, workers = self._state_now(), self._handed, self._ranks.workers
         return state.to_json() if workers == 1 else worker_state(state, handed.began, handed.batches, workers)
 
-    def state_after(self, batches: int, begin: Begin | None = None) -> dict[str, Any]:
+    def state_after(self, batches: int, begin: PassStart | None = None) -> dict[str, Any]:
         """How far it is when workers have handed out so many batches, which they cannot say here.
 
         Args:
@@ -297,13 +304,13 @@ class ArrayLoader:
         positions = np.concatenate([np.zeros(0, np.int64), *self._handed.positions])
         return RecordedOrder(state=self._state_now(), positions=positions)
 
-    def _resumed(self, begin: Begin | None = None) -> Resumed:
+    def _resumed(self, begin: PassStart | None = None) -> Resumed:
         """The order with what was handed out before the next pass, or before another one, at its beginning."""
         state = (self._begin if begin is None else begin).state
         start = self._state(0) if state is None else replace(self._state(state.position), ahead=state.ahead)
         return Resumed(order=self._order, state=start)
 
-    def _reached(self, begin: Begin, steps: int = 0) -> Progress:
+    def _reached(self, begin: PassStart, steps: int = 0) -> Progress:
         """How far the epoch is after so many of the rank's steps from there; a worker's own turns before count too."""
         order = self._resumed(begin)
         shard = self._shard(order, replace(begin, given=0))
@@ -314,7 +321,7 @@ class ArrayLoader:
             progress.give(np.zeros(0, np.int64), int(order.original(np.array([shard.after(steps)]))[0]))
         return progress
 
-    def _shard(self, order: Resumed, begin: Begin) -> Shard:
+    def _shard(self, order: Resumed, begin: PassStart) -> Shard:
         """This rank's part from there on. One rank alone drops what it could not fill, which it learns last."""
         shard = Shard(
             size=len(self._order),
@@ -377,13 +384,13 @@ class ArrayLoader:
             seconds = time.perf_counter() - started
             observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
 
-    def _filled(self, epoch: EpochStream, asking: AbstractContextManager[Arrivals]) -> Generator[Filled]:
+    def _filled(self, epoch: EpochStream, asking: AbstractContextManager[Arrivals]) -> Generator[FilledBatch]:
         drop_last = self._last == "drop" and not self._ranks.are_several
         memory = self._source.memory
         assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
         with asking as arrived, epoch.decoding(arrived) as arrivals:
             steps, most = epoch.batches(assembler, arrivals), self._source.max_finished_bytes
-            with Filling(steps, arrivals, self._source.observe, epoch.interrupt, most) as filling:
+            with BatchFiller(steps, arrivals, self._source.observe, epoch.interrupt, most) as filling:
                 yield from filling
 
 

@@ -15,7 +15,7 @@ from frostline.loaders.epoch.retry import jitter
 from frostline.loaders.epoch.rows import EpochStream, Following
 from frostline.ordering import OrderState, RecordedOrder
 from frostline.prefetch.driver import Prefetcher
-from frostline.prefetch.requests import Ask, Delivery, Stretch
+from frostline.prefetch.requests import Ask, Delivery, PlannedRequest
 from frostline.prefetch.window import Window
 
 __all__ = ("Epochs", "NextEpochPrefetch", "OneEpoch")
@@ -36,7 +36,7 @@ class NextEpochPrefetch:
         self._offsets: dict[int, int] = {}
         self._asked: set[int] = set()
         self._drawing = 0
-        self._stretches: Iterator[Stretch] = iter(())
+        self._planned: Iterator[PlannedRequest] = iter(())
         self._following: EpochStream | None = None
         self._now = -1
         self._is_handed_out = False
@@ -96,15 +96,15 @@ class NextEpochPrefetch:
     def _start_drawing(self, place: int, rows: EpochStream, *, offset: int) -> None:
         self._begun[place], self._offsets[place] = rows, offset
         self._drawing, self._following = place, None
-        self._stretches = rows.stretches(begins=offset == 0)
+        self._planned = rows.plan_requests(begins=offset == 0)
 
-    def _draw(self) -> Stretch | None:
-        """The next stretch of the run; None where there is none now. Called as the window has room, in any thread."""
+    def _draw(self) -> PlannedRequest | None:
+        """The next request of the run; None where there is none now. Called as the window has room, in any thread."""
         while True:
             place = self._drawing
-            stretch = next(self._stretches, None)
-            if stretch is not None:
-                return replace(stretch, positions=stretch.positions + self._offsets[place], epoch=place)
+            request = next(self._planned, None)
+            if request is not None:
+                return replace(request, positions=request.positions + self._offsets[place], epoch=place)
             self._asked.add(place)
             following = self._next(place)
             if following is None:
@@ -126,7 +126,7 @@ class NextEpochPrefetch:
     def _deliveries(self, place: int, rows: EpochStream) -> Iterator[Delivery | None]:
         """What the window hands out of one epoch, by the places in it."""
         done, offset = 0, self._offsets[place]
-        # Its stretches end before the last of them is asked for, so that what is missing is known when that arrives.
+        # Its requests end before the last of them is asked for, so that what is missing is known when that arrives.
         while place not in self._asked or done < rows.asked:
             assert self._prefetcher is not None
             delivery = self._prefetcher.take()
@@ -146,13 +146,13 @@ class NextEpochPrefetch:
 class _Drawn:
     """An iterator over what a function gives; None is no more now."""
 
-    def __init__(self, draw: Callable[[], Stretch | None]) -> None:
+    def __init__(self, draw: Callable[[], PlannedRequest | None]) -> None:
         self._draw = draw
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Stretch:
+    def __next__(self) -> PlannedRequest:
         drawn = self._draw()
         if drawn is None:
             raise StopIteration

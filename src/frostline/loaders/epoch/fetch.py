@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from frostline.core import REFERENCE, FeatureBatch, Route, Samples, Skipped, View
 from frostline.errors import EngineNotReady, Overloaded, SettingError, UnknownPrefix
-from frostline.loaders.epoch.local_stage import TrainerSide
+from frostline.loaders.epoch.local_stage import LocalStage
 from frostline.preprocess import Preprocess
 from frostline.profiles import Profile, Trial
 from frostline.transport.protocol import Transport
@@ -105,7 +105,7 @@ class Fetcher:
         reading: how the bytes at its samples' addresses are found.
         preprocess: declared once for both sides.
         shipment: the prefix; None where there is no model.
-        trainer_side: computes the rest of the frozen part.
+        local_stage: computes the rest of the frozen part.
         engine: engine that runs the prefix at the node, and may be another one in the next request.
         arrived: functions called with the way and the content of every batch, as it came.
         tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
@@ -118,7 +118,7 @@ class Fetcher:
     reading: str
     preprocess: Preprocess
     shipment: Shipment | None
-    trainer_side: TrainerSide
+    local_stage: LocalStage
     engine: NodeEngine
     arrived: Sequence[Arrived]
     tried: FeatureRequest | None = None
@@ -188,7 +188,7 @@ class RowStream:
             batch = self._next()
             # A view would keep the whole answer in memory for as long as one sample waits.
             return replace(batch, encoded=[bytes(sample) for sample in batch.encoded])
-        side = self._fetcher.trainer_side
+        side = self._fetcher.local_stage
         parts = [self._next()]
         wanted = side.wants(self._route.cut)
         while sum(map(len, parts)) < wanted:

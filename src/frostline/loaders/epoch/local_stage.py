@@ -21,7 +21,16 @@ from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import decode_into
 from frostline.processors import in_background, usable_cores
 
-__all__ = ("THREADS", "DecodePool", "Rest", "TrainerSide", "UndecodedDealer", "decode", "pieces", "undecoded_bytes")
+__all__ = (
+    "THREADS",
+    "DecodePool",
+    "LocalPrefix",
+    "LocalStage",
+    "UndecodedDealer",
+    "decode",
+    "pieces",
+    "undecoded_bytes",
+)
 
 THREADS = "frostline-decode"
 _END: Final = object()
@@ -160,7 +169,7 @@ def pieces(delivery: Delivery, rows: int) -> Iterator[Delivery]:
         )
 
 
-class Rest(Protocol):
+class LocalPrefix(Protocol):
     """The frozen part from one cut to the frost line, ready to run."""
 
     def run(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
@@ -172,7 +181,7 @@ class Rest(Protocol):
         """
 
 
-class TrainerSide:
+class LocalStage:
     """Turns what crosses a cut into activations at the frost line. Safe for several threads.
 
     Args:
@@ -190,7 +199,7 @@ class TrainerSide:
         self,
         *,
         cuts: Sequence[Cut],
-        rest: Callable[[Cut], Rest | None] | None = None,
+        rest: Callable[[Cut], LocalPrefix | None] | None = None,
         device: str = "cpu",
         device_batch: int = 32,
     ) -> None:
@@ -198,7 +207,7 @@ class TrainerSide:
         self._rest = rest
         self._device_batch = device_batch
         self.device = device
-        self._made: dict[int, Rest | None] = {}
+        self._made: dict[int, LocalPrefix | None] = {}
         # One run at a time: several at once would only take each other's cores.
         self._running = threading.Lock()
         self._counting = threading.Lock()
@@ -244,7 +253,7 @@ class TrainerSide:
             self._count(compute_s=time.perf_counter() - started)
         return replace(batch, tensors=tensors)
 
-    def _rest_from(self, cut: int) -> Rest | None:
+    def _rest_from(self, cut: int) -> LocalPrefix | None:
         """What is left from a cut, made when it is first needed; None where nothing is."""
         if self._rest is None or cut == self._cuts[-1].number:
             return None

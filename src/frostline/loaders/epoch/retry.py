@@ -10,7 +10,7 @@ from frostline.errors import Overloaded
 from frostline.events import NodeFull, Observer
 from frostline.prefetch.in_flight import Failing, delay_s
 
-__all__ = ("Asking", "jitter")
+__all__ = ("RetryPolicy", "jitter")
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ jitter = SystemRandom().random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Asking:
+class RetryPolicy:
     """How long a node that is full is asked again.
 
     Only ``Overloaded`` is waited out: the node is there, and says when to come back. A node that cannot be reached at

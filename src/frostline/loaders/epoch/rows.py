@@ -15,7 +15,7 @@ from frostline.cache import CachedIn, TieredCache
 from frostline.core import FeatureBatch, SampleTable
 from frostline.errors import DataError
 from frostline.events import Observer, SampleSkipped
-from frostline.loaders.epoch.batch_filler import Arrivals, Filled
+from frostline.loaders.epoch.batch_filler import Arrivals, FilledBatch
 from frostline.loaders.epoch.block_reads import BlocksAhead
 from frostline.loaders.epoch.fetch import fetch_each
 from frostline.loaders.epoch.local_stage import DecodePool
@@ -24,7 +24,7 @@ from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import EVEN, EpochOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, RowRange
 from frostline.prefetch.driver import Prefetcher
-from frostline.prefetch.requests import Ask, Dealer, Delivery, Lengthening, Lengths, Stretch, stretches
+from frostline.prefetch.requests import Ask, Dealer, Delivery, PlannedRequest, RampLengths, RampUp, plan_requests
 from frostline.prefetch.window import Window
 from frostline.processors import usable_cores
 from frostline.stores.reads.block_reads import BlockReads
@@ -105,7 +105,7 @@ class EpochStream:
 
     Attributes:
         source: as given.
-        asked: all places below this that must be asked for have been drawn from ``stretches``.
+        asked: all places below this that must be asked for have been drawn from ``plan_requests``.
     """
 
     def __init__(self, source: RowSource, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
@@ -128,7 +128,7 @@ class EpochStream:
     def __len__(self) -> int:
         return len(self._shard)
 
-    def batches(self, assembler: BatchAssembler, arrivals: Arrivals) -> Generator[Filled | None]:
+    def batches(self, assembler: BatchAssembler, arrivals: Arrivals) -> Generator[FilledBatch | None]:
         """The batches as their rows arrive; None where the next one lacks rows. For any thread, one at a time.
 
         Each says how far the epoch is when it is handed out: the position of the first sample that is not in a batch
@@ -136,8 +136,8 @@ class EpochStream:
 
         Args:
             assembler: assembler of the batches; empty.
-            arrivals: arrivals of what ``stretches`` asked for, in order: ``arrivals``, or from a window that asks for
-                more.
+            arrivals: arrivals of what ``plan_requests`` asked for, in order: ``arrivals``, or from a window
+                that asks for more.
         """
         self._tell = arrivals.happened.put
         try:
@@ -148,7 +148,7 @@ class EpochStream:
                 ids, labels, column, *tensors = found
                 self._given += 1
                 places = column.astype(np.int64, copy=False)
-                yield Filled(
+                yield FilledBatch(
                     columns=(ids, labels, *tensors),
                     places=places,
                     position=self._position(places, assembler),
@@ -206,14 +206,14 @@ class EpochStream:
     @contextmanager
     def arrivals(self) -> Iterator[Arrivals]:
         """What the epoch must ask for, asked for by a window of its own."""
-        window = Window(self.stretches(), self.source.settings, jitter=jitter)
+        window = Window(self.plan_requests(), self.source.settings, jitter=jitter)
         if window.is_done:
             yield Arrivals()
             return
         with self._prefetcher(window) as prefetcher:
             yield Arrivals.of(prefetcher, prefetcher.taken())
 
-    def stretches(self, *, begins: bool = True) -> Iterator[Stretch]:
+    def plan_requests(self, *, begins: bool = True) -> Iterator[PlannedRequest]:
         """What the epoch must ask for: neither what is cached nor what is known to be unreadable.
 
         Args:
@@ -221,7 +221,7 @@ class EpochStream:
         """
         dealer = self.source.dealer
         if begins and self.source.begins_short:
-            dealer = Lengthening(dealer, Lengths.of(self.source.settings))
+            dealer = RampUp(dealer, RampLengths.of(self.source.settings))
         ahead = self._blocks_ahead()
         for start in range(0, len(self._shard), _SEGMENT):
             stop = min(start + _SEGMENT, len(self._shard))
@@ -231,11 +231,11 @@ class EpochStream:
             held = CachedIn.nowhere(len(ids)) if cache is None else cache.find(ids)
             segment = _Segment(start=start, rows=rows, ids=ids, held=held)
             self._segments.append(segment)
-            for stretch in self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk), dealer):
-                self.asked = int(stretch.positions[-1]) + 1
+            for request in self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk), dealer):
+                self.asked = int(request.positions[-1]) + 1
                 if ahead is not None:
                     ahead.upto(self.asked)
-                yield stretch
+                yield request
 
     def _blocks_ahead(self) -> BlocksAhead | None:
         blocks, order = self.source.blocks, self._order
@@ -305,9 +305,9 @@ class EpochStream:
                 "all ranks must take the step: mend the data, leave these samples out, or raise batch_size"
             )
 
-    def _asked(self, segment: _Segment, places: _Ints, dealer: Dealer) -> Iterator[Stretch]:
+    def _asked(self, segment: _Segment, places: _Ints, dealer: Dealer) -> Iterator[PlannedRequest]:
         readable = places[~np.isin(segment.ids[places], self.source.unreadable())]
-        return stretches(self._samples, segment.rows[readable], segment.start + readable, dealer)
+        return plan_requests(self._samples, segment.rows[readable], segment.start + readable, dealer)
 
     def _prefetcher(self, window: Window, observe: Observer | None = None) -> Prefetcher:
         source = self.source
@@ -320,7 +320,7 @@ class EpochStream:
             tuner=source.tuner,
         )
 
-    def _deliveries(self, asked: Iterator[Stretch]) -> Iterator[Delivery]:
+    def _deliveries(self, asked: Iterator[PlannedRequest]) -> Iterator[Delivery]:
         """What is asked for and waited for now."""
         window = Window(asked, self.source.settings, jitter=jitter)
         if window.is_done:

@@ -11,7 +11,15 @@ from frostline.ordering import OrderState
 if TYPE_CHECKING:
     from frostline.loaders.epoch.epoch_loader import ArrayLoader
 
-__all__ = ("Begin", "LoaderSpec", "WorkerState", "begin_of", "merge_worker_states", "open_passport", "worker_state")
+__all__ = (
+    "LoaderSpec",
+    "PassStart",
+    "WorkerState",
+    "begin_of",
+    "merge_worker_states",
+    "open_in_worker",
+    "worker_state",
+)
 
 _KEY = "frostline_worker"
 # Batches that torchdata's loader handed out since its workers told it how far they were.
@@ -19,7 +27,7 @@ _SINCE = "_steps_since_snapshot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class PassStart:
     """Where the next pass of a loader begins.
 
     Attributes:
@@ -53,7 +61,7 @@ class WorkerState:
     maker: LoaderSpec
     epoch: int
     ranks: Ranks
-    begin: Begin
+    begin: PassStart
 
     def open(self, worker: int = 0, workers: int = 1) -> "ArrayLoader":
         """The loader, in this process, as one of its rank's workers, who take its steps in turn."""
@@ -63,12 +71,12 @@ class WorkerState:
         return found
 
 
-def open_passport(passport: WorkerState) -> "ArrayLoader":
+def open_in_worker(state: WorkerState) -> "ArrayLoader":
     """A loader that travelled alone."""
-    return passport.open()
+    return state.open()
 
 
-def worker_state(state: OrderState, begin: Begin, given: int, workers: int) -> dict[str, Any]:
+def worker_state(state: OrderState, begin: PassStart, given: int, workers: int) -> dict[str, Any]:
     """The state of a worker: how far it is, and which of its turns it has had since the workers began.
 
     Args:
@@ -81,7 +89,7 @@ def worker_state(state: OrderState, begin: Begin, given: int, workers: int) -> d
     return {**state.to_json(), _KEY: {"began": began, "given": begin.given + given, "workers": workers}}
 
 
-def begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> Begin:
+def begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> PassStart:
     """Where one of so many workers goes on: after its own turns, where the state is one of as many workers.
 
     Args:
@@ -94,7 +102,7 @@ def begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> Begin:
     """
     own = state.get(_KEY)
     if own is None or workers == 1:
-        return Begin(state=OrderState.from_json(state))
+        return PassStart(state=OrderState.from_json(state))
     given = own.get("given") if isinstance(own, Mapping) else None
     if not isinstance(given, int) or given < 0:
         raise OrderMismatch(f"this state of a loader's worker is damaged: {_KEY!r} makes no sense")
@@ -110,7 +118,7 @@ def begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> Begin:
             "finds"
         )
     began = own.get("began")
-    return Begin(state=None if began is None else OrderState.from_json(began), given=given)
+    return PassStart(state=None if began is None else OrderState.from_json(began), given=given)
 
 
 def merge_worker_states(state: Any) -> dict[str, Any]:

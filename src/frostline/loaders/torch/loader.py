@@ -23,10 +23,10 @@ from frostline.loaders.torch.batch import Batch, arrays_of, batch_of
 from frostline.loaders.torch.skip_batches import Skippable
 from frostline.ordering import RecordedOrder
 
-__all__ = ("Elsewhere", "Loader", "Pass", "end_with_trainer", "in_arrays")
+__all__ = ("Loader", "Pass", "PassOwner", "end_with_trainer", "in_arrays")
 
 
-class Elsewhere:
+class PassOwner:
     """Told of each pass, in whichever process it begins. For one thread at a time."""
 
     def __init__(self) -> None:
@@ -88,27 +88,27 @@ class Loader(Skippable, IterableDataset[Batch]):
 
     def __init__(self, arrays: ArrayLoader, *, augment: Augment | None = None) -> None:
         self._arrays: ArrayLoader | None = arrays
-        self._passport: WorkerState | None = None
+        self._worker_state: WorkerState | None = None
         self._process = os.getpid()
         self._augment = augment
-        self._elsewhere = Elsewhere()
+        self._elsewhere = PassOwner()
 
-    def _become(self, passport: WorkerState, augment: Augment | None) -> None:
-        self._arrays, self._passport, self._process, self._augment = None, passport, os.getpid(), augment
-        self._elsewhere = Elsewhere()
+    def _become(self, state: WorkerState, augment: Augment | None) -> None:
+        self._arrays, self._worker_state, self._process, self._augment = None, state, os.getpid(), augment
+        self._elsewhere = PassOwner()
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._elsewhere.travels()
-        return _travelled, (self.arrays.passport(), self._augment)
+        return _travelled, (self.arrays.for_worker(), self._augment)
 
     @property
     def arrays(self) -> ArrayLoader:
         """The same batches as arrays; in another process than the one that made it, those of this worker."""
         if self._arrays is None or self._process != os.getpid():
-            passport = self._passport if self._arrays is None else self._arrays.passport()
-            assert passport is not None
+            state = self._worker_state if self._arrays is None else self._arrays.for_worker()
+            assert state is not None
             info = get_worker_info()
-            self._arrays = passport.open() if info is None else passport.open(info.id, info.num_workers)
+            self._arrays = state.open() if info is None else state.open(info.id, info.num_workers)
             self._process = os.getpid()
             if info is not None:
                 end_with_trainer()
@@ -240,8 +240,8 @@ def in_arrays(augment: Augment) -> Change:
     return change
 
 
-def _travelled(passport: WorkerState, augment: Augment | None) -> Loader:
+def _travelled(state: WorkerState, augment: Augment | None) -> Loader:
     """A loader that came to another process, where nothing is opened before it is asked for."""
     loader = Loader.__new__(Loader)
-    loader._become(passport, augment)  # noqa: SLF001
+    loader._become(state, augment)  # noqa: SLF001
     return loader

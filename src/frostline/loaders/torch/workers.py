@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from frostline.errors import SettingError, Unavailable
-from frostline.loaders.epoch.worker_state import Begin
+from frostline.loaders.epoch.worker_state import PassStart
 from frostline.loaders.torch.batch import Batch
 from frostline.loaders.torch.loader import Loader
 
@@ -89,7 +89,7 @@ class WorkerLoader:
         self._loader.load_state_dict(state)
         self._state = self._loader.state_dict()
 
-    def _pass(self, begin: Begin, own: object) -> Generator[Batch]:
+    def _pass(self, begin: PassStart, own: object) -> Generator[Batch]:
         batches, given = self._started(begin), 0
         while True:
             try:
@@ -112,10 +112,10 @@ class WorkerLoader:
                 self._state = self._loader.arrays.state_after(given, begin)
             yield batch
 
-    def _started(self, begin: Begin) -> Iterator[Batch]:
+    def _started(self, begin: PassStart) -> Iterator[Batch]:
         """Workers that begin there; the next ones begin where the loader was put since, or at the beginning."""
         arrays = self._loader.arrays
-        later = Begin() if arrays.begin is begin else arrays.begin
+        later = PassStart() if arrays.begin is begin else arrays.begin
         arrays.begin_at(begin)
         try:
             return iter(self._data)

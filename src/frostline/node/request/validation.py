@@ -23,7 +23,7 @@ from frostline.stores.base.urls import parse_url
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.open import is_within, normalise_url
 from frostline.stores.reads.readahead import ReadAhead, ReadAheadQueue, SecondReads
-from frostline.stores.reads.shared_reads import Together
+from frostline.stores.reads.shared_reads import SharedReads
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("Stores", "checked_preprocess", "read_ahead")
@@ -192,7 +192,7 @@ def read_ahead(
 
     # Single objects and rows of a table have no neighbours.
     if request.reading == OBJECTS and not isinstance(store, CqlStore):
-        together = Together(store, places, room)
+        together = SharedReads(store, places, room)
         held.callback(together.close)
         if together.joins:
             return together

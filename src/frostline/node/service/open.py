@@ -28,7 +28,7 @@ from frostline.stores.objects.local import FolderStore
 from frostline.stores.objects.mmap import MappedFolder
 from frostline.stores.reads.block_reads import BlockReads
 from frostline.stores.reads.readahead import ReadAheadQueue, SecondReads
-from frostline.stores.wrappers.hedging import LateReads
+from frostline.stores.wrappers.hedging import HedgedReads
 from frostline.wire.messages import FeatureRequest
 
 __all__ = ("BlockReadRegistry", "RequestOpener")
@@ -107,7 +107,7 @@ class RequestOpener:
         self._settings = settings
         self._lock = threading.Lock()
         self._queues: dict[str, ReadAheadQueue] = {}
-        self._late: WeakKeyDictionary[Versioned, LateReads] = WeakKeyDictionary()
+        self._late: WeakKeyDictionary[Versioned, HedgedReads] = WeakKeyDictionary()
 
     def tier_statistics(self) -> TierStatistics | None:
         """The statistics of the samples on the node's own disk."""
@@ -190,7 +190,7 @@ class RequestOpener:
         if self._settings.hedge_quantile == 1:
             return None
         with self._lock:
-            late = self._late.setdefault(store, LateReads(self._settings.hedge_quantile))
+            late = self._late.setdefault(store, HedgedReads(self._settings.hedge_quantile))
         threads = self._waiters.lane(account.name, is_urgent=True)
         return SecondReads(late=late, threads=threads, made=partial(counters.add, read_again=1))
 

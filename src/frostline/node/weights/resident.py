@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from frostline.batching import DRAINED_WITHIN_S, FairShares, Stay
+from frostline.batching import DRAINED_WITHIN_S, Evictable, FairShares
 from frostline.node.scheduling.tenants import Account
 
 __all__ = ("Key", "ResidentWeights", "WaitQueue", "Waiter")
@@ -68,7 +68,7 @@ class ResidentWeights(Generic[T]):
 
     def stay(
         self, key: Hashable, engines: "Iterable[ResidentWeights[T]]", tag: Callable[[str], float], now: float
-    ) -> Stay:
+    ) -> Evictable:
         """The facts that decide about its eviction.
 
         Args:
@@ -80,7 +80,7 @@ class ResidentWeights(Generic[T]):
         parts = (self, *engines)
         used_by = {user for user in self.users if user is not None}
         used_by |= {tenant for tenant, at in self.recent.items() if now - at < _RECENT_S}
-        return Stay(
+        return Evictable(
             key=key,
             owner=self.owner,
             nbytes=sum(part.nbytes for part in parts),

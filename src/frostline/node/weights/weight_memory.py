@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Generic, Self, TypeVar, cast
 
-from frostline.batching import FairShares, Stay, Wish, leaving, readable_bytes
+from frostline.batching import Evictable, FairShares, Incoming, leaving, readable_bytes
 from frostline.core import REFERENCE
 from frostline.errors import OverBudget, Overloaded
 from frostline.node.scheduling.memory_pool import Abandoned, Pool, Reservation
@@ -251,7 +251,7 @@ class WeightMemory(Generic[T]):
             return self._taken(other.nbytes) if wish.lacking_bytes <= 0 and wish.over_bytes <= 0 else None
         return None
 
-    def _stays(self) -> list[Stay]:
+    def _stays(self) -> list[Evictable]:
         """The candidates for eviction: prefixes with their engines, and unused engines alone."""
         now, stays = self._clock(), []
         for key, held in self._held.items():
@@ -261,12 +261,12 @@ class WeightMemory(Generic[T]):
             stays.append(held.stay(key, engines, self._queue.tag, now))
         return stays
 
-    def _wish(self, waiter: Waiter) -> Wish:
+    def _wish(self, waiter: Waiter) -> Incoming:
         tenant = waiter.asker.name
         held_bytes = sum(held.counted_bytes for held in self._held.values() if held.owner == tenant)
         coming_bytes = sum(room.counted_bytes for room in self._rooms.values() if room.owner == tenant)
         counted_bytes = held_bytes + coming_bytes + waiter.counted_bytes
-        return Wish(
+        return Incoming(
             tenant=tenant,
             tag=self._queue.tag(tenant),
             lacking_bytes=waiter.nbytes - self._free_bytes(),

@@ -21,7 +21,7 @@ from frostline.stores.base.limits import PREFIX, Waits
 from frostline.stores.base.urls import Root
 from frostline.stores.objects.obstore import DriverStore
 from frostline.stores.objects.web import WebStore
-from frostline.stores.wrappers.retry import PatientSections
+from frostline.stores.wrappers.retry import RetryingSections
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, RetryConfig, S3Credential, S3Store
@@ -145,7 +145,7 @@ def cloud_store(
     patience_s: float | None = None,
     now: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
-) -> PatientSections:
+) -> RetryingSections:
     """The objects of a bucket, a container or a web server. Nothing is looked at until it is used.
 
     Args:
@@ -165,7 +165,7 @@ def cloud_store(
         if is_web
         else DriverStore(url, partial(_client, root, waits.timeout_s), root.path)
     )
-    return PatientSections(store, patience_s=patience_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
+    return RetryingSections(store, patience_s=patience_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
 
 
 def s3_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG001

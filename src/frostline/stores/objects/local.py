@@ -303,7 +303,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _place_of(handle: int, path: str) -> str:
-    # Linux tells where an open file lies. Elsewhere the name is followed again, which somebody may change meanwhile.
+    # Linux tells where an open file lies. PassOwner the name is followed again, which somebody may change meanwhile.
     try:
         return os.readlink(f"/proc/self/fd/{handle}")  # noqa: PTH115 (once for each read)
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from frostline.stores.base.protocols import Buffer, Place, Versioned
 from frostline.stores.base.urls import check_name
 from frostline.stores.reads.coalesce import Range, plan_ranges
 
-__all__ = ("Joined",)
+__all__ = ("BatchedReads",)
 
 Found = tuple[Buffer, str] | StoreError
 
@@ -22,7 +22,7 @@ class _Read(NamedTuple):
     rows: list[int]
 
 
-class Joined:
+class BatchedReads:
     """``Batched`` for any store, by threads. What lies near each other in an object is read by one request.
 
     What is given views the whole of what was read with it, and keeps it alive. Safe for threads where the store is.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from frostline.errors import ObjectNotFound
 from frostline.stores.base.protocols import Buffer, Place, Versioned
-from frostline.stores.reads.shared_reads import Neighbours, neighbours
+from frostline.stores.reads.shared_reads import AdjacentReads, neighbours
 
 __all__ = ("BlockReads", "ShrinkingRoom")
 
@@ -34,7 +34,7 @@ class ShrinkingRoom(Protocol):
 class BlockReads:
     """A ``Versioned`` for places that are known long before, in the order in which they will be asked for.
 
-    Neighbours are read by one request, cut apart when it has come, and let go one by one as they are taken. Some
+    AdjacentReads are read by one request, cut apart when it has come, and let go one by one as they are taken. Some
     requests are under way at once, as long as there is room and nobody said to wait (``begin``). Who asks for a place
     that was not begun begins its request, or reads the place alone where there is no room: nobody waits for room.
     A place that was given or lost, or that nobody told of, is read by itself. Safe for threads.
@@ -223,7 +223,7 @@ class _Read:
 
     __slots__ = ("is_new", "is_there", "number", "pieces", "room", "waiting", "what")
 
-    def __init__(self, number: int, what: Neighbours) -> None:
+    def __init__(self, number: int, what: AdjacentReads) -> None:
         self.number = number
         self.what = what
         self.waiting = set(what.places)

@@ -12,7 +12,7 @@ from functools import partial
 from frostline.errors import FrostlineError, Unavailable
 from frostline.stores.base.protocols import Batched, Buffer, Place, Versioned
 from frostline.stores.reads.shared_reads import MemoryReservation
-from frostline.stores.wrappers.hedging import LateReads
+from frostline.stores.wrappers.hedging import HedgedReads
 
 __all__ = ("ReadAhead", "ReadAheadQueue", "SecondReads")
 
@@ -48,7 +48,7 @@ class SecondReads:
         made: called for each.
     """
 
-    late: LateReads
+    late: HedgedReads
     threads: Executor
     made: Callable[[], None]
 

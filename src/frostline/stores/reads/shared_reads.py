@@ -11,11 +11,11 @@ from frostline.errors import ObjectNotFound
 from frostline.stores.base.protocols import Buffer, Place, Versioned
 from frostline.stores.reads.coalesce import Range, plan_ranges
 
-__all__ = ("MemoryReservation", "Neighbours", "Together", "neighbours")
+__all__ = ("AdjacentReads", "MemoryReservation", "SharedReads", "neighbours")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbours:
+class AdjacentReads:
     """Places of an object that one request reads.
 
     Attributes:
@@ -29,7 +29,7 @@ class Neighbours:
     places: tuple[Place, ...]
 
 
-def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -> list[Neighbours]:
+def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -> list[AdjacentReads]:
     """Join places that are near each other; see ``ranges.plan_ranges``.
 
     Args:
@@ -44,14 +44,14 @@ def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -
     for row, place in enumerate(places):
         if place.length:
             asked[place.object].setdefault(Range(place.offset, place.length), row)
-    found: list[tuple[int, Neighbours]] = []
+    found: list[tuple[int, AdjacentReads]] = []
     for object, rows in asked.items():
         plan = plan_ranges(list(rows), max_gap_bytes=max_gap_bytes, max_bytes=max_bytes)
         of: list[list[Range]] = [[] for _ in plan.reads]
         for number, piece in zip(rows, plan.pieces, strict=True):
             of[piece.read].append(number)
         for whole, some in zip(plan.reads, of, strict=True):
-            together = Neighbours(object=object, whole=whole, places=tuple(Place(object, *span) for span in some))
+            together = AdjacentReads(object=object, whole=whole, places=tuple(Place(object, *span) for span in some))
             found.append((min(rows[span] for span in some), together))
     return [group for _, group in sorted(found, key=lambda item: item[0])]
 
@@ -66,7 +66,7 @@ class MemoryReservation(Protocol):
         """Give it back; again does nothing."""
 
 
-class Together:
+class SharedReads:
     """A ``Versioned`` for places that are known beforehand, such as those of one request. Safe for threads.
 
     Whoever asks for the first place of a joined read makes it; whoever asks for another one meanwhile makes the next

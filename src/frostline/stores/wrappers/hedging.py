@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from frostline.core.hedging import Stragglers
 
-__all__ = ("LateReads",)
+__all__ = ("HedgedReads",)
 
 # Until so many reads have ended that one can be late, and while enough were made twice, this is looked at again.
 _LOOK_AGAIN_S = 1.0
 
 
-class LateReads:
+class HedgedReads:
     """How long the reads of one store take. Safe for threads.
 
     A read is compared with those before it that were as large, by powers of two. The few that are larger than nearly

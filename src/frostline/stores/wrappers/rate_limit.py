@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-__all__ = ("FollowingRate", "TokenBucket")
+__all__ = ("AdaptiveRate", "TokenBucket")
 
 # Times the rate that was refused last.
 _NEAR = (0.9, 1.25)
@@ -44,7 +44,7 @@ class TokenBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowingRate:
+class AdaptiveRate:
     """A rate just under what a store allows: it grows while all goes well, and falls when the store refuses.
 
     Increase and multiplicative decrease, as TCP does (Chiu and Jain, 1989), slow near the rate that was refused last
@@ -85,14 +85,14 @@ class FollowingRate:
         """Whether the store has ever refused."""
         return self.rate_per_s < math.inf
 
-    def admit(self, now_s: float) -> "tuple[FollowingRate, float]":
+    def admit(self, now_s: float) -> "tuple[AdaptiveRate, float]":
         """Send a request; the state after that, and how long its sender waits before it goes."""
         if not self.is_bounded:
             return self, 0.0
         goes_at_s = max(now_s, self.free_at_s)
         return replace(self, free_at_s=goes_at_s + 1 / self.rate_per_s), goes_at_s - now_s
 
-    def succeeded(self, now_s: float) -> "FollowingRate":
+    def succeeded(self, now_s: float) -> "AdaptiveRate":
         """A request went well."""
         counted = self._counted(now_s)
         if not self.is_bounded:
@@ -101,7 +101,7 @@ class FollowingRate:
             counted, rate_per_s=self._grown(min(1.0, max(0.0, now_s - self.changed_at_s))), changed_at_s=now_s
         )
 
-    def refused(self, now_s: float, *, sent_at_s: float, wait_s: float = 0.0) -> "FollowingRate":
+    def refused(self, now_s: float, *, sent_at_s: float, wait_s: float = 0.0) -> "AdaptiveRate":
         """The store refused a request for its rate.
 
         Args:
@@ -132,7 +132,7 @@ class FollowingRate:
             return min(climbed, low)
         return climbed if self.rate_per_s > high else self.rate_per_s * (1 + self.rise_per_s * after_s)
 
-    def _counted(self, now_s: float) -> "FollowingRate":
+    def _counted(self, now_s: float) -> "AdaptiveRate":
         if now_s - self.since_s < 1:
             return replace(self, went_well=self.went_well + 1)
         seen = self._rate_so_far(now_s) if now_s - self.since_s < math.inf else 0.0

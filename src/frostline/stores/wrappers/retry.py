@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from frostline.errors import StoreError, StoreThrottled, StoreUnavailable
 from frostline.stores.base.protocols import Buffer, Dated, Described, Entry, ObjectStore, Prunable, Sectioned
-from frostline.stores.wrappers.rate_limit import FollowingRate, TokenBucket
+from frostline.stores.wrappers.rate_limit import AdaptiveRate, TokenBucket
 
-__all__ = ("Deadlined", "Delayed", "Faulty", "Limited", "Patient", "PatientSections", "Wrapped")
+__all__ = ("Deadlined", "Delayed", "Faulty", "Limited", "Retrying", "RetryingSections", "Wrapped")
 
 T = TypeVar("T")
 _MAX_HANGING = 256
@@ -200,8 +200,8 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
 
-class Patient(Wrapped):
-    """A store that is asked again when it refuses for its rate, and no faster than it allows (``FollowingRate``).
+class Retrying(Wrapped):
+    """A store that is asked again when it refuses for its rate, and no faster than it allows (``AdaptiveRate``).
 
     Until it refuses nothing waits. A call that fails otherwise, and may go well the next time, is tried again as long,
     with longer pauses each time, where the store has ever answered: it may be starting again. One that never has is
@@ -230,18 +230,18 @@ class Patient(Wrapped):
         self._wait = wait
         self._gate = threading.Lock()
         self._lock = threading.Lock()
-        self._rate = FollowingRate()
+        self._rate = AdaptiveRate()
         self._has_answered = False
         self._requests_per_s = requests_per_s
         self._bucket: TokenBucket | None = None
         if requests_per_s < math.inf:
             self._bucket = TokenBucket.full(requests_per_s, most=max(1.0, requests_per_s / 10), now_s=now())
 
-    def __reduce__(self) -> tuple[Callable[..., "Patient"], tuple[ObjectStore]]:
+    def __reduce__(self) -> tuple[Callable[..., "Retrying"], tuple[ObjectStore]]:
         made = partial(type(self), patience_s=self._patience_s, requests_per_s=self._requests_per_s)
         return made, (self._store,)
 
-    def statistics(self) -> FollowingRate:
+    def statistics(self) -> AdaptiveRate:
         """What is known of the rate that the store allows."""
         with self._lock:
             return self._rate
@@ -288,7 +288,7 @@ class Patient(Wrapped):
             return self._now()
 
 
-class PatientSections(Patient):
+class RetryingSections(Retrying):
     """The same over a store whose folders are listed one by one, that tells of single objects and removes old ones."""
 
     def describe(self, object: str) -> Entry:
