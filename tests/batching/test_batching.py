@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import PackedObject, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from frostline.batching import Claim, FairShares, Limit, MemoryBudget, batch_size, stretches_of_work
 from frostline.errors import OverBudget
@@ -142,7 +142,7 @@ def test_a_large_piece_is_let_in_however_many_small_ones_others_keep_asking_for(
 
 
 class BudgetMachine(RuleBasedStateMachine):
-    reservations = PackedObject("reservations")
+    reservations = Bundle("reservations")
 
     def __init__(self):
         super().__init__()
