@@ -13,8 +13,8 @@ from frostline.io_service.upstream import Upstream
 from support.images import image_folder
 from support.nodes import artifact_of, make_images, small_network
 
-HEAVY = ("cassandra", "frostline.models.tracing.trace_cache", "matplotlib", "pandas", "scipy", "sympy", "torch")
-"""What a loop of another framework, or of none, has no use of."""
+HEAVY = ("cassandra", "frostline.models.tracing.trace_cache", "matplotlib", "scipy", "sympy", "torch")
+"""What a loop of another framework, or of none, has no use of. Where pandas is installed, pyarrow imports it by itself."""
 
 
 def ran(code, *arguments, **environment):

@@ -47,9 +47,8 @@ def main(folder, cut):
     global at_batch
     import frostline as fl
 
-    # Few rows fit, so that requests are made as long as batches are taken: pixels, or eight numbers a sample. As many
-    # requests throughout, because how often the window is tuned within these batches depends on the machine's speed.
-    settings = fl.LoaderSettings(window_bytes=4096 if cut else 8 << 20, requests_in_flight=4)
+    # Few rows fit, so that requests are made as long as batches are taken: pixels, or eight numbers a sample.
+    settings = fl.LoaderSettings(window_bytes=4096 if cut else 8 << 20)
     model = network() if cut else None
     with fl.offload(model, fl.Dataset(folder), cut=cut or None, settings=settings) as job:
         for number, batch in enumerate(job.loader(8, shuffle=True), 1):

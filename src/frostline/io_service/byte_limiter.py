@@ -4,8 +4,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cachetools import LRUCache
+
 from frostline.core import FeatureBatch
-from frostline.core.lru import LruDict
 from frostline.io_service.budget import InFlightBudget, JobBytes
 from frostline.wire.blocks import row_bytes
 from frostline.wire.messages import FeatureRequest
@@ -27,7 +28,7 @@ class ByteLimiter:
         self._budget = InFlightBudget(total_bytes)
         self._changed = threading.Condition()
         self._granted: set[int] = set()
-        self._row_bytes: LruDict[bytes, float] = LruDict(_MAX_KNOWN)
+        self._row_bytes: LRUCache[bytes, float] = LRUCache(_MAX_KNOWN)
 
     @contextmanager
     def taken(self, job: str, request: FeatureRequest, scope: bytes, is_over: Callable[[], bool]) -> Iterator[int]:
@@ -61,7 +62,7 @@ class ByteLimiter:
         if not len(batch):
             return
         with self._changed:
-            self._row_bytes.keep(scope, row_bytes(batch))
+            self._row_bytes[scope] = row_bytes(batch)
 
     def wake(self) -> None:
         """Have those who wait look again whether it is over."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from cachetools import LRUCache
 
 from frostline.cache.rows import RowLayout, Tensors, fill, opened, sealed
 from frostline.cache.shared.object_index import ObjectIndex
 from frostline.cache.shared.object_layout import PackedObject, keys_of, runs_of
 from frostline.cache.shared.writer import PackedObjectWriter
-from frostline.core.lru import LruDict
 from frostline.errors import DataNotFound, FrostlineError, ObjectNotFound
 from frostline.processors import in_background
 from frostline.stores.base.protocols import Buffer, ObjectStore
@@ -111,7 +111,7 @@ class SharedStore:
         self._lock = threading.Lock()
         self._known = ObjectIndex.within(memory_bytes // _PARTS)
         self._counts: Counter[str] = Counter()
-        self._looks: LruDict[bytes, _Look] = LruDict(_MAX_LOOKS)
+        self._looks: LRUCache[bytes, _Look] = LRUCache(_MAX_LOOKS)
         self._rests_until_s = -1.0
         self._readers = ThreadPoolExecutor(_READERS, "frostline-shared-read", in_background)
         self._looker = ThreadPoolExecutor(1, "frostline-shared-look", in_background)
@@ -209,7 +209,7 @@ class SharedStore:
             look = self._looks.get(scope)
             if look is None or (look.result.done() and (is_first or now_s - look.since_s >= _LOOK_EVERY_S)):
                 look = _Look(since_s=now_s, result=self._looker.submit(self._look_through, scope))
-                self._looks.keep(scope, look)
+                self._looks[scope] = look
         if is_first:
             wait([look.result], max(0.0, min(until_s, look.since_s + self._wait_s) - now_s))
 

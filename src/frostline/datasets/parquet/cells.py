@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cachetools import LRUCache
 
-from frostline.core.lru import LruDict
 from frostline.errors import BadRequest, DataError, ObjectNotFound, SampleError
 from frostline.stores.base.protocols import Buffer, Entry, Versioned, is_other_version, plain_etag
 
@@ -263,7 +263,7 @@ class CellReader:
         self._cache = cache
         self._url = url
         self._lock = threading.Lock()
-        self._files: LruDict[tuple[str, int, str], _File] = LruDict(_MAX_FILES)
+        self._files: LRUCache[tuple[str, int, str], _File] = LRUCache(_MAX_FILES)
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
         """See ``Readable.read``: the bytes of a cell, which are copied."""
@@ -294,7 +294,7 @@ class CellReader:
     def _file(self, cell: Cell) -> _File:
         key = (cell.file, cell.size, cell.version)
         with self._lock:
-            if (known := self._files.use(key)) is not None:
+            if (known := self._files.get(key)) is not None:
                 return known
         with opened(self._store, cell.file, cell.size) as (parquet, source):
             metadata = parquet.metadata
@@ -302,7 +302,7 @@ class CellReader:
         ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
         file = _File(metadata, ends, source.version)
         with self._lock:
-            self._files.keep(key, file)
+            self._files[key] = file
         return file
 
     def _decoded(self, cell: Cell, file: _File, group: int) -> pa.ChunkedArray:

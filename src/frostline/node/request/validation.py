@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
+from cachetools import LRUCache
 
 from frostline.core import CELLS, OBJECTS, URLS, Samples
-from frostline.core.lru import LruDict
 from frostline.datasets.formats.url_reader import UrlReader
 from frostline.datasets.open import check_object, open_samples
 from frostline.datasets.parquet.cells import CELLS_BYTES, CellCache
@@ -58,7 +58,7 @@ class Stores:
         self._cells = CellCache(cells_bytes)
         self._follows_links = follows_links
         self._deadline_s = deadline_s
-        self._open: LruDict[tuple[str, str, bool, tuple[str, ...], tuple[str, ...]], Versioned] = LruDict(_MAX_OPEN)
+        self._open: LRUCache[tuple[str, str, bool, tuple[str, ...], tuple[str, ...]], Versioned] = LRUCache(_MAX_OPEN)
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -96,12 +96,12 @@ class Stores:
         mapped = mapped and url.startswith("file:")
         key = (url, reading, mapped, within, folders)
         with self._lock:
-            store = self._open.use(key)
+            store = self._open.get(key)
             if store is None:
                 links = None if self._follows_links else LinkBounds(folders)
                 limits = StoreLimits(links=links, deadline_s=self._deadline_s)
                 store = open_samples(url, reading, mapped=mapped, cells=self._cells, roots=within, limits=limits)
-                self._open.keep(key, store)
+                self._open[key] = store
         if isinstance(store, UrlReader):
             for name in objects:
                 store.check(name)

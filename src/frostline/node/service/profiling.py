@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from cachetools import LRUCache
 
 from frostline.batching import ROWS
 from frostline.core import Cut
-from frostline.core.lru import LruDict
 from frostline.engines.base.protocols import Footprint
 from frostline.engines.choice.choice import Choice, interpolated
 from frostline.engines.choice.codec_costs import codec_costs, codecs_at, worth_packing
@@ -119,17 +119,17 @@ class Networks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: LruDict[tuple[object, ...], NetworkProfile] = LruDict(_MAX_KEPT)
+        self._kept: LRUCache[tuple[object, ...], NetworkProfile] = LRUCache(_MAX_KEPT)
 
     def get(self, key: tuple[object, ...]) -> NetworkProfile | None:
         """The profile of a prefix at a batch size and a preprocessing; None if it is not cached."""
         with self._lock:
-            return self._kept.use(key)
+            return self._kept.get(key)
 
     def put(self, key: tuple[object, ...], network: NetworkProfile) -> None:
         """Cache a profile."""
         with self._lock:
-            self._kept.keep(key, network)
+            self._kept[key] = network
 
 
 class PrefixMeasurement:

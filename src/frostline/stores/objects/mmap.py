@@ -7,7 +7,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from frostline.core.lru import LruDict
+from cachetools import LRUCache
+
 from frostline.errors import ObjectNotFound
 from frostline.stores.base.protocols import Buffer
 from frostline.stores.objects.local import FolderStore, error_of_system, etag
@@ -40,7 +41,7 @@ class MappedFolder:
     def __init__(self, folder: FolderStore) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._mapped: LruDict[str, _Mapped] = LruDict(_MAX_MAPPED)
+        self._mapped: LRUCache[str, _Mapped] = LRUCache(_MAX_MAPPED)
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
         """See ``Readable.read``. Views of a map keep it alive, also when its object was replaced."""
@@ -68,12 +69,12 @@ class MappedFolder:
 
     def _mapped_file(self, object: str, path: Path, identity: Identity) -> _Mapped | None:
         with self._lock:
-            known = self._mapped.use(object)
+            known = self._mapped.get(object)
             if known is None or known.identity != identity:
                 known = self._map(object, path)
                 if known is None:
                     return None
-                self._mapped.keep(object, known)
+                self._mapped[object] = known
             return known
 
     def _map(self, object: str, path: Path) -> _Mapped | None:
