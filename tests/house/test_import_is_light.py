@@ -14,7 +14,7 @@ from support.images import image_folder
 from support.nodes import artifact_of, make_images, small_network
 
 HEAVY = ("cassandra", "frostline.models.tracing.trace_cache", "matplotlib", "scipy", "sympy", "torch")
-"""What a loop of another framework, or of none, has no use of. Where pandas is installed, pyarrow imports it by itself."""
+"""What a loop of another framework, or of none, has no use of; pandas is not ours to say: pyarrow imports it."""
 
 
 def ran(code, *arguments, **environment):
