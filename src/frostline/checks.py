@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from frostline.errors import SettingError
 
-__all__ = ("check_fields", "check_type", "checked")
+__all__ = ("check_fields", "check_minimums", "check_quantile", "check_type", "check_whole_eights", "checked")
 
 _MEANT: Mapping[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), str: (str, PathLike)}
 _WORDS: Mapping[type, str] = {
@@ -67,3 +67,39 @@ def _is(value: object, kind: type) -> bool:
     if isinstance(value, bool):
         return kind in (bool, object)
     return isinstance(value, _MEANT.get(kind, (kind,)))
+
+
+def check_minimums(settings: object, **minimums: float) -> None:
+    """Make sure that fields are no less than they may be; None stands for no value.
+
+    Args:
+        settings: Owner of the fields.
+        **minimums: The least value of each field, by its name.
+
+    Raises:
+        SettingError: A field is less.
+    """
+    for name, minimum in minimums.items():
+        value = getattr(settings, name)
+        if value is not None and value < minimum:
+            raise SettingError(f"{name} must be at least {minimum}, not {value}")
+
+
+def check_quantile(name: str, value: float) -> None:
+    """Make sure that a value is above 0 and at most 1.
+
+    Raises:
+        SettingError: It is not.
+    """
+    if not 0 < value <= 1:
+        raise SettingError(f"{name} must be above 0 and at most 1, not {value}")
+
+
+def check_whole_eights(name: str, value: int) -> None:
+    """Make sure that a number of rows is a multiple of 8.
+
+    Raises:
+        SettingError: It is not.
+    """
+    if value < 8 or value % 8:
+        raise SettingError(f"{name} must be a multiple of 8, not {value}")

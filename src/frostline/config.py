@@ -9,7 +9,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from frostline.checks import check_fields
+from frostline.checks import check_fields, check_minimums, check_quantile, check_whole_eights
 from frostline.errors import SettingError
 from frostline.processors import usable_cores, usable_memory_bytes
 
@@ -208,38 +208,22 @@ class NodeSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _at_least("memory_bytes", self.memory_bytes, 64 * _MIB)
+        check_minimums(self, decode_threads=1, read_threads=1, compute_threads=1, max_requests=1, min_bytes_per_s=1)
+        check_minimums(self, trial_s=0, trial_niceness=0, store_deadline_s=1e-3, memory_bytes=64 * _MIB)
+        check_minimums(self, max_graph_nodes=1, max_graph_values=1, max_check_s=1, max_run_s=1e-3, max_operation_s=1e-3)
+        check_minimums(self, local_tier_bytes=0, shared_cache_bytes=1, shared_cache_wait_s=0)
+        check_minimums(self, training_memory_bytes=512 * _MIB, trainings=1)
+        check_minimums(self, listing_memory_bytes=256 * _MIB, max_listed=1, max_manifest_bytes=1)
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise SettingError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
-        _at_least("decode_threads", self.decode_threads, 1)
-        _at_least("read_threads", self.read_threads, 1)
-        _at_least("store_deadline_s", self.store_deadline_s, 1e-3)
-        _quantile("hedge_quantile", self.hedge_quantile)
-        _at_least("compute_threads", self.compute_threads, 1)
-        _at_least("max_requests", self.max_requests, 1)
-        _at_least("min_bytes_per_s", self.min_bytes_per_s, 1)
-        _at_least("trial_s", self.trial_s, 0)
-        _at_least("trial_niceness", self.trial_niceness, 0)
-        _at_least("max_graph_nodes", self.max_graph_nodes, 1)
-        _at_least("max_graph_values", self.max_graph_values, 1)
-        _at_least("max_check_s", self.max_check_s, 1)
-        _at_least("max_run_s", self.max_run_s, 0.001)
-        _at_least("max_operation_s", self.max_operation_s, 0.001)
-        _at_least("local_tier_bytes", self.local_tier_bytes or 0, 0)
-        _at_least("shared_cache_bytes", self.shared_cache_bytes, 1)
-        _at_least("shared_cache_wait_s", self.shared_cache_wait_s, 0)
-        _at_least("training_memory_bytes", self.training_memory_bytes, 512 * _MIB)
-        _at_least("trainings", self.trainings, 1)
-        _at_least("listing_memory_bytes", self.listing_memory_bytes, 256 * _MIB)
-        _at_least("max_listed", self.max_listed, 1)
-        _at_least("max_manifest_bytes", self.max_manifest_bytes, 1)
-        _whole_eights("device_batch", self.device_batch)
+        check_quantile("hedge_quantile", self.hedge_quantile)
+        check_whole_eights("device_batch", self.device_batch)
         if self.batching not in BATCHING:
             raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")
         _apart("names", [tenant.name for tenant in self.tenants])
         _apart("tokens", [tenant.token_sha256 for tenant in self.tenants])
         # A place is kept for each tenant that has no request in work.
-        _at_least("max_requests", self.max_requests, len(self.tenants))
+        check_minimums(self, max_requests=len(self.tenants))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,9 +245,7 @@ class IoSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _at_least("memory_bytes", self.memory_bytes, _MIB)
-        _at_least("window_bytes", self.window_bytes, 0)
-        _at_least("max_connections", self.max_connections, 2)
+        check_minimums(self, memory_bytes=_MIB, window_bytes=0, max_connections=2)
         if self.window_bytes > self.memory_bytes:
             raise SettingError(f"window_bytes must be at most memory_bytes ({self.memory_bytes:,})")
         if not self.window_bytes:
@@ -346,21 +328,12 @@ class LoaderSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.requests_in_flight is not None:
-            _at_least("requests_in_flight", self.requests_in_flight, 1)
-        _at_least("max_requests", self.max_requests, 1)
+        check_minimums(self, requests_in_flight=1, max_requests=1, samples_per_request=1, window_bytes=1, slack=0)
+        check_minimums(self, cache_bytes=0, views=0, retry_for_s=0, deadline_s=1e-3, trial_s=0)
         if self.tuning not in TUNING:
             raise SettingError(f"tuning must be one of {', '.join(TUNING)}, not {self.tuning!r}")
-        _at_least("samples_per_request", self.samples_per_request, 1)
-        _at_least("window_bytes", self.window_bytes, 1)
-        _at_least("cache_bytes", self.cache_bytes, 0)
-        _at_least("views", self.views, 0)
-        _at_least("slack", self.slack or 0, 0)
-        _quantile("hedge_quantile", self.hedge_quantile)
-        _at_least("retry_for_s", self.retry_for_s, 0)
-        _at_least("deadline_s", self.deadline_s, 0.001)
-        _whole_eights("device_batch", self.device_batch)
-        _at_least("trial_s", self.trial_s or 0, 0)
+        check_quantile("hedge_quantile", self.hedge_quantile)
+        check_whole_eights("device_batch", self.device_batch)
         if not 0 <= self.skip_allowance <= 1:
             raise SettingError(f"skip_allowance is a share between 0 and 1, not {self.skip_allowance}")
         # What it is stays out of the sentence.
@@ -408,18 +381,3 @@ def environment(prefix: str) -> dict[str, str]:
 def _apart(what: str, values: list[str]) -> None:
     if len(set(values)) < len(values):
         raise SettingError(f"tenants must have different {what}")
-
-
-def _whole_eights(name: str, value: int) -> None:
-    if value < 8 or value % 8:
-        raise SettingError(f"{name} must be a multiple of 8, not {value}")
-
-
-def _quantile(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise SettingError(f"{name} must be above 0 and at most 1, not {value}")
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if value < least:
-        raise SettingError(f"{name} must be at least {least}, not {value}")

@@ -25,7 +25,7 @@ _MODEL = "demo:efficientnet_lite0"
     default=".demo",
     show_default=True,
     metavar="DIR",
-    help="For the files.",
+    help="Folder for the files.",
 )
 @as_json
 def demo(data: str | None, epochs: int | None, out: Path, as_json: bool) -> int:

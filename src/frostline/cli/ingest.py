@@ -36,7 +36,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     type=click.Choice(FORMS),
     default="ready",
     show_default=True,
-    help="What to make: pixels that need no decoding, class folders (original), Parquet files, tar shards, or "
+    help="Format of the copy: pixels that need no decoding, class folders (original), Parquet files, tar shards, or "
     "rows of a table over CQL.",
 )
 @click.option(
@@ -55,7 +55,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 @click.option(
     "--preprocess",
     metavar="FILE|PRESET",
-    help="Of a ready form: what jobs will declare, as JSON, or imagenet:SIDE or efficientnet_lite:SIDE. A ready form "
+    help="Preprocessing that jobs will declare, for a ready form: JSON, imagenet:SIDE or efficientnet_lite:SIDE. One "
     "that is copied as it is needs neither this nor --resize.",
 )
 @click.option(
@@ -63,21 +63,31 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     type=click.Choice(["uint8", "fp16"]),
     default="uint8",
     show_default=True,
-    help="Of a ready form: uint8 keeps pixels, and features stay the same bits; fp16 what the network takes, rounded.",
+    help="Numbers of a ready form: uint8 pixels, whose features are the same bits, or rounded network inputs in fp16.",
 )
 @click.option(
-    "--object-size", type=BYTES, default="64MiB", show_default=True, help="Of one object, or of what is copied at once."
+    "--object-size",
+    type=BYTES,
+    default="64MiB",
+    show_default=True,
+    help="Size of one object of the copy, or of what is copied at once.",
 )
-@click.option("--workers", type=click.IntRange(min=1), default=16, show_default=True, help="Samples read at once.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=16, show_default=True, help="Number of samples read at once."
+)
 @list_option
 @changed_option
 @click.option(
-    "--skip-allowance", default=0.01, show_default=True, metavar="SHARE", help="Share that may be unreadable."
+    "--skip-allowance",
+    default=0.01,
+    show_default=True,
+    metavar="SHARE",
+    help="Share of the samples that may be unreadable.",
 )
 @click.option(
     "--verify",
     is_flag=True,
-    help="Of a copy that is there already: read all of it, and make again what is damaged, not only what another "
+    help="Read all of a copy that is there already, and make again what is damaged, not only what another "
     "version, size or seal shows.",
 )
 @as_json

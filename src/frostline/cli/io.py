@@ -26,7 +26,7 @@ _END_S = 30.0
     "--socket",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where it listens, in a folder of your own with mode 0700; by default one of the user's runtime folder.",
+    help="Socket to listen on, in a folder of your own with mode 0700; by default in the user's runtime folder.",
 )
 @click.option("--near", multiple=True, metavar="URL", help="Node to ask; may be repeated, to share the work.")
 @click.option(
@@ -42,26 +42,26 @@ _END_S = 30.0
     type=BYTES,
     default="2GiB",
     show_default=True,
-    help="For samples that are kept and those under way. Beside it stand the idle process and --node-memory.",
+    help="Memory for samples that are kept or under way. The idle process and --node-memory come on top.",
 )
-@click.option("--window", type=BYTES, help="Of it, most bytes under way, shared between jobs; a quarter by default.")
+@click.option(
+    "--window", type=BYTES, help="Maximum bytes under way, a part of --memory that jobs share; a quarter by default."
+)
 @click.option(
     "--node-memory",
     type=BYTES,
     default=default_node_memory_bytes,
     show_default=NODE_MEMORY,
-    help="With --data-root, for reading and decoding.",
+    help="Memory for reading and decoding, with --data-root.",
 )
 @click.option(
     "--read-threads",
     type=click.IntRange(min=1),
     default=64,
     show_default=True,
-    help="With --data-root, samples that a store is asked for at once; more hides a longer round trip.",
+    help="Number of samples asked of a store at once, with --data-root; more hides a longer round trip.",
 )
-@click.option(
-    "--status", is_flag=True, help="Say how the running service stands: jobs, bytes under way, what it found."
-)
+@click.option("--status", is_flag=True, help="Show the running service: its jobs, bytes under way and hits.")
 @as_json
 def io(
     path: Path | None,

@@ -87,10 +87,15 @@ _NODE = (
         type=BYTES,
         default=default_node_memory_bytes,
         show_default=NODE_MEMORY,
-        help="The node's budget for weights, samples and answers. Beside it stand the idle process; that of a trial "
-        "of an engine, one at a time, which may take half as much again; and --training-memory.",
+        help="Memory of the node for weights, samples and answers. On top of it come the idle process, a trial of an "
+        "engine (one at a time, half as much again at most), and --training-memory.",
     ),
-    click.option("--device", default="cpu", show_default=True, help="Where the node runs networks."),
+    click.option(
+        "--device",
+        default="cpu",
+        show_default=True,
+        help="Device on which the node runs networks, such as cpu or cuda.",
+    ),
     click.option(
         "--read-threads",
         type=click.IntRange(min=1),
@@ -107,7 +112,7 @@ _NODE = (
     click.option(
         "--local-tier-size",
         type=BYTES,
-        help="Most bytes of them, 0 for none; by default a quarter of the disk that is free, at most 50 GiB.",
+        help="Maximum bytes of the local tier, 0 for none; by default a quarter of the free disk, at most 50 GiB.",
     ),
     click.option(
         "--trials",
@@ -115,7 +120,7 @@ _NODE = (
         default=600.0,
         show_default=True,
         metavar="SECONDS",
-        help="For trying engines on a network that is new to the node, where less than exact is allowed; 0 tries none.",
+        help="Maximum seconds for trying engines on a network that is new to the node; 0 tries none.",
     ),
 )
 _JOB = (
@@ -149,7 +154,7 @@ _JOB = (
         help="safetensors file of the whole network's state_dict; without it the name's pretrained ones, fetched once "
         "into their library's cache. 'random' freezes layers that have learned nothing.",
     ),
-    click.option("--seed", default=0, show_default=True, help="Of order, split, fresh layers and augmentation."),
+    click.option("--seed", default=0, show_default=True, help="Seed of order, split, fresh layers and augmentation."),
     click.option("--cut", type=int, metavar="N", help="Use this cut instead of the planned ones (see: plan)."),
     click.option("--codec", metavar="NAME", help="Pack with this codec at that cut; without it the fastest allowed."),
     click.option(
@@ -158,13 +163,15 @@ _JOB = (
         default=FLOAT32,
         show_default=True,
         metavar="exact|float32|bf16|fp16|int8|ERROR",
-        help="What engine and codecs may lose: exact nothing, float32 what another order of sums does, the others what "
-        "computing and sending in those does, or at most a relative error such as 0.01.",
+        help="Error that engine and codecs may have: none (exact), that of another order of sums (float32), that of "
+        "computing and sending in fewer bits, or a relative error such as 0.01.",
     ),
     click.option(
         "--cache", "cache_folder", metavar="DIR", help="Keep features on disk here too: a later job fetches none again."
     ),
-    click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them."),
+    click.option(
+        "--cache-size", type=BYTES, default="10GiB", show_default=True, help="Maximum bytes of the features on disk."
+    ),
     click.option(
         "--views",
         default=0,

@@ -100,13 +100,18 @@ def _ways(plan: Plan, situation: Situation) -> str:
     help="Rule that chooses; 'all' puts every rule beside the best one.",
 )
 @click.option(
-    "--bandwidth", type=BANDWIDTH, metavar="RATE", help="What if the link carried 1Gbit, 100Mbit or 12MB a second?"
+    "--bandwidth",
+    type=BANDWIDTH,
+    metavar="RATE",
+    help="Assume a link that carries so much a second: 1Gbit, 100Mbit, 12MB.",
 )
-@click.option("--store-speed", type=TIMES, metavar="TIMES", help="What if the store side were 0.5 or 2 times as fast?")
-@click.option("--trainer-speed", type=TIMES, metavar="TIMES", help="What if the trainer were so many times as fast?")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="What if so many nodes worked beside the data?")
-@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="What if the job took so many epochs?")
-@click.option("--apart", is_flag=True, help="What if node and trainer had a machine each, like the one measured on?")
+@click.option(
+    "--store-speed", type=TIMES, metavar="TIMES", help="Assume a store side so many times as fast, such as 0.5 or 2."
+)
+@click.option("--trainer-speed", type=TIMES, metavar="TIMES", help="Assume a trainer so many times as fast.")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Assume so many nodes beside the data.")
+@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Assume a job of so many epochs.")
+@click.option("--apart", is_flag=True, help="Assume a machine each for node and trainer, like the one measured on.")
 @click.option("--measure", is_flag=True, help="Measure again before a question is answered.")
 @click.option("--all", "every", is_flag=True, help="Show every codec of every cut, not only the best.")
 @click.option(

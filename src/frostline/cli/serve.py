@@ -51,18 +51,31 @@ __all__ = ("serve",)
     show_default=True,
     help="Rule that forms device batches: fair, or hapi or fixed to compare with.",
 )
-@click.option("--max-requests", default=64, show_default=True, help="In work or waiting; one more gets 429.")
+@click.option(
+    "--max-requests",
+    default=64,
+    show_default=True,
+    help="Maximum requests in work or waiting; one more is answered with 429.",
+)
 @click.option(
     "--min-upload-rate",
     type=BYTES,
     default="64KiB",
     show_default=True,
-    help="Of bodies, a second; slower ones are given up after a minute more.",
+    help="Drop uploads that stay below this many bytes per second for a minute.",
 )
 @click.option(
-    "--device-batch", type=click.IntRange(min=1), default=32, show_default=True, help="Samples a run, a multiple of 8."
+    "--device-batch",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Maximum samples of a run, a multiple of 8.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Of a run and of decoding; as many as cores by default.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads of a run, and of decoding; by default as many as there are cores.",
+)
 @click.option(
     "--max-run",
     type=click.FloatRange(min=0, min_open=True),
@@ -81,14 +94,16 @@ __all__ = ("serve",)
 )
 @click.option("--engines", metavar="NAMES", help="Engines that may be tried, with commas; all by default, '' none.")
 @click.option("--cache", "cache_folder", metavar="DIR", help="Keep features here for later epochs, jobs and tenants.")
-@click.option("--cache-size", type=BYTES, default="10GiB", show_default=True, help="Most bytes on disk for them.")
+@click.option(
+    "--cache-size", type=BYTES, default="10GiB", show_default=True, help="Maximum bytes of the features on disk."
+)
 @click.option("--shared-cache", metavar="URL", help="Keep features there too, for all nodes that are given the same.")
 @click.option(
     "--shared-cache-size",
     type=BYTES,
     default="100GiB",
     show_default=True,
-    help="Most bytes there, by all nodes; what nobody used for an hour makes room.",
+    help="Maximum bytes of the shared cache, by all nodes; features that nobody used for an hour make room.",
 )
 @click.option(
     "--shared-cache-wait",
@@ -96,7 +111,7 @@ __all__ = ("serve",)
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Longest that a batch waits for features from there before they are computed.",
+    help="Seconds that a batch waits for features from the shared cache before they are computed.",
 )
 @click.option("--follow-links", is_flag=True, help="Let symbolic links in folders lead out of the data roots.")
 @click.option("--allow-training", is_flag=True, help="Train heads beside the node, for policy all_in_store.")
@@ -105,14 +120,14 @@ __all__ = ("serve",)
     type=BYTES,
     default="2GiB",
     show_default=True,
-    help="Of the process that trains, beside --memory.",
+    help="Memory of the process that trains; it comes on top of --memory.",
 )
 @click.option(
     "--listing-memory",
     type=BYTES,
     default="2GiB",
     show_default=True,
-    help="Of the process that lists data for a client, beside --memory; one a tenant.",
+    help="Memory of a process that lists data for a client, one a tenant; it comes on top of --memory.",
 )
 @click.option(
     "--max-listed",
@@ -123,7 +138,7 @@ __all__ = ("serve",)
     help="Refuse to list data with more samples for a client.",
 )
 @click.option(
-    "--max-manifest", type=BYTES, default="4GiB", show_default=True, help="Refuse to send a manifest that is longer."
+    "--max-manifest", type=BYTES, default="4GiB", show_default=True, help="Refuse to send a manifest with more bytes."
 )
 @node_options
 @as_json

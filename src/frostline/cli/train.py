@@ -21,16 +21,18 @@ __all__ = ("train",)
 @job_options
 @policy_option
 @epochs_option
-@click.option("--batch-size", default=32, show_default=True, metavar="B", help="Samples of one optimiser step.")
+@click.option(
+    "--batch-size", default=32, show_default=True, metavar="B", help="Number of samples of one optimiser step."
+)
 @click.option(
     "--val-share",
     type=float,
     metavar="SHARE",
-    help="Of each class, held out and scored; by default the split for that which the data brings, or else 0.2.",
+    help="Share of each class that is held out and scored; by default the split for it that the data brings, or 0.2.",
 )
 @click.option("--val-split", metavar="NAME", help="Score this split, instead of a share.")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True)
-@click.option("--learning-rate", "--lr", default=2e-3, show_default=True, help="Of the optimiser.")
+@click.option("--learning-rate", "--lr", default=2e-3, show_default=True, help="Learning rate of the optimiser.")
 @click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write head, network and report here.")
 @as_json
