@@ -18,7 +18,7 @@ UV_VERSION := 0.13.8
 # Tests start some hundred processes, which would each compile Frostline and TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check fuzz browser cassandra frameworks install install-test docs map lock clean
+.PHONY: demo test test-long check fuzz browser cassandra frameworks install install-test docs map lock clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -43,6 +43,11 @@ check:
 	$(BIN)/lint-imports --no-cache
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# What is too long for every change: the rest of the matrices of which `make check` runs a sample, and graphs at random.
+test-long: test
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long
+	@$(MAKE) --no-print-directory fuzz
 
 # Graphs that strangers could upload, made at random, for SECONDS; the tests try a few of them.
 SECONDS ?= 600

@@ -114,9 +114,11 @@ def kill(killed, service, trainers, gone):
 
 
 STARTS = ("fork", "spawn", "forkserver")
+EVERYBODY = ("a worker", "the service", "a trainer")
+OFTEN = {*zip(STARTS, EVERYBODY, strict=True), ("fork", "both trainers")}
 CASES = [
-    *itertools.product(STARTS, ("a worker", "the service", "a trainer")),
-    ("fork", "both trainers"),
+    pytest.param(*case, marks=() if case in OFTEN else pytest.mark.long)
+    for case in (*itertools.product(STARTS, EVERYBODY), ("fork", "both trainers"))
 ]
 
 

@@ -42,7 +42,7 @@ def relu_like(rows=6, shape=(7, 5, 5), seed=0, dtype=np.float32):
 
 
 def test_a_name_gives_a_codec_and_the_codec_its_name():
-    assert len(set(CODECS)) == len(CODECS) == 24
+    assert len(set(CODECS)) == len(CODECS) >= 24
     assert CODECS[0] == "exact"
     for name in CODECS:
         assert Codec.parse(name).name == name
