@@ -290,7 +290,7 @@ class NodeRestarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotAsAsked:
-    """A job was made, but not as it was asked for: another frost line, or frozen layers that run elsewhere."""
+    """A job is not what was likely meant: another frost line, frozen layers that run elsewhere, or splits mixed."""
 
     reason: str
 

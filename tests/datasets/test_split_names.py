@@ -9,6 +9,7 @@ import pytest
 from frostline.datasets import Dataset
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.split_names import scored_among, splits_of, trained_among
+from frostline.events import ColumnsLeft
 from frostline.stores.open import open_store
 from frostline.testing.forms import EXAMPLES
 from support.forms import parquet_of, tar_of, webdataset_files
@@ -139,7 +140,9 @@ def test_a_column_that_the_data_brings_says_its_splits_and_stays_as_it_is(store)
 def test_a_copy_has_the_splits_that_its_source_has(store, form):
     source = put(store, "train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg")
     copy = f"memory://{uuid.uuid4()}"
-    repack(source, copy, form, observe=lambda event: None)
+    happened = []
+    repack(source, copy, form, observe=happened.append)
+    assert not [event for event in happened if isinstance(event, ColumnsLeft)], "nothing stays behind"
     data = Dataset(copy)
     assert {name: len(data[name]) for name in data.splits} == {"train": 2, "val": 1}
     assert data.classes == ("cat", "dog")

@@ -12,9 +12,9 @@ from frostline.config import LoaderSettings
 from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
-from frostline.events import Event
+from frostline.events import Event, NotAsAsked
 from frostline.jobs.explanation import Explanation, whereabouts
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, tuner_of
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measurements, Measuring, follow
 from frostline.jobs.router import Router
 from frostline.jobs.statistics import JobStatistics, StatisticsCollector
@@ -396,6 +396,8 @@ class Job:
         """A loader that knows how it was made, for workers."""
         options = checked_options({"batch_size": batch_size, **options})
         batch_size = options.pop("batch_size")
+        if options.get("data") is None and (mixed := mixed_splits(self._data)) is not None:
+            self._collector(NotAsAsked(reason=mixed))
         arrays = self._maker.arrays(batch_size, **options)
         return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.shares, batch_size, options))
 

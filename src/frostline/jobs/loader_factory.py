@@ -9,6 +9,7 @@ from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Sco
 from frostline.config import LoaderSettings
 from frostline.core import SampleTable, TensorSpec, View
 from frostline.datasets import Dataset
+from frostline.datasets.formats.split_names import scored_among, trained_among
 from frostline.errors import SettingError
 from frostline.events import Event
 from frostline.jobs.router import Router
@@ -29,7 +30,7 @@ from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE
 from frostline.tuning import rule_of
 
-__all__ = ("CachePolicy", "LoaderFactory", "keeps_all", "tuner_of")
+__all__ = ("CachePolicy", "LoaderFactory", "keeps_all", "mixed_splits", "tuner_of")
 
 
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:
@@ -257,3 +258,20 @@ def _decodes(fetcher: Fetcher, router: Router) -> bool:
 
 def _decode(fetcher: Fetcher, view: View | None) -> Decode:
     return partial(fetcher.local_stage.finish, cut=0, preprocess=fetcher.preprocess, view=view)
+
+
+def mixed_splits(data: Dataset) -> str | None:
+    """Why it is likely a mistake to train on all of a data set: it brings splits to train on and to score.
+
+    Returns:
+        A sentence; None where the samples are a part already, or there are no such splits.
+    """
+    if data.rows is not None:
+        return None
+    trained, scored = trained_among(data.splits_brought), scored_among(data.splits_brought)
+    if trained is None or not scored:
+        return None
+    return (
+        f"all of {data.url} is read, with its splits {', '.join((trained, *scored))} mixed: give the loader a part, "
+        f"such as data=job.data[{trained!r}]"
+    )

@@ -22,6 +22,7 @@ from frostline.datasets.copy.layout import Loose, OutputObject, divided, packer_
 from frostline.datasets.copy.metadata import metadata_in, say_what_is_left
 from frostline.datasets.copy.scaling import Pictures, Scaling, check_side
 from frostline.datasets.dataset import Dataset
+from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.manifest.changes import refusing
 from frostline.errors import DataError, ObjectNotFound, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
@@ -103,7 +104,8 @@ def repack(
         workers: samples read, and objects written, at once.
         skip_allowance: share of the samples that may be unreadable.
         verify: read all objects that are there already, also those whose versions say that nobody touched them.
-        observe: told what happens; before it begins, which metadata columns the format has no place for.
+        observe: told what happens; before it begins, which metadata columns the format has no place for. Of class
+            folders the names keep the split.
 
     Raises:
         SettingError: the format cannot hold the source, something else lies at the destination, or the record of what
@@ -121,7 +123,8 @@ def repack(
         raise SettingError("a part has at least a byte, and there is at least one worker")
     check_side(shorter_side)
     if not packer_named(form).keeps_metadata:
-        say_what_is_left(source, observe)
+        in_names = {SPLIT} if source.splits_brought else set()
+        say_what_is_left(source, observe, [name for name in metadata_in(source.columns) if name not in in_names])
     claim = {"kind": _KIND, "source": source.digest, "form": form, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
         store = open_store(str(destination))

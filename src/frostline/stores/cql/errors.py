@@ -58,7 +58,8 @@ def error_of_cql(error: BaseException, url: str, name: str) -> FrostlineError:
     kinds = tuple(_kinds(error))
     if any(kind in _REFUSED for kind in kinds):
         return AccessDenied(
-            f"the servers refused access to {what}: check its user, FROSTLINE_CQL_PASSWORD and the user's rights"
+            f"the servers refused access to {what}: check its user, FROSTLINE_CQL_PASSWORD and the user's rights; or "
+            "have a node beside the data list it (Dataset(url, near=...), --near)"
         )
     # A server that is much older than the driver answers the first question in words alone.
     if any(kind in _PROTOCOL for kind in kinds) or "transport.ProtocolException" in str(error):

@@ -74,7 +74,11 @@ def _by_text(text: str, url: str, name: str) -> FrostlineError:
     # obstore has one class for everything else; the answer's status tells them apart.
     what, scheme = object_url(url, name) if name else url, parse_url(url).scheme
     if any(mark in text for mark in _ASKED_FOR_CREDENTIALS):
-        return AccessDenied(f"no credentials for {url}: set {_CREDENTIALS.get(scheme, 'those of the store')}")
+        needed = _CREDENTIALS.get(scheme, "those of the store")
+        return AccessDenied(
+            f"no credentials for {url}: set {needed}; or have a node beside the data list it "
+            "(Dataset(url, near=...), --near)"
+        )
     if "Invalid range:" in text or "Wanted range starting at" in text:
         return _cut_short(what)
     if "kind: Timeout" in text:
