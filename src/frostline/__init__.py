@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from frostline import preprocess
     from frostline.config import LoaderSettings, NodeSettings, TenantSettings
     from frostline.datasets import Dataset
-    from frostline.jobs import Job, offload
+    from frostline.jobs import Job, loader, offload
     from frostline.loaders import Batch, Epochs, FeatureMixup, FeatureNoise, Loader, Mixture, Ranks
     from frostline.models import Head, freeze
     from frostline.ordering import BlockShuffle
@@ -33,6 +33,7 @@ __all__ = (
     "TenantSettings",
     "__version__",
     "freeze",
+    "loader",
     "offload",
     "preprocess",
 )
@@ -55,6 +56,7 @@ _ROOMS = {
     "Recipe": "frostline.wire.recipes",
     "TenantSettings": "frostline.config",
     "freeze": "frostline.models",
+    "loader": "frostline.jobs",
     "offload": "frostline.jobs",
 }
 

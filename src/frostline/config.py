@@ -4,8 +4,9 @@ import math
 import os
 import re
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_cache_path
 
@@ -30,7 +31,6 @@ __all__ = (
 _KIB = 1 << 10
 _MIB = 1 << 20
 _GIB = 1 << 30
-
 
 BATCHING = ("fair", "hapi", "fixed")
 """Rules by which a node forms batches: its own, and two to compare it with."""
@@ -104,7 +104,7 @@ def default_node_memory_bytes() -> int:
     return max(64 * _MIB, usable // 4, min(6 * _GIB, usable // 2))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class NodeSettings:
     """What a node may use.
 
@@ -206,6 +206,9 @@ class NodeSettings:
     max_listed: int = 100_000_000
     max_manifest_bytes: int = 4 * _GIB
 
+    def __repr__(self) -> str:
+        return _changes(self)
+
     def __post_init__(self) -> None:
         check_fields(self)
         check_minimums(self, decode_threads=1, read_threads=1, compute_threads=1, max_requests=1, min_bytes_per_s=1)
@@ -226,7 +229,7 @@ class NodeSettings:
         check_minimums(self, max_requests=len(self.tenants))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class IoSettings:
     """What the I/O service of a machine may use.
 
@@ -243,6 +246,9 @@ class IoSettings:
     window_bytes: int = 0
     max_connections: int = 1024
 
+    def __repr__(self) -> str:
+        return _changes(self)
+
     def __post_init__(self) -> None:
         check_fields(self)
         check_minimums(self, memory_bytes=_MIB, window_bytes=0, max_connections=2)
@@ -252,7 +258,7 @@ class IoSettings:
             object.__setattr__(self, "window_bytes", self.memory_bytes // 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderSettings:
     """How a job's loader asks.
 
@@ -326,6 +332,9 @@ class LoaderSettings:
     io: str | None = field(default_factory=_io)
     token: str | None = field(default_factory=_token, repr=False)
 
+    def __repr__(self) -> str:
+        return _changes(self)
+
     def __post_init__(self) -> None:
         check_fields(self)
         check_minimums(self, requests_in_flight=1, max_requests=1, samples_per_request=1, window_bytes=1, slack=0)
@@ -376,6 +385,15 @@ def io_socket() -> Path:
 def environment(prefix: str) -> dict[str, str]:
     """The environment's variables whose names begin so and that hold something; values may be secrets."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix) and value}
+
+
+def _changes(settings: Any) -> str:
+    """A class with the values that differ from its defaults; secret ones are not shown."""
+    default = type(settings)()
+    shown = [each.name for each in fields(settings) if each.repr]
+    values = [(name, getattr(settings, name)) for name in shown]
+    changed = [f"{name}={value!r}" for name, value in values if value != getattr(default, name)]
+    return f"{type(settings).__name__}({', '.join(changed)})"
 
 
 def _apart(what: str, values: list[str]) -> None:

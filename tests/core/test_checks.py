@@ -37,3 +37,9 @@ def test_numbers_of_numpy_whole_numbers_of_seconds_and_paths_are_taken(tmp_path)
 def test_a_sentence_names_each_type_that_is_taken():
     with pytest.raises(SettingError, match=r"^data takes LoaderSettings or a text, not dict$"):
         check_type("data", {}, LoaderSettings, str)
+
+
+def test_settings_show_what_differs_from_the_defaults_and_no_secret():
+    assert repr(LoaderSettings()) == "LoaderSettings()"
+    assert repr(LoaderSettings(slack=None, token="secret")) == "LoaderSettings(slack=None)"
+    assert repr(NodeSettings(device_batch=8)) == "NodeSettings(device_batch=8)"

@@ -2,6 +2,7 @@
 
 from frostline.jobs.job import Job
 from frostline.jobs.offload import offload
+from frostline.jobs.plain import loader
 from frostline.jobs.statistics import JobStatistics
 
-__all__ = ("Job", "JobStatistics", "offload")
+__all__ = ("Job", "JobStatistics", "loader", "offload")

@@ -1,6 +1,7 @@
 """A job: one network's frozen part on a node, its head here, and loaders over the features between them."""
 
 import hashlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -93,6 +94,10 @@ class Job:
             observe=self._observe,
             tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
         )
+
+    def __repr__(self) -> str:
+        near = "" if self._near is None else f", near {self._near}"
+        return f"Job({len(self._data):,} samples of {self._data.url}, frost line {self.frost_line.name!r}{near})"
 
     def __enter__(self) -> Self:
         return self
@@ -391,6 +396,10 @@ class Job:
         """
         self._fetcher.closed.set()
         self._close()
+
+    def close_when_unused(self) -> None:
+        """Close the job once neither it nor a loader of it is referred to any more, or the process ends."""
+        weakref.finalize(self, self._close)
 
     def _arrays(self, batch_size: int, **options: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""

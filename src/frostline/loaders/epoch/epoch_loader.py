@@ -113,6 +113,9 @@ class ArrayLoader:
         self._followed: Following | None = None
         self._shard(self._resumed(), PassStart())
 
+    def __repr__(self) -> str:
+        return f"ArrayLoader(epoch {self.epoch}, {len(self):,} batches of {self._batch_size})"
+
     @property
     def epoch(self) -> int:
         """Its number."""

@@ -4,7 +4,7 @@ import mmap
 import multiprocessing
 import os
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.process import BaseProcess
@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from frostline.core import View
 from frostline.errors import SettingError
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
+from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.loaders.epoch.rows import EpochStream, Following
 from frostline.loaders.epoch.worker_state import WorkerState
@@ -101,6 +102,9 @@ class Loader(Skippable, IterableDataset[Batch]):
         self._elsewhere.travels()
         return _travelled, (self.arrays.for_worker(), self._augment)
 
+    def __repr__(self) -> str:
+        return repr(self.arrays).replace("ArrayLoader", "Loader", 1)
+
     @property
     def arrays(self) -> ArrayLoader:
         """The same batches as arrays; in another process than the one that made it, those of this worker."""
@@ -131,6 +135,14 @@ class Loader(Skippable, IterableDataset[Batch]):
     def in_epoch(self, epoch: int) -> "Loader":
         """The same kind of loader of another epoch."""
         return Loader(self.arrays.in_epoch(epoch), augment=self._augment)
+
+    def epochs(self, numbers: Sequence[int]) -> "Epochs[Loader]":
+        """Several epochs like this one, such as ``range(10)``: each asked for while the one before it ends.
+
+        Raises:
+            SettingError: no epoch is named, or one is named twice.
+        """
+        return Epochs(self, numbers)
 
     def rows(self) -> EpochStream:
         """See ``ArrayLoader``."""

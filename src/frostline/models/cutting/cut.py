@@ -91,7 +91,7 @@ def _untraced(
     if all(parameter.requires_grad for parameter in model.parameters()):
         raise NothingFrozen(
             "nothing is frozen: freeze layers with frostline.freeze(model, until=...), or load data without a model: "
-            "offload(None, data, ...)"
+            "frostline.loader(data, ...)"
         )
     found = cut_at_a_boundary(model, specs, flags)
     if isinstance(found, str):

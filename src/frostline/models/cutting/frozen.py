@@ -172,7 +172,7 @@ def _why_nothing(graph: Graph, trainable: set[str], reach: int) -> str:
     cause = f"parameter {names[0]!r} is trained" if names else f"{where} changes from run to run"
     return (
         f"nothing is frozen before the first layer that changes: {cause}; freeze layers with "
-        "frostline.freeze(model, until=...), or load data without a model: offload(None, data, ...)"
+        "frostline.freeze(model, until=...), or load data without a model: frostline.loader(data, ...)"
     )
 
 
