@@ -70,11 +70,11 @@ def change_the_link(link, rates, seconds, trainer):
 
 def trainer_inside(wanted):
     wanted.samples, wanted.accuracy, wanted.networks = 512, "exact", wanted.network
-    side = Following(wanted)
+    side = Feedback(wanted)
     answer_questions({"start": side.start, "train": side.train})
 
 
-class Following(Trainer):
+class Feedback(Trainer):
     """The trainer of shaped_link.py, with a plan that follows."""
 
     def start(self, url):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.errors import OrderMismatch, SettingError
-from frostline.ordering import Order, OrderState, ReadingPlan, RecordedOrder, Replay, check_terms
+from frostline.ordering import Order, OrderState, ReadingPlan, RecordedOrder, Replay, check_agreement
 
 STATE = OrderState(
     manifest="3f" * 32, order="shuffled", seed=1, epoch=2, position=30, samples=100, batch_size=8, last="keep"
@@ -104,8 +104,8 @@ def records(count, **differing):
 
 
 def test_ranks_that_are_about_to_read_the_same_agree():
-    check_terms(records(1))
-    check_terms(records(5))
+    check_agreement(records(1))
+    check_agreement(records(5))
 
 
 @pytest.mark.parametrize(
@@ -124,18 +124,18 @@ def test_ranks_that_are_about_to_read_the_same_agree():
 )
 def test_ranks_that_differ_are_refused_with_what_differs_and_where(other, said):
     with pytest.raises(OrderMismatch, match=said):
-        check_terms(records(4, rank2=other))
+        check_agreement(records(4, rank2=other))
 
 
 def test_many_ranks_that_differ_are_counted_rather_than_listed():
     with pytest.raises(OrderMismatch, match="rank 8 has 5, and 11 more differ"):
-        check_terms(records(20, **{f"rank{rank}": {"seed": 5} for rank in range(1, 20)}))
+        check_agreement(records(20, **{f"rank{rank}": {"seed": 5} for rank in range(1, 20)}))
 
 
 def test_two_processes_with_one_rank_are_refused():
     (one,) = records(1)
     with pytest.raises(OrderMismatch, match="process 0 of 2 takes itself for rank 0 of 1"):
-        check_terms([one, one])
+        check_agreement([one, one])
 
 
 def test_another_version_and_garbage_are_refused_by_rank():
@@ -149,7 +149,7 @@ def test_another_version_and_garbage_are_refused_by_rank():
         (second[:20] + b"\xff" * 200 + second[220:], "rank 1 answered with something that makes no sense"),
     ):
         with pytest.raises(OrderMismatch, match=said):
-            check_terms([first, record])
+            check_agreement([first, record])
 
 
 @given(count=st.integers(0, 200), slack=st.sampled_from([0, 1, 40, 200]), data=st.data())

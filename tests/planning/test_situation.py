@@ -111,6 +111,6 @@ def test_a_profile_that_lacks_a_cut_is_our_mistake():
 
 @given(situations())
 def test_two_machines_like_the_one_measured_on_are_never_slower_together(given_situation):
-    apart = vary(given_situation, apart=True)
+    apart = vary(given_situation, separate_machines=True)
     assert not apart.same_host
     assert make_plan(apart, noise=0).samples_per_s >= (1 - 1e-6) * make_plan(given_situation, noise=0).samples_per_s

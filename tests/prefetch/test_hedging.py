@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples, Skipped
-from frostline.core.hedging import Stragglers
+from frostline.core.hedging import HedgeTimer
 from frostline.errors import NodeUnreachable, Refused, SettingError
 from frostline.prefetch import Window, plan_requests
 from support.mixing import one_way
@@ -57,7 +57,7 @@ def one_late(held):
 
 
 def test_nothing_is_late_before_twenty_answers_came():
-    known = Stragglers(0.9)
+    known = HedgeTimer(0.9)
     for _ in range(19):
         known.took(WAY, ROWS, 1.0)
     assert known.late_after_s(WAY, ROWS) is None
@@ -66,7 +66,7 @@ def test_nothing_is_late_before_twenty_answers_came():
 
 
 def test_late_is_what_takes_longer_than_the_quantile_and_than_twice_the_median():
-    known = Stragglers(0.9)
+    known = HedgeTimer(0.9)
     for seconds in [1.0] * 15 + [5.0] * 5:
         known.took(WAY, ROWS, seconds)
     assert known.late_after_s(WAY, ROWS) == 5.0
@@ -74,7 +74,7 @@ def test_late_is_what_takes_longer_than_the_quantile_and_than_twice_the_median()
 
 
 def test_a_request_is_late_beside_those_that_were_at_least_as_long():
-    known = Stragglers(0.9)
+    known = HedgeTimer(0.9)
     for rows, seconds in [(8, 0.3), (32, 1.2)]:
         for _ in range(20):
             known.took(WAY, rows, seconds)
@@ -85,7 +85,7 @@ def test_a_request_is_late_beside_those_that_were_at_least_as_long():
 
 @given(quantile=st.floats(0.5, 0.99), seconds=st.lists(st.floats(0.001, 100), min_size=20, max_size=300))
 def test_no_more_are_made_twice_than_lie_above_the_quantile(quantile, seconds):
-    known = Stragglers(quantile)
+    known = HedgeTimer(quantile)
     hedges = 0
     for second in seconds:
         known.took(WAY, ROWS, second)
@@ -96,7 +96,7 @@ def test_no_more_are_made_twice_than_lie_above_the_quantile(quantile, seconds):
 
 
 def test_times_are_forgotten_so_that_a_link_may_change():
-    known = Stragglers(0.9)
+    known = HedgeTimer(0.9)
     for seconds in [50.0] * 200 + [1.0] * 128:
         known.took(WAY, ROWS, seconds)
     assert known.late_after_s(WAY, ROWS) == 2.0

@@ -1,7 +1,7 @@
 """Decides how many samples run at once, which ones together, and whose turn it is. Pure: no clock, no threads."""
 
 from frostline.batching.budget import ANYBODY, Allowance, Claim, MemoryBudget
-from frostline.batching.eviction import DRAINED_WITHIN_S, Evictable, Incoming, leaving
+from frostline.batching.eviction import DRAINED_WITHIN_S, Evictable, Incoming, to_evict
 from frostline.batching.forming import (
     ROWS,
     BatchingRule,
@@ -39,9 +39,9 @@ __all__ = (
     "QueuedRequest",
     "Turn",
     "batch_size",
-    "leaving",
     "padded",
     "readable_bytes",
     "stretches_of_bytes",
     "stretches_of_work",
+    "to_evict",
 )

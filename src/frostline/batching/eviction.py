@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-__all__ = ("DRAINED_WITHIN_S", "Evictable", "Incoming", "leaving")
+__all__ = ("DRAINED_WITHIN_S", "Evictable", "Incoming", "to_evict")
 
 # Unused for longer than this is not in use: the pause between two requests of a job that has one under way.
 _IDLE_S = 1.0
@@ -59,8 +59,8 @@ class Incoming:
     over_bytes: float
 
 
-def leaving(wish: Incoming, stays: Sequence[Evictable]) -> tuple[Hashable, ...] | None:
-    """What has to leave for a wish.
+def to_evict(incoming: Incoming, residents: Sequence[Evictable]) -> tuple[Hashable, ...] | None:
+    """What has to leave for something that comes in.
 
     What is not in use may always leave, longest unused first. What is in use may once it had a turn's worth of the
     device, unless its tenant stands lower than the one that waits; the most served first. So all take turns, each
@@ -69,44 +69,44 @@ def leaving(wish: Incoming, stays: Sequence[Evictable]) -> tuple[Hashable, ...] 
 
     Returns:
         As few as are enough, those that have begun to leave among them; none where too few may leave yet; and None
-        where all that could ever leave were not enough, so that nobody should wait behind this wish.
+        where all that could ever leave were not enough, so that nobody should wait behind it.
     """
-    able = [stay for stay in stays if not _is_stuck(stay)]
-    if not _is_enough(wish, able):
+    able = [resident for resident in residents if not _is_stuck(resident)]
+    if not _is_enough(incoming, able):
         return None
-    ready = sorted((entry for entry in able if _may_leave(entry, wish)), key=_order)
+    ready = sorted((entry for entry in able if _may_leave(entry, incoming)), key=_order)
     chosen: list[Evictable] = []
     for entry in ready:
-        if entry.owner == wish.tenant and _missing_quota(wish, chosen) > 0:
+        if entry.owner == incoming.tenant and _missing_quota(incoming, chosen) > 0:
             chosen.append(entry)
     for entry in ready:
-        if entry not in chosen and _missing_memory(wish, chosen) > 0:
+        if entry not in chosen and _missing_memory(incoming, chosen) > 0:
             chosen.append(entry)
-    if not _is_enough(wish, chosen):
+    if not _is_enough(incoming, chosen):
         return ()
     for entry in tuple(chosen):  # a large one that came in later may do for several before it
         others = [other for other in chosen if other is not entry]
-        if entry.asked_s is None and _is_enough(wish, others):
+        if entry.asked_s is None and _is_enough(incoming, others):
             chosen = others
     return tuple(entry.key for entry in chosen)
 
 
-def _is_enough(wish: Incoming, gone: Sequence[Evictable]) -> bool:
-    return _missing_quota(wish, gone) <= 0 and _missing_memory(wish, gone) <= 0
+def _is_enough(incoming: Incoming, gone: Sequence[Evictable]) -> bool:
+    return _missing_quota(incoming, gone) <= 0 and _missing_memory(incoming, gone) <= 0
 
 
-def _missing_quota(wish: Incoming, gone: Sequence[Evictable]) -> float:
-    return wish.over_bytes - sum(entry.counted_bytes for entry in gone if entry.owner == wish.tenant)
+def _missing_quota(incoming: Incoming, gone: Sequence[Evictable]) -> float:
+    return incoming.over_bytes - sum(entry.counted_bytes for entry in gone if entry.owner == incoming.tenant)
 
 
-def _missing_memory(wish: Incoming, gone: Sequence[Evictable]) -> float:
-    return wish.lacking_bytes - sum(entry.nbytes for entry in gone)
+def _missing_memory(incoming: Incoming, gone: Sequence[Evictable]) -> float:
+    return incoming.lacking_bytes - sum(entry.nbytes for entry in gone)
 
 
-def _may_leave(one: Evictable, wish: Incoming) -> bool:
+def _may_leave(one: Evictable, incoming: Incoming) -> bool:
     if one.idle_s >= _IDLE_S or one.asked_s is not None:
         return True
-    return one.served_s >= _TURN_S and one.tag >= wish.tag
+    return one.served_s >= _TURN_S and one.tag >= incoming.tag
 
 
 def _is_stuck(one: Evictable) -> bool:

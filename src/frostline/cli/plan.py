@@ -111,7 +111,9 @@ def _ways(plan: Plan, situation: Situation) -> str:
 @click.option("--trainer-speed", type=TIMES, metavar="TIMES", help="Assume a trainer so many times as fast.")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Assume so many nodes beside the data.")
 @click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Assume a job of so many epochs.")
-@click.option("--apart", is_flag=True, help="Assume a machine each for node and trainer, like the one measured on.")
+@click.option(
+    "--separate-machines", is_flag=True, help="Assume a machine each for node and trainer, like the one measured on."
+)
 @click.option("--measure", is_flag=True, help="Measure again before a question is answered.")
 @click.option("--all", "every", is_flag=True, help="Show every codec of every cut, not only the best.")
 @click.option(

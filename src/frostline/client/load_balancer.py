@@ -12,7 +12,7 @@ from frostline.profiles import Profile
 from frostline.transport.protocol import Cancellation, Transport, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("LoadBalancer", "SpreadAnswer", "SpreadTransport")
+__all__ = ("BalancedAnswer", "BalancedTransport", "LoadBalancer")
 
 # A node that is away is tried again after so long: soon enough for one that restarts, rare enough for one that is gone.
 _AWAY_S = 2.0
@@ -68,7 +68,7 @@ class LoadBalancer:
         self._places[node].away_until = now + away_s
 
 
-class SpreadTransport:
+class BalancedTransport:
     """A ``Transport`` to several nodes that serve the same data, as fast as all of them together.
 
     A node that does not answer is left out for a while, and another one takes what it had been asked for; rows that
@@ -119,9 +119,9 @@ class SpreadTransport:
         found = self._every(measured, engine, cancellation)
         return max(found, key=lambda item: max((trial.error for trial in item.trials), default=0.0))
 
-    def features(self, request: FeatureRequest) -> "SpreadAnswer":
+    def features(self, request: FeatureRequest) -> "BalancedAnswer":
         """See ``Transport``."""
-        return SpreadAnswer(self, request)
+        return BalancedAnswer(self, request)
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``; totals are those of all nodes that answer together."""
@@ -241,10 +241,10 @@ def _better_known(before: Unavailable | None, error: Unavailable) -> Unavailable
     return min(known, key=lambda item: item.retry_after_s, default=error)
 
 
-class SpreadAnswer:
+class BalancedAnswer:
     """The batches of one request, from whichever node takes it. ``close`` may be called from any thread."""
 
-    def __init__(self, spread: SpreadTransport, request: FeatureRequest) -> None:
+    def __init__(self, spread: BalancedTransport, request: FeatureRequest) -> None:
         self._spread = spread
         self._request = request
         self._lock = threading.Lock()

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ("Stragglers",)
+__all__ = ("HedgeTimer",)
 
 # Times the median: what is quicker is no straggler.
 _LATE = 2.0
@@ -17,7 +17,7 @@ _MIN = 20
 _REMEMBERED = 128
 
 
-class Stragglers:
+class HedgeTimer:
     """Knows how long answers took, and so which request is a straggler.
 
     The rule is the hedged request of Dean and Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: ask

@@ -6,25 +6,25 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ("Watch",)
+__all__ = ("Poller",)
 
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Watched:
+class _Polled:
     call: Callable[[], None]
     number: int
     is_once: bool
 
 
-class Watch:
+class Poller:
     """Calls back in one thread, whose calls must not wait. Safe for threads."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._lock = threading.Lock()
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _Polled] = {}
         self._count = 0
         self._woken, self._wakes = socket.socketpair()  # which know that they are closed, in a forked process too
         self._thread = threading.Thread(target=self._run, name="frostline-io-watch", daemon=True)
@@ -66,7 +66,7 @@ class Watch:
     def _register(self, descriptor: int, events: int, call: Callable[[], None], *, is_once: bool) -> None:
         with self._lock:
             self._count += 1
-            self._watched[descriptor] = _Watched(call=call, number=self._count, is_once=is_once)
+            self._watched[descriptor] = _Polled(call=call, number=self._count, is_once=is_once)
             self._epoll.register(descriptor, events)
 
     def _run(self) -> None:

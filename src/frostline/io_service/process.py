@@ -9,7 +9,7 @@ from frostline.config import IoSettings, LoaderSettings
 from frostline.io_service.addresses import unnamed
 from frostline.io_service.client.transport import IoTransport
 from frostline.io_service.upstream import Upstream
-from frostline.node.process.subprocess import Child
+from frostline.node.process.subprocess import Subprocess
 
 __all__ = ("IoProcess", "start_io")
 
@@ -26,7 +26,7 @@ class IoProcess:
     def __init__(self, upstream: Upstream, settings: IoSettings, url: str | None = None) -> None:
         self.url = url or unnamed()
         self._wanted: dict[str, Any] = {"url": self.url, "upstream": asdict(upstream), "settings": asdict(settings)}
-        self._child: Child | None = None
+        self._child: Subprocess | None = None
 
     @property
     def pid(self) -> int:
@@ -47,7 +47,7 @@ class IoProcess:
             NodeUnreachable: It did not come up; the message holds the end of its stderr.
         """
         self.stop()
-        child = Child("frostline.io_service", json.dumps(self._wanted), "the I/O service")
+        child = Subprocess("frostline.io_service", json.dumps(self._wanted), "the I/O service")
         child.ready()
         self._child = child
 

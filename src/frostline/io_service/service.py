@@ -16,7 +16,7 @@ from frostline.errors import BadRequest, FrostlineError, NodeUnreachable, Uniden
 from frostline.io_service.budget import JobBytes
 from frostline.io_service.byte_limiter import ByteLimiter
 from frostline.io_service.handler import Delivered, RequestHandler
-from frostline.io_service.poller import Watch
+from frostline.io_service.poller import Poller
 from frostline.io_service.row_cache import RowCache
 from frostline.io_service.sessions import ClientGone, Records, Session, hang_up, peer_of, watched_process
 from frostline.io_service.shared_memory import shared
@@ -102,7 +102,7 @@ class IoService:
         self._listening = listening
         self._row_cache = RowCache(settings.memory_bytes - settings.window_bytes)
         self._room = ByteLimiter(settings.window_bytes)
-        self._watch = Watch()
+        self._poller = Poller()
         self._tidy = ThreadPoolExecutor(1, "frostline-io-tidy")
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
@@ -116,12 +116,12 @@ class IoService:
 
     def __enter__(self) -> "IoService":
         self._listening.setblocking(False)
-        self._watch.start()
-        self._watch.readable(self._listening.fileno(), self._accept)
+        self._poller.start()
+        self._poller.readable(self._listening.fileno(), self._accept)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._watch.forget(self._listening.fileno())
+        self._poller.forget(self._listening.fileno())
         with self._lock:
             self._is_stopped = True
             connections = dict(self._connections)
@@ -134,13 +134,13 @@ class IoService:
         for thread in connections.values():
             thread.join(max(0.0, until - time.monotonic()))
         self._tidy.shutdown()
-        self._watch.stop()
+        self._poller.stop()
 
     def forked(self) -> None:
         """This process is a child of the one that serves: let go of connections, which end with that one alone."""
         for connection in (self._listening, *self._connections):
             connection.close()
-        self._watch.forked()
+        self._poller.forked()
 
     def statistics(self) -> dict[str, Any]:
         """Where it stands, as plain values."""
@@ -226,14 +226,14 @@ class IoService:
             welcome = {"version": __version__, "max_bytes": self._settings.memory_bytes}
             send(one, {"kind": "welcome", **welcome, **self._transfers()})
             one.setblocking(False)
-            self._watch.readable(one.fileno(), told.read)
+            self._poller.readable(one.fileno(), told.read)
             if process is not None:
-                self._watch.readable(process, ended.set)
+                self._poller.readable(process, ended.set)
             ended.wait()
         finally:
-            self._watch.forget(one.fileno())
+            self._poller.forget(one.fileno())
             if process is not None:
-                self._watch.forget(process)
+                self._poller.forget(process)
                 os.close(process)
             with self._lock:
                 del self._sessions[session.name]
@@ -322,11 +322,11 @@ class IoService:
                 self._tidy.submit(abandon)
 
         session.opened(one, abandon)
-        self._watch.gone(one.fileno(), gone)
+        self._poller.gone(one.fileno(), gone)
         try:
             yield
         finally:
-            self._watch.forget(one.fileno())
+            self._poller.forget(one.fileno())
 
     def _transfers(self) -> dict[str, float]:
         """How fast the link to the node is, which is what tells a job how fast it gets what is not here yet."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from frostline.client.http import HttpTransport
-from frostline.client.load_balancer import SpreadTransport
+from frostline.client.load_balancer import BalancedTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import SettingError
 from frostline.transport.protocol import Transport
@@ -44,7 +44,7 @@ class Upstream:
             yield from self._here()
             return
         ways = [HttpTransport(url, LoaderSettings()) for url in self.near]
-        transport: Transport = ways[0] if len(ways) == 1 else SpreadTransport(ways)
+        transport: Transport = ways[0] if len(ways) == 1 else BalancedTransport(ways)
         try:
             yield transport
         finally:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from frostline.client.http import HttpTransport
-from frostline.client.load_balancer import SpreadTransport
+from frostline.client.load_balancer import BalancedTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
 from frostline.errors import EngineNotReady, SettingError
@@ -38,7 +38,7 @@ def reach(
     """
     if nodes:
         ways = [_way(url, settings) for url in nodes]
-        transport = ways[0] if len(ways) == 1 else SpreadTransport(ways, left_out=left_out)
+        transport = ways[0] if len(ways) == 1 else BalancedTransport(ways, left_out=left_out)
     else:
         # Who wants no request made twice wants no read made twice either.
         quantile = max(node.hedge_quantile, settings.hedge_quantile)

@@ -4,7 +4,7 @@ from frostline.ordering.block_shuffle import BlockOrder, BlockShuffle
 from frostline.ordering.chosen import Chosen, RowIndices
 from frostline.ordering.mixture import Interleaving, MixtureOrder
 from frostline.ordering.order import EpochOrder, Order
-from frostline.ordering.rank_agreement import Gather, ReadingPlan, check_terms
+from frostline.ordering.rank_agreement import Gather, ReadingPlan, check_agreement
 from frostline.ordering.recorded import RecordedOrder, Replay
 from frostline.ordering.sharding import EVEN, LAST, Progress, Resumed, Shard
 from frostline.ordering.splits import (
@@ -40,7 +40,7 @@ __all__ = (
     "Shard",
     "Weighted",
     "Weights",
-    "check_terms",
+    "check_agreement",
     "count_labels",
     "places_by_label",
     "split_at_random",

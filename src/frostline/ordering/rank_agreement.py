@@ -10,7 +10,7 @@ from frostline.errors import OrderMismatch, SettingError
 from frostline.ordering.permutation import check_number
 from frostline.ordering.state import OrderState
 
-__all__ = ("RECORD_BYTES", "Gather", "ReadingPlan", "check_terms")
+__all__ = ("RECORD_BYTES", "Gather", "ReadingPlan", "check_agreement")
 
 RECORD_BYTES = 256
 """Size of every rank's record, the same in every version, so that different versions can still report the mismatch."""
@@ -87,7 +87,7 @@ class ReadingPlan:
             raise OrderMismatch(f"rank {at} answered with something that makes no sense: {error}") from error
 
 
-def check_terms(records: Sequence[bytes]) -> None:
+def check_agreement(records: Sequence[bytes]) -> None:
     """Make sure that ranks are about to read parts of the same epoch; each comes to the same answer.
 
     Args:

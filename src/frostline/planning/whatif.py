@@ -18,7 +18,7 @@ def vary(
     trainer_speed: float | None = None,
     nodes: int | None = None,
     epochs: int | None = None,
-    apart: bool = False,
+    separate_machines: bool = False,
 ) -> Situation:
     """The situation with some figures changed; None leaves one as it is.
 
@@ -29,7 +29,7 @@ def vary(
         trainer_speed: how many times as fast as measured the trainer works, the head included.
         nodes: number of nodes that work beside the store.
         epochs: number of epochs that the job takes.
-        apart: node and trainer have a machine each, as the one that they were measured on.
+        separate_machines: node and trainer have a machine each, as the one that they were measured on.
 
     Raises:
         SettingError: A figure makes no sense.
@@ -44,7 +44,7 @@ def vary(
         head_s=situation.head_s / trainer_speed,
         nodes=situation.nodes if nodes is None else nodes,
         epochs=situation.epochs if epochs is None else epochs,
-        same_host=situation.same_host and not apart,
+        same_host=situation.same_host and not separate_machines,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch
-from frostline.core.hedging import Stragglers
+from frostline.core.hedging import HedgeTimer
 from frostline.errors import NodeUnreachable, StoreUnavailable, Unavailable
 from frostline.events import RequestRetried
 from frostline.prefetch.in_flight import Failing, InFlight, delay_s
@@ -86,7 +86,7 @@ class Window:
         self._source = iter(requests)
         self._settings = settings
         self._slack = _NO_BOUND if settings.slack is None else settings.slack
-        self._stragglers = Stragglers(settings.hedge_quantile)
+        self._hedge_timer = HedgeTimer(settings.hedge_quantile)
         self._next = next(self._source, None)
         self._open: deque[InFlight] = deque()
         self._waiting: list[InFlight] = []
@@ -210,7 +210,7 @@ class Window:
             return self.failed(ask, NodeUnreachable("the answer ended before its last row"), now)
         self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
         self._end(ask.number)
-        self._stragglers.took(ask.route, flight.rows, now - flight.since)
+        self._hedge_timer.took(ask.route, flight.rows, now - flight.since)
         for number in tuple(flight.opened.attempts):
             self._end(number)
             self._given_up.append(number)
@@ -290,13 +290,13 @@ class Window:
         if not late:
             return None
         first = min(late, key=lambda flight: flight.opened.place(0)).opened
-        self._stragglers.hedged(first.request.route)
+        self._hedge_timer.hedged(first.request.route)
         self._hedges += 1
         return first
 
     def _late_at(self, flight: "_Flight") -> float | None:
         """When a request becomes a straggler; None where it is not to be made twice."""
-        late_after_s = self._stragglers.late_after_s(flight.opened.request.route, flight.rows)
+        late_after_s = self._hedge_timer.late_after_s(flight.opened.request.route, flight.rows)
         is_alone = len(flight.opened.attempts) == 1 and flight.opened.missing
         return flight.since + late_after_s if is_alone and late_after_s is not None else None
 

@@ -17,7 +17,7 @@ from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.loaders.epoch.ranks import ALONE, Ranks
 from frostline.loaders.epoch.row_source import RowSource
-from frostline.loaders.epoch.rows import EpochStream, Following
+from frostline.loaders.epoch.rows import EpochStream, NextPass
 from frostline.loaders.epoch.worker_state import (
     LoaderSpec,
     PassStart,
@@ -110,7 +110,7 @@ class ArrayLoader:
         self._begin = PassStart()
         self._handed = _Handed(self._begin, Progress())
         self._made_by: LoaderSpec | None = None
-        self._followed: Following | None = None
+        self._followed: NextPass | None = None
         self._shard(self._resumed(), PassStart())
 
     def __repr__(self) -> str:
@@ -258,7 +258,7 @@ class ArrayLoader:
             self.begin_whole()
         return found
 
-    def follow(self, rows: Following) -> None:
+    def follow(self, rows: NextPass) -> None:
         """Let somebody else ask for the rows of the next pass."""
         self._followed = rows
 

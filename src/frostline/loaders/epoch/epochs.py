@@ -12,7 +12,7 @@ from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.epoch.arguments import check_epochs
 from frostline.loaders.epoch.batch_filler import Arrivals
 from frostline.loaders.epoch.retry import jitter
-from frostline.loaders.epoch.rows import EpochStream, Following
+from frostline.loaders.epoch.rows import EpochStream, NextPass
 from frostline.ordering import OrderState, RecordedOrder
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.requests import Ask, Delivery, PlannedRequest
@@ -168,7 +168,7 @@ class OneEpoch(Protocol):
     def rows(self) -> EpochStream:
         """The rows of the next pass."""
 
-    def follow(self, rows: Following) -> None:
+    def follow(self, rows: NextPass) -> None:
         """Let somebody else ask for the rows of the next pass."""
 
     def state_dict(self) -> dict[str, Any]:

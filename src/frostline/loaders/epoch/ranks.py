@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from frostline.errors import SettingError, Unavailable
-from frostline.ordering import Gather, OrderState, ReadingPlan, check_terms
+from frostline.ordering import Gather, OrderState, ReadingPlan, check_agreement
 from frostline.ordering.rank_agreement import RECORD_BYTES
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ class Ranks:
             Unavailable: a rank did not say it.
         """
         if self.are_several and self.gather is not None:
-            check_terms(self.gather(ReadingPlan(state=state, rank=self.rank, world_size=self.world_size).to_bytes()))
+            check_agreement(
+                self.gather(ReadingPlan(state=state, rank=self.rank, world_size=self.world_size).to_bytes())
+            )
 
 
 ALONE = Ranks()

@@ -29,7 +29,7 @@ from frostline.prefetch.window import Window
 from frostline.processors import usable_cores
 from frostline.stores.reads.block_reads import BlockReads
 
-__all__ = ("EpochStream", "Following")
+__all__ = ("EpochStream", "NextPass")
 
 # Rows are read from the disk so many at a time, in bytes and in rows, before they are copied into their batches.
 _READ_BYTES = 16 << 20
@@ -44,7 +44,7 @@ _PLACES = 2
 _Ints = npt.NDArray[np.int64]
 
 
-Following = Callable[[], tuple["EpochStream", AbstractContextManager[Arrivals]]]
+NextPass = Callable[[], tuple["EpochStream", AbstractContextManager[Arrivals]]]
 """Gives the rows of a pass, and what arrives of them."""
 
 

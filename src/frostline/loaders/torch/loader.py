@@ -17,7 +17,7 @@ from frostline.errors import SettingError
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
 from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.numpy_batch import Arrays
-from frostline.loaders.epoch.rows import EpochStream, Following
+from frostline.loaders.epoch.rows import EpochStream, NextPass
 from frostline.loaders.epoch.worker_state import WorkerState
 from frostline.loaders.torch.augment import Augment
 from frostline.loaders.torch.batch import Batch, arrays_of, batch_of
@@ -148,7 +148,7 @@ class Loader(Skippable, IterableDataset[Batch]):
         """See ``ArrayLoader``."""
         return self.arrays.rows()
 
-    def follow(self, rows: Following) -> None:
+    def follow(self, rows: NextPass) -> None:
         """See ``ArrayLoader``."""
         self.arrays.follow(rows)
 

@@ -18,7 +18,7 @@ from frostline.config import NodeSettings
 from frostline.engines.machine.allocator import ENVIRONMENT
 from frostline.errors import AddressInUse, NodeUnreachable, SettingError, UserError
 
-__all__ = ("Child", "NodeProcess", "start_node")
+__all__ = ("NodeProcess", "Subprocess", "start_node")
 
 _ERRORS: dict[str, type[UserError]] = {"AddressInUse": AddressInUse, "SettingError": SettingError}
 _START_S = 60.0
@@ -27,7 +27,7 @@ _KEPT_LINES = 40
 _LONGEST_LINE = 2000
 
 
-class Child:
+class Subprocess:
     """A running child process, and a thread that keeps the end of its stderr.
 
     Args:
@@ -144,8 +144,8 @@ class NodeProcess:
     def __init__(self, roots: tuple[str, ...], settings: NodeSettings, host: str, port: int) -> None:
         self._wanted: dict[str, Any] = {"roots": list(roots), "settings": asdict(settings), "host": host, "port": port}
         self._url = ""
-        self._child: Child | None = None
-        self._launched: Child | None = None
+        self._child: Subprocess | None = None
+        self._launched: Subprocess | None = None
         self._lock = threading.Lock()
 
     @property
@@ -208,8 +208,8 @@ class NodeProcess:
     ) -> None:
         self.stop()
 
-    def _new(self) -> Child:
-        return Child("frostline.node", json.dumps(self._wanted))
+    def _new(self) -> Subprocess:
+        return Subprocess("frostline.node", json.dumps(self._wanted))
 
     def _start(self) -> None:
         child, self._launched = self._launched or self._new(), None

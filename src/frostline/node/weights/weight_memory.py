@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Generic, Self, TypeVar, cast
 
-from frostline.batching import Evictable, FairShares, Incoming, leaving, readable_bytes
+from frostline.batching import Evictable, FairShares, Incoming, readable_bytes, to_evict
 from frostline.core import REFERENCE
 from frostline.errors import OverBudget, Overloaded
 from frostline.node.scheduling.memory_pool import Abandoned, Pool, Reservation
@@ -238,30 +238,30 @@ class WeightMemory(Generic[T]):
 
     def _granted(self, waiter: Waiter) -> Reservation | None:
         """Reserve memory if it is this waiter's turn and there is enough; begin evictions that it needs."""
-        stays = self._stays()
+        residents = self._evictable()
         for other in self._queue:
-            keys = None if other.key in self._rooms else leaving(self._wish(other), stays)
+            keys = None if other.key in self._rooms else to_evict(self._incoming(other), residents)
             if keys is None:  # it is being made, or cannot be granted: those behind it need not wait for it
                 continue
             if other is not waiter:
                 return None
             for key in keys:
                 self._ask(cast(Key, key))
-            wish = self._wish(other)
-            return self._taken(other.nbytes) if wish.lacking_bytes <= 0 and wish.over_bytes <= 0 else None
+            incoming = self._incoming(other)
+            return self._taken(other.nbytes) if incoming.lacking_bytes <= 0 and incoming.over_bytes <= 0 else None
         return None
 
-    def _stays(self) -> list[Evictable]:
+    def _evictable(self) -> list[Evictable]:
         """The candidates for eviction: prefixes with their engines, and unused engines alone."""
-        now, stays = self._clock(), []
+        now, residents = self._clock(), []
         for key, held in self._held.items():
             if None in held.users or (key != prefix_key(key[0]) and held.users):
                 continue
             engines = [self._held[other] for other in self._engines(key) if self._held[other].users]
-            stays.append(held.stay(key, engines, self._queue.tag, now))
-        return stays
+            residents.append(held.stay(key, engines, self._queue.tag, now))
+        return residents
 
-    def _wish(self, waiter: Waiter) -> Incoming:
+    def _incoming(self, waiter: Waiter) -> Incoming:
         tenant = waiter.asker.name
         held_bytes = sum(held.counted_bytes for held in self._held.values() if held.owner == tenant)
         coming_bytes = sum(room.counted_bytes for room in self._rooms.values() if room.owner == tenant)
@@ -274,7 +274,7 @@ class WeightMemory(Generic[T]):
         )
 
     def _why(self, waiter: Waiter) -> str:
-        if self._wish(waiter).over_bytes > 0:
+        if self._incoming(waiter).over_bytes > 0:
             return f"the prefixes in use take what tenant {waiter.asker.name} may have here"
         return "the prefixes in use leave no room for this one"
 

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from frostline.core.hedging import Stragglers
+from frostline.core.hedging import HedgeTimer
 
 __all__ = ("HedgedReads",)
 
@@ -19,7 +19,7 @@ class HedgedReads:
     all are not made twice: nothing is known of such reads.
 
     Args:
-        quantile: see ``Stragglers``.
+        quantile: see ``HedgeTimer``.
         now: monotonic seconds.
 
     Attributes:
@@ -28,18 +28,18 @@ class HedgedReads:
 
     def __init__(self, quantile: float, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
-        self._stragglers = Stragglers(quantile)
+        self._hedge_timer = HedgeTimer(quantile)
         self._lock = threading.Lock()
 
     def took(self, nbytes: int, begun_at: float) -> None:
         """A read that began then has ended well."""
         with self._lock:
-            self._stragglers.took(None, nbytes.bit_length(), self.now() - begun_at)
+            self._hedge_timer.took(None, nbytes.bit_length(), self.now() - begun_at)
 
     def wait_s(self, nbytes: int, begun_at: float | None) -> float:
         """How long to wait for a read before asking ``is_late``; it began then, or not yet."""
         with self._lock:
-            late_after_s = self._stragglers.late_after_s(None, nbytes.bit_length())
+            late_after_s = self._hedge_timer.late_after_s(None, nbytes.bit_length())
         if late_after_s is None:
             return _LOOK_AGAIN_S
         return late_after_s if begun_at is None else max(0.0, begun_at + late_after_s - self.now())
@@ -47,8 +47,8 @@ class HedgedReads:
     def is_late(self, nbytes: int, begun_at: float) -> bool:
         """Whether to make the read a second time: then that is counted as done."""
         with self._lock:
-            late_after_s = self._stragglers.late_after_s(None, nbytes.bit_length())
+            late_after_s = self._hedge_timer.late_after_s(None, nbytes.bit_length())
             is_late = late_after_s is not None and self.now() - begun_at >= late_after_s
             if is_late:
-                self._stragglers.hedged(None)
+                self._hedge_timer.hedged(None)
         return is_late

@@ -41,7 +41,7 @@ class WhatIf:
         trainer_speed: speed of the trainer, times the measured one.
         nodes: number of nodes that work beside the store.
         epochs: number of epochs of the job.
-        apart: node and trainer have a machine each.
+        separate_machines: node and trainer have a machine each.
     """
 
     bandwidth: float | None = None
@@ -49,7 +49,7 @@ class WhatIf:
     trainer_speed: float | None = None
     nodes: int | None = None
     epochs: int | None = None
-    apart: bool = False
+    separate_machines: bool = False
 
     @property
     def is_asked(self) -> bool:
@@ -68,7 +68,7 @@ class WhatIf:
             said.append(f"a trainer {self.trainer_speed:g} times as fast")
         if self.nodes is not None:
             said.append(f"{self.nodes} node{'' if self.nodes == 1 else 's'}")
-        if self.apart:
+        if self.separate_machines:
             said.append("node and trainer on a machine each")
         if self.epochs is not None:
             said.append(f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}")

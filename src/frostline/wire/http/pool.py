@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from frostline.errors import SettingError
 
-__all__ = ("Connection", "Connections", "Meter", "Transfers", "address_of")
+__all__ = ("Connection", "Connections", "LinkMeter", "Meter", "address_of")
 
 try:
     import fcntl
@@ -48,7 +48,7 @@ class Meter:
             return self._received, self._sent
 
 
-class Transfers:
+class LinkMeter:
     """Bytes that come, and the seconds in which at least one large body is under way. Safe for threads.
 
     A body is under way while it is being read and at least 64 KiB of it have not come yet: one that lies in the
@@ -173,7 +173,7 @@ class Connection(http.client.HTTPConnection):
         transfers: watch what comes.
     """
 
-    def __init__(self, host: str, port: int, *, deadline_s: float, meter: Meter, transfers: Transfers) -> None:
+    def __init__(self, host: str, port: int, *, deadline_s: float, meter: Meter, transfers: LinkMeter) -> None:
         super().__init__(host, port, timeout=deadline_s)
         self._deadline_s = deadline_s
         self._meter = meter
@@ -257,7 +257,7 @@ class Connections:
         self._deadline_s = deadline_s
         self._max_idle = max_idle
         self.meter = Meter()
-        self.transfers = Transfers(self.meter)
+        self.transfers = LinkMeter(self.meter)
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._process = os.getpid()

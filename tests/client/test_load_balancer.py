@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.client.http import HttpTransport
-from frostline.client.load_balancer import LoadBalancer, SpreadTransport
+from frostline.client.load_balancer import BalancedTransport, LoadBalancer
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix
@@ -52,7 +52,7 @@ def ids(answer):
 
 def test_a_request_that_a_dead_node_did_not_begin_goes_to_another():
     dead, alive = Scripted([GONE]), Scripted([rows(1), rows(2)], [rows(3)])
-    spread = SpreadTransport([dead, alive], clock=lambda: 0.0)
+    spread = BalancedTransport([dead, alive], clock=lambda: 0.0)
     assert ids(spread.features(ASKED)) == [1, 2]
     assert ids(spread.features(ASKED)) == [3]
     assert (dead.asked, alive.asked) == (1, 2)
@@ -60,7 +60,7 @@ def test_a_request_that_a_dead_node_did_not_begin_goes_to_another():
 
 def test_an_answer_that_breaks_half_way_is_not_begun_again():
     one, other = Scripted([rows(1), GONE]), Scripted([rows(1), rows(2)])
-    answer = SpreadTransport([one, other], clock=lambda: 0.0).features(ASKED)
+    answer = BalancedTransport([one, other], clock=lambda: 0.0).features(ASKED)
     assert next(answer).ids.tolist() == [1]
     with pytest.raises(NodeUnreachable):
         next(answer)
@@ -78,7 +78,7 @@ def test_a_profile_that_is_given_up_is_asked_of_no_other_node_and_none_counts_as
             raise GONE
 
     one, other = Profiled([rows(1)]), Profiled()
-    spread = SpreadTransport([one, other], clock=lambda: 0.0)
+    spread = BalancedTransport([one, other], clock=lambda: 0.0)
     wanted = SimpleNamespace(features=SimpleNamespace(engine=engine))
     with pytest.raises(Unavailable, match="given up"):
         spread.profile(wanted, cancellation)
@@ -87,7 +87,7 @@ def test_a_profile_that_is_given_up_is_asked_of_no_other_node_and_none_counts_as
 
 
 def test_where_no_node_answers_the_caller_is_told():
-    spread = SpreadTransport([Scripted([GONE]), Scripted([GONE])], clock=lambda: 0.0)
+    spread = BalancedTransport([Scripted([GONE]), Scripted([GONE])], clock=lambda: 0.0)
     with pytest.raises(NodeUnreachable):
         next(spread.features(ASKED))
 
@@ -96,7 +96,7 @@ def test_where_no_node_answers_the_caller_is_told():
 def test_what_a_node_refuses_is_not_asked_of_another(refusal):
     one, other = Scripted([refusal]), Scripted()
     with pytest.raises(type(refusal)):
-        next(SpreadTransport([one, other], clock=lambda: 0.0).features(ASKED))
+        next(BalancedTransport([one, other], clock=lambda: 0.0).features(ASKED))
     assert other.asked == 0
 
 
@@ -104,7 +104,7 @@ def test_a_node_that_was_away_is_tried_again_and_a_busy_one_when_it_said():
     now = [0.0]
     back = Scripted([GONE], [rows(5)])
     busy = Scripted([rows(1)], [Overloaded("busy", retry_after_s=60.0)])
-    spread = SpreadTransport([back, busy], clock=lambda: now[0])
+    spread = BalancedTransport([back, busy], clock=lambda: now[0])
     assert ids(spread.features(ASKED)) == [1]
     now[0] = 10.0
     assert ids(spread.features(ASKED)) == [5]
@@ -112,7 +112,7 @@ def test_a_node_that_was_away_is_tried_again_and_a_busy_one_when_it_said():
 
 
 def test_a_closed_answer_gives_nothing_more_and_frees_its_node():
-    spread = SpreadTransport([Scripted([rows(1), rows(2)], [rows(3)])], clock=lambda: 0.0)
+    spread = BalancedTransport([Scripted([rows(1), rows(2)], [rows(3)])], clock=lambda: 0.0)
     answer = spread.features(ASKED)
     next(answer)
     answer.close()
@@ -144,7 +144,7 @@ def test_two_real_nodes_share_the_work_and_one_that_stops_is_not_missed(tmp_path
     roots, settings = (folder.as_uri(),), NodeSettings(memory_bytes=256 << 20)
     with Node(settings, roots) as first, Node(settings, roots) as second, served(second) as stays:
         with served(first) as leaves:
-            spread = SpreadTransport([HttpTransport(url, LoaderSettings(deadline_s=10)) for url in (leaves, stays)])
+            spread = BalancedTransport([HttpTransport(url, LoaderSettings(deadline_s=10)) for url in (leaves, stays)])
             spread.put_prefix(digest, body)
             answers = [joined(spread.features(asked)) for _ in range(4)]
         answers += [joined(spread.features(asked)) for _ in range(2)]
@@ -161,6 +161,6 @@ def test_nodes_are_told_all_that_a_profile_is_wanted_for(tmp_path, engine):
     features = request(images, 2, "digest", samples_of(images), engine=engine)
     wanted = ProfileRequest(features=features, codecs=("int8",), accuracy="fp16", only_here=True)
     nodes = [ScriptedTransport(profile=profile((0.0, 1.0, 2.0))) for _ in range(2)]
-    SpreadTransport(nodes).profile(wanted)
+    BalancedTransport(nodes).profile(wanted)
     # An engine that is named must be ready wherever requests may go; a choice is one node's.
     assert [node.profiled for node in nodes] == ([[wanted], []] if engine == REFERENCE else [[wanted], [wanted]])

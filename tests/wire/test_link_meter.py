@@ -16,7 +16,7 @@ from frostline.node import Node
 from frostline.node.http.server import listen
 from frostline.node.in_process import LocalTransport
 from frostline.wire.framing import Encoder
-from frostline.wire.http.pool import Meter, Transfers
+from frostline.wire.http.pool import LinkMeter, Meter
 from support.nodes import make_images, request
 from support.peers import read_request
 
@@ -50,7 +50,7 @@ class Bench:
     def __init__(self):
         self.now = 100.0
         self.meter = Meter()
-        self.transfers = Transfers(self.meter, lambda: self.now)
+        self.transfers = LinkMeter(self.meter, lambda: self.now)
         self.stack = ExitStack()
 
     def line(self):

@@ -6,12 +6,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from frostline.io_service.poller import Watch
+from frostline.io_service.poller import Poller
 
 
 @contextmanager
 def watching():
-    watch = Watch()
+    watch = Poller()
     watch.start()
     try:
         yield watch
@@ -73,7 +73,7 @@ def test_an_event_of_a_descriptor_that_was_closed_is_not_taken_for_one_of_the_ne
     fresh, _ = pipe()
     other, tells = pipe()
     looked_again, mistaken, turns = threading.Event(), [], []
-    watch = Watch()
+    watch = Poller()
 
     def replace(mine, its):
         turns.append(mine)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching import Evictable, FairShares, Incoming, leaving
+from frostline.batching import Evictable, FairShares, Incoming, to_evict
 
 IDLE, SERVED = 60.0, 60.0
 
@@ -25,7 +25,7 @@ def stay(key, nbytes=10, *, owner="other", idle_s=0.0, served_s=0.0, tag=0.0, as
     )
 
 
-def wish(lacking_bytes, *, tenant="me", tag=0.0, over_bytes=0):
+def incoming(lacking_bytes, *, tenant="me", tag=0.0, over_bytes=0):
     return Incoming(tenant=tenant, tag=tag, lacking_bytes=lacking_bytes, over_bytes=over_bytes)
 
 
@@ -47,8 +47,8 @@ STAYS = st.lists(
 
 @given(STAYS, st.integers(-5, 120), st.integers(-5, 80), st.sampled_from([0.0, 2.0]))
 def test_what_leaves_is_enough_and_not_one_too_many_and_nobodys_turn_is_cut_short(stays, lacking, over, tag):
-    wanted = wish(lacking, tag=tag, over_bytes=over)
-    keys = leaving(wanted, stays)
+    wanted = incoming(lacking, tag=tag, over_bytes=over)
+    keys = to_evict(wanted, stays)
     gone = [one for one in stays if keys and one.key in keys]
     for one in gone:
         had_its_turn = one.served_s >= 1 and one.tag >= tag
@@ -68,48 +68,48 @@ def test_what_leaves_is_enough_and_not_one_too_many_and_nobodys_turn_is_cut_shor
 
 def test_what_nobody_uses_leaves_first_and_longest_unused_before_others():
     stays = [stay("busy", served_s=SERVED), stay("late", idle_s=2), stay("long", idle_s=IDLE)]
-    assert leaving(wish(10), stays) == ("long",)
-    assert set(leaving(wish(20), stays)) == {"long", "late"}
-    assert set(leaving(wish(30), stays)) == {"long", "late", "busy"}
+    assert to_evict(incoming(10), stays) == ("long",)
+    assert set(to_evict(incoming(20), stays)) == {"long", "late"}
+    assert set(to_evict(incoming(30), stays)) == {"long", "late", "busy"}
 
 
 def test_a_pause_between_two_requests_is_not_the_end_of_a_turn():
-    assert leaving(wish(10), [stay("pausing", idle_s=0.3)]) == ()
-    assert leaving(wish(10), [stay("pausing", idle_s=0.3, served_s=SERVED)]) == ("pausing",)
+    assert to_evict(incoming(10), [stay("pausing", idle_s=0.3)]) == ()
+    assert to_evict(incoming(10), [stay("pausing", idle_s=0.3, served_s=SERVED)]) == ("pausing",)
 
 
 def test_who_has_had_most_of_the_device_leaves_first_and_who_stands_lower_never():
     stays = [stay("new", served_s=0.5), stay("old", served_s=9), stay("older", served_s=20), stay("poor", served_s=99)]
     stays[3] = stay("poor", served_s=99, tag=-1.0)
-    assert leaving(wish(10), stays) == ("older",)
-    assert set(leaving(wish(20), stays)) == {"older", "old"}
-    assert leaving(wish(30), stays) == (), "the others may, but that is not yet enough"
+    assert to_evict(incoming(10), stays) == ("older",)
+    assert set(to_evict(incoming(20), stays)) == {"older", "old"}
+    assert to_evict(incoming(30), stays) == (), "the others may, but that is not yet enough"
 
 
 def test_one_large_stay_goes_rather_than_it_and_small_ones():
     stays = [stay("small", 2, idle_s=9), stay("large", 30, idle_s=5)]
-    assert leaving(wish(20), stays) == ("large",)
+    assert to_evict(incoming(20), stays) == ("large",)
 
 
 def test_a_quota_is_kept_by_ones_own():
     stays = [stay("theirs", 50, idle_s=IDLE), stay("mine", 10, owner="me", idle_s=2)]
-    assert leaving(wish(0, over_bytes=5), stays) == ("mine",)
-    assert set(leaving(wish(30, over_bytes=5), stays)) >= {"theirs", "mine"}
-    assert leaving(wish(0, over_bytes=20), stays) is None
+    assert to_evict(incoming(0, over_bytes=5), stays) == ("mine",)
+    assert set(to_evict(incoming(30, over_bytes=5), stays)) >= {"theirs", "mine"}
+    assert to_evict(incoming(0, over_bytes=20), stays) is None
 
 
 def test_what_is_asked_to_leave_is_waited_for_and_then_another_is_asked():
     second = stay("second", served_s=2)
-    assert leaving(wish(10), [stay("first", served_s=1, asked_s=1.0), second]) == ("first",)
-    assert leaving(wish(10), [stay("first", served_s=9, asked_s=6.0), second]) == ("second",)
-    assert leaving(wish(10), [stay("first", served_s=9, asked_s=31.0), second]) == ("first",)
+    assert to_evict(incoming(10), [stay("first", served_s=1, asked_s=1.0), second]) == ("first",)
+    assert to_evict(incoming(10), [stay("first", served_s=9, asked_s=6.0), second]) == ("second",)
+    assert to_evict(incoming(10), [stay("first", served_s=9, asked_s=31.0), second]) == ("first",)
 
 
 def test_a_wish_that_can_never_come_true_is_told_from_one_that_has_to_wait():
     stays = [stay("one"), stay("other")]
-    assert leaving(wish(20), stays) == ()
-    assert leaving(wish(21), stays) is None
-    assert leaving(wish(0), stays) == ()
+    assert to_evict(incoming(20), stays) == ()
+    assert to_evict(incoming(21), stays) is None
+    assert to_evict(incoming(0), stays) == ()
 
 
 def simulated(sizes, room, weights, seconds, step_s=0.05):
@@ -126,7 +126,7 @@ def simulated(sizes, room, weights, seconds, step_s=0.05):
             stays = [
                 stay(one, nbytes[one], owner=one, served_s=served, tag=shares.tag(one)) for one, served in held.items()
             ]
-            keys = leaving(wish(lacking, tenant=name, tag=shares.tag(name)), stays)
+            keys = to_evict(incoming(lacking, tenant=name, tag=shares.tag(name)), stays)
             for key in keys:
                 del held[key]
             if lacking > 0 and not keys:
