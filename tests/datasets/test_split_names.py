@@ -65,6 +65,8 @@ def test_folders_of_splits_with_folders_of_classes_are_splits(store, one, other)
         ("train/a/1.jpg", "train/2.jpg", "test/a/3.jpg"),
         ("train/1.jpg", "test/a/2.jpg"),
         ("train/a/1.jpg", "trams/a/2.jpg", "buses/a/3.jpg"),
+        ("train station/a/1.jpg", "test tube/b/2.jpg"),
+        ("data/train/1.jpg", "data/other/2.jpg"),
     ],
 )
 def test_classes_that_happen_to_be_called_so_stay_classes(store, names):
@@ -72,6 +74,29 @@ def test_classes_that_happen_to_be_called_so_stay_classes(store, names):
     assert data.classes == tuple(sorted({name.partition("/")[0] for name in names}))
     assert not data.splits
     assert "split" not in data.columns
+
+
+def test_images_beside_the_folders_of_splits_are_in_none(store):
+    data = put(store, "train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg", "docs/1.png", "docs/figures/2.png")
+    assert data.classes == ("cat", "dog")
+    assert splits_in(data) == {"train": ["train/cat/1.jpg", "train/dog/2.jpg"], "val": ["val/cat/3.jpg"]}
+    assert labels_in(data)["docs/figures/2.png"] is None
+
+
+def test_folders_of_splits_may_lie_in_one_folder(store):
+    data = put(store, "data/train/cat/1.jpg", "data/val/cat/2.jpg", "data/val/dog/3.jpg")
+    assert data.classes == ("cat", "dog")
+    assert splits_in(data) == {"train": ["data/train/cat/1.jpg"], "val": ["data/val/cat/2.jpg", "data/val/dog/3.jpg"]}
+
+
+@pytest.mark.parametrize(("one", "other"), [("train_set", "val_set"), ("images-train", "images-test")])
+def test_a_word_within_the_names_of_folders_says_the_split_where_they_share_classes(store, one, other):
+    data = put(store, f"{one}/cat/1.jpg", f"{one}/dog/2.jpg", f"{other}/cat/3.jpg")
+    assert data.classes == ("cat", "dog")
+    assert splits_in(data) == {
+        "train": [f"{one}/cat/1.jpg", f"{one}/dog/2.jpg"],
+        other.rpartition("-")[2].partition("_")[0]: [f"{other}/cat/3.jpg"],
+    }
 
 
 def test_images_for_the_last_test_may_have_no_classes(store):

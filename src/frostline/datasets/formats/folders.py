@@ -1,6 +1,8 @@
 """Images in class folders, or in those of splits: decides what of a store's listing is a labelled image."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_hidden, stable_ids
-from frostline.datasets.formats.split_names import SPLIT, is_split, trained_among
+from frostline.datasets.formats.split_names import SPLIT, are_divided, folder_splits
 from frostline.errors import EmptyDataset
 from frostline.stores.base.listing import Entries, Names
 from frostline.stores.base.protocols import Entry, ObjectStore
@@ -19,20 +21,33 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".p
 
 # The same as ``suffix_of`` decides, for a column of names: a dot that does not begin the last part, and what follows.
 _IMAGE = rf"(?i)[^/]\.(?:{'|'.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))})$"
-_FOLDERS = r"^(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
+_FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
 # Part of every digest: raise it whenever the same files would give another table.
-_RULE = "frostline image folders 3"
+_RULE = "frostline image folders 4"
+
+
+class _Layout(NamedTuple):
+    """Where splits and classes stand in the names.
+
+    Attributes:
+        prefix: folder around all others, with its slash; empty where the first folder is the class or the split.
+        splits: split of each folder that is one; empty where there are none.
+    """
+
+    prefix: str = ""
+    splits: Mapping[str, str] = {}
 
 
 class ClassFolderFormat:
     """The first folder of a name is the class; deeper folders belong to it.
 
-    Where every first folder is called as a split is, such as ``train`` and ``val``, and has its images in folders of
-    its own, the first is the split and the second the class. Such a folder may also have no class folders at all, but
-    for one to train on: its images have no label.
+    Where first folders are called as splits are, such as ``train`` and ``val``, and have their images in folders of
+    their own, the first is the split and the second the class. Such a folder may also have no class folders at all, but
+    for one to train on: its images have no label. Images in other folders beside those of splits are in none and have
+    no label. The folders of splits may lie in one folder that holds everything.
 
     Names with a part that starts with a dot and names without the suffix of an image are passed over.
     """
@@ -54,15 +69,17 @@ class ClassFolderFormat:
         if not labelled:
             raise EmptyDataset(_nothing_at(store.url, entries))
         objects, sizes, etags = labelled.table.columns
-        has_splits = _has_splits(labelled)
-        labels, classes = _classes(labelled, "second" if has_splits else "first")
+        layout = _layout(labelled)
+        labels, classes = _classes(labelled, layout)
         ids, offsets = stable_ids(Names(objects)), np.zeros(len(labelled), np.int64)
         columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, pa.array(labels), etags]
         table = pa.table(columns, schema=COLUMNS)
-        if has_splits:
-            splits = [pc.utf8_lower(first) for first in _folders(labelled, "first")]
+        if layout.splits:
+            splits = [_split_names(first, layout) for first in _folders(labelled, "first", layout.prefix)]
             table = table.append_column(SPLIT, pa.chunked_array(splits, pa.string()))
-        return ListedSamples(table=table, classes=classes, digest=labelled.digest(_RULE), divided_by_names=has_splits)
+        return ListedSamples(
+            table=table, classes=classes, digest=labelled.digest(_RULE), divided_by_names=bool(layout.splits)
+        )
 
 
 def suffix_of(name: str) -> str:
@@ -86,31 +103,63 @@ def _labelled(entries: Sequence[Entry]) -> Entries:
     return found.where(pc.and_(pc.and_not(image, hidden), pc.match_substring(objects, "/")))
 
 
-def _folders(labelled: Entries, which: str) -> Iterator[pa.Array]:
-    """The first or the second folder of each name, some names at a time; empty where there is no second one."""
+def _folders(labelled: Entries, which: str, prefix: str) -> Iterator[pa.Array]:
+    """The first or the second folder of each name behind a prefix, some names at a time; empty where there is none."""
+    pattern = f"^{re.escape(prefix)}{_FOLDERS}"
     for piece in labelled.pieces():
-        yield pc.struct_field(pc.extract_regex(piece["object"], _FOLDERS), which)
+        yield pc.fill_null(pc.struct_field(pc.extract_regex(piece["object"], pattern), which), "")
 
 
-def _has_splits(labelled: Entries) -> bool:
-    """Whether the first folders are splits, and not classes that happen to be called so."""
-    divided: set[str] = set()
-    undivided: set[str] = set()
-    for firsts, seconds in zip(_folders(labelled, "first"), _folders(labelled, "second"), strict=True):
-        names = pc.unique(firsts).to_pylist()
-        if not all(map(is_split, names)):
-            return False
-        divided.update(pc.unique(firsts.filter(pc.not_equal(seconds, ""))).to_pylist())
-        undivided.update(pc.unique(firsts.filter(pc.equal(seconds, ""))).to_pylist())
-    return bool(divided) and not divided & undivided and trained_among(undivided) is None
+def _layout(labelled: Entries) -> _Layout:
+    """Whether first folders are splits, or those in the one folder that holds everything."""
+    firsts = _different(labelled, "")
+    if splits := folder_splits(firsts, lambda: _pairs(labelled, "")):
+        return _Layout("", splits)
+    if len(firsts) == 1:
+        prefix = f"{firsts.pop()}/"
+        inner = _different(labelled, prefix)
+        splits = folder_splits(inner, lambda: _pairs(labelled, prefix)) if "" not in inner else {}
+        if are_divided(splits.values()):
+            return _Layout(prefix, splits)
+    return _Layout()
 
 
-def _classes(labelled: Entries, which: str) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """The label of each name, and the names of the classes: of those folders, in their order."""
+def _different(labelled: Entries, prefix: str) -> set[str]:
+    return {name for firsts in _folders(labelled, "first", prefix) for name in pc.unique(firsts).to_pylist()}
+
+
+def _pairs(labelled: Entries, prefix: str) -> set[tuple[str, str]]:
+    """The pairs of first and second folder that there are."""
+    found: set[tuple[str, str]] = set()
+    for both in zip(_folders(labelled, "first", prefix), _folders(labelled, "second", prefix), strict=True):
+        different = pa.table(list(both), names=["first", "second"]).group_by(["first", "second"]).aggregate([])
+        found.update(zip(different["first"].to_pylist(), different["second"].to_pylist(), strict=True))
+    return found
+
+
+def _split_names(folders: pa.Array, layout: _Layout) -> pa.Array:
+    """The split that each folder is; null where it is none."""
+    found = folders.dictionary_encode()
+    splits = pa.array([layout.splits.get(name) for name in found.dictionary.to_pylist()], pa.string())
+    return splits.take(found.indices)
+
+
+def _class_folders(labelled: Entries, layout: _Layout) -> Iterator[pa.Array]:
+    """The folder of each name that is its class; empty where it has none."""
+    if not layout.splits:
+        yield from _folders(labelled, "first", "")
+        return
+    seconds = _folders(labelled, "second", layout.prefix)
+    for first, second in zip(_folders(labelled, "first", layout.prefix), seconds, strict=True):
+        yield pc.if_else(pc.is_valid(_split_names(first, layout)), second, "")
+
+
+def _classes(labelled: Entries, layout: _Layout) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """The label of each name, and the names of the classes: of their folders, in their order."""
     seen: dict[str, int] = {}
     labels = np.empty(len(labelled), np.int64)
     done = 0
-    for folders in _folders(labelled, which):
+    for folders in _class_folders(labelled, layout):
         found = folders.dictionary_encode()
         numbers = np.array([seen.setdefault(name, len(seen)) for name in found.dictionary.to_pylist()], np.int64)
         labels[done : done + len(found)] = numbers[found.indices.to_numpy()]

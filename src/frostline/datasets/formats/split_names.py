@@ -1,12 +1,22 @@
 """Decides which splits the names of folders and files say, and which of them are for training and for scoring. Pure."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ("SPLIT", "is_split", "scored_among", "splits_of", "splits_said", "trained_among", "with_splits")
+__all__ = (
+    "SPLIT",
+    "are_divided",
+    "folder_splits",
+    "is_split",
+    "scored_among",
+    "splits_of",
+    "splits_said",
+    "trained_among",
+    "with_splits",
+)
 
 SPLIT = "split"
 """The column that says which split a sample belongs to."""
@@ -32,6 +42,43 @@ def trained_among(splits: Iterable[str]) -> str | None:
 def scored_among(splits: Iterable[str]) -> Sequence[str]:
     """The splits to score, those for validation before those for the last test."""
     return sorted(filter(_is_scored, splits), key=lambda name: _SCORED.index(name.lower()))
+
+
+def are_divided(splits: Iterable[str]) -> bool:
+    """Whether there are a split to train on and one to score."""
+    names = list(splits)
+    return trained_among(names) is not None and bool(scored_among(names))
+
+
+def folder_splits(folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str, str]]]) -> dict[str, str]:
+    """The split of each folder that is one, and not a class that happens to be called so; empty where none is.
+
+    Where all folders are called exactly as splits, they are some, if one of them has class folders, and those without
+    are not for training. Beside other folders, a split to train on and one to score must both have class folders. A
+    word within a name says a split, as in ``train_set``, where every folder says another one, and they share a class.
+
+    Args:
+        folders: first folders of all images.
+        pairs: gives the pairs of first and second folder that there are; the second is empty where there is none.
+    """
+    names = set(folders)
+    exact = {name: name.lower() for name in names if is_split(name)}
+    words = {name: word for name in names if (word := _word_of(name)) is not None}
+    if not exact and len(words) < len(names):
+        return {}
+    seconds: dict[str, set[str]] = {}
+    for first, second in pairs():
+        seconds.setdefault(first, set()).add(second)
+    divided = {name for name, inner in seconds.items() if "" not in inner}
+    mixed = {name for name, inner in seconds.items() if "" in inner and len(inner) > 1}
+    if len(exact) == len(names):
+        bare = names - divided - mixed
+        return exact if divided and not mixed and trained_among(bare) is None else {}
+    if exact.keys() <= divided and are_divided(exact.values()):
+        return exact
+    if len(words) == len(names) == len(set(words.values())) and names <= divided and are_divided(words.values()):
+        return words if set.intersection(*seconds.values()) else {}
+    return {}
 
 
 def splits_of(files: Sequence[str]) -> dict[str, str] | None:
@@ -74,11 +121,20 @@ def with_splits(table: pa.Table, files: Sequence[str], rows: Sequence[int]) -> t
 
 
 def _split_of(file: str) -> str | None:
-    for part in reversed(file.lower().split("/")):
-        said = {word for word in _NO_WORD.split(part) if is_split(word)}
-        if said:
-            return said.pop() if len(said) == 1 else None
+    for part in reversed(file.split("/")):
+        if _words_of(part):
+            return _word_of(part)
     return None
+
+
+def _words_of(name: str) -> set[str]:
+    return {word for word in _NO_WORD.split(name.lower()) if is_split(word)}
+
+
+def _word_of(name: str) -> str | None:
+    """The one word of a name that is that of a split; None where there is none, or several."""
+    said = _words_of(name)
+    return said.pop() if len(said) == 1 else None
 
 
 def _is_scored(name: str) -> bool:
