@@ -133,6 +133,8 @@ class ProgressBar:
                 f"epoch {event.epoch + 1}: held-out accuracy {event.accuracy:.1%}, loss {event.loss:.3f} "
                 f"({self._figures()})"
             )
+            # The next figures are of what comes from here on: later epochs on kept features are much faster.
+            self._started, self._samples, self._stall_s = now, 0, 0.0
 
     def _step(self, event: StepFinished) -> None:
         self._progress.update(
