@@ -8,7 +8,7 @@ from frostline.version import __version__
 if TYPE_CHECKING:
     from frostline import preprocess
     from frostline.config import LoaderSettings, NodeSettings, TenantSettings
-    from frostline.datasets import Dataset
+    from frostline.datasets import Dataset, MultiLabel
     from frostline.jobs import Job, offload
     from frostline.loaders import Batch, Epochs, FeatureMixup, FeatureNoise, Loader, Mixture, Ranks
     from frostline.models import Head, freeze
@@ -27,6 +27,7 @@ __all__ = (
     "Loader",
     "LoaderSettings",
     "Mixture",
+    "MultiLabel",
     "NodeSettings",
     "Ranks",
     "Recipe",
@@ -50,6 +51,7 @@ _ROOMS = {
     "Job": "frostline.jobs",
     "Loader": "frostline.loaders",
     "LoaderSettings": "frostline.config",
+    "MultiLabel": "frostline.datasets",
     "NodeSettings": "frostline.config",
     "Ranks": "frostline.loaders",
     "Recipe": "frostline.wire.recipes",
