@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from frostline.config import LoaderSettings, NodeSettings, TenantSettings
     from frostline.datasets import Dataset, MultiLabel
     from frostline.jobs import Job, offload
-    from frostline.loaders import Batch, Epochs, FeatureMixup, FeatureNoise, Loader, Mixture, Ranks
+    from frostline.loaders import Batch, Epochs, FeatureMixup, FeatureNoise, Loader, Mixture, Ranks, Sample
     from frostline.models import Head, freeze
     from frostline.ordering import BlockShuffle
     from frostline.wire.recipes import Recipe
@@ -31,6 +31,7 @@ __all__ = (
     "NodeSettings",
     "Ranks",
     "Recipe",
+    "Sample",
     "TenantSettings",
     "__version__",
     "freeze",
@@ -55,6 +56,7 @@ _ROOMS = {
     "NodeSettings": "frostline.config",
     "Ranks": "frostline.loaders",
     "Recipe": "frostline.wire.recipes",
+    "Sample": "frostline.loaders",
     "TenantSettings": "frostline.config",
     "freeze": "frostline.models",
     "offload": "frostline.jobs",

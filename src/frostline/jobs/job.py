@@ -25,6 +25,7 @@ from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture
 from frostline.loaders.epoch.ranks import Ranks
+from frostline.loaders.epoch.sample_map import SampleFunction, TravellingFunction
 from frostline.ordering import BlockShuffle, RecordedOrder
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
@@ -182,6 +183,7 @@ class Job:
         drop_last: bool = False,
         ranks: Ranks | None = None,
         augment: "Augment | None" = None,
+        map: SampleFunction | None = None,
         targets: bool | None = None,
         record: bool = False,
         replay: RecordedOrder | None = None,
@@ -209,7 +211,13 @@ class Job:
                 order, whatever ``LoaderSettings.slack`` is, and so do worker processes.
             augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
                 or a function of your own. What is kept are the features as they were before.
-            targets: give the samples' masks as ``batch.targets``; by default where the data set has masks.
+            map: function of your own that is called for each sample here, before it is put into its batch, as
+                ``map(sample)`` or ``map(sample, rng)``: it is given a ``Sample`` and gives another one with the same
+                id. The generator is seeded by seed, epoch and id, so that a sample is the same whoever reads it. It
+                runs in several threads; what is kept are the features as they were before. ``augment`` comes after
+                it.
+            targets: give ``batch.targets``: those that the data set declares, else the samples' masks; by default
+                where there are any.
             record: keep in which order samples are handed out, which differs from the epoch's where
                 ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it. Not for several ranks.
             replay: hand the samples out as they were then. All else must be as it was.
@@ -234,6 +242,7 @@ class Job:
             last=last,
             drop_last=drop_last,
             ranks=ranks,
+            map=map,
             targets=targets,
             record=record,
             replay=replay,
@@ -396,6 +405,8 @@ class Job:
         """A loader that knows how it was made, for workers."""
         options = checked_options({"batch_size": batch_size, **options})
         batch_size = options.pop("batch_size")
+        if options.get("map") is not None:
+            options["map"] = TravellingFunction(function=options["map"])
         arrays = self._maker.arrays(batch_size, **options)
         return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.shares, batch_size, options))
 
