@@ -8,9 +8,9 @@ from frostline.version import __version__
 if TYPE_CHECKING:
     from frostline import preprocess
     from frostline.config import LoaderSettings, NodeSettings, TenantSettings
-    from frostline.datasets import Dataset
+    from frostline.datasets import Dataset, MultiLabel
     from frostline.jobs import Job, loader, offload
-    from frostline.loaders import Batch, Epochs, FeatureMixup, FeatureNoise, Loader, Mixture, Ranks
+    from frostline.loaders import Batch, Epochs, FeatureMixup, FeatureNoise, Loader, Mixture, Ranks, Sample
     from frostline.models import Head, freeze
     from frostline.ordering import BlockShuffle
     from frostline.wire.recipes import Recipe
@@ -27,9 +27,11 @@ __all__ = (
     "Loader",
     "LoaderSettings",
     "Mixture",
+    "MultiLabel",
     "NodeSettings",
     "Ranks",
     "Recipe",
+    "Sample",
     "TenantSettings",
     "__version__",
     "freeze",
@@ -51,9 +53,11 @@ _ROOMS = {
     "Job": "frostline.jobs",
     "Loader": "frostline.loaders",
     "LoaderSettings": "frostline.config",
+    "MultiLabel": "frostline.datasets",
     "NodeSettings": "frostline.config",
     "Ranks": "frostline.loaders",
     "Recipe": "frostline.wire.recipes",
+    "Sample": "frostline.loaders",
     "TenantSettings": "frostline.config",
     "freeze": "frostline.models",
     "loader": "frostline.jobs",

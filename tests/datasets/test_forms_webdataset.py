@@ -96,6 +96,17 @@ def test_numbers_among_names_are_names():
         classified(["123456789"])
 
 
+def test_lists_in_the_json_are_columns_of_json():
+    rows = [
+        {"tags": ["a", "b"], "box": [[1, 2.5]], "odd": [{"a": 1}], "objects": {"bbox": [[1, 2]], "n": 1}, "mixed": [1]},
+        {"tags": [], "objects": {"bbox": []}, "mixed": ["x", 1], "long": [1.5] * 10_000},
+    ]
+    columns = {name: column.to_pylist() for name, column in columns_of(rows).items()}
+    assert columns == {
+        "box": ["[[1, 2.5]]", None], "objects.bbox": ["[[1, 2]]", "[]"], "tags": ['["a", "b"]', "[]"],
+    }  # fmt: skip
+
+
 def test_scalar_fields_of_the_json_are_columns():
     rows = [
         {"width": 3, "score": 1, "seen": True, "text": "é", "mixed": 1, "box": [1], "label": 4, "half": "\ud800"},
@@ -149,7 +160,7 @@ def test_bad_members_are_named(store):
     assert "'a/1.jpg' twice" in refused(store, tar_of([("a/1.jpg", b"1"), ("a/1.jpg", b"2")]))
     assert "'1.json' in bad.tar is no JSON" in refused(store, tar_of([("1.jpg", b"1"), ("1.json", b"{")]))
     assert "the label of '1'" in refused(store, tar_of([("1.jpg", b"1"), ("1.cls", b"\xff")]))
-    assert "the label of '1'" in refused(store, tar_of([("1.jpg", b"1"), ("1.json", b'{"label": [1]}')]))
+    assert "the label of '1'" in refused(store, tar_of([("1.jpg", b"1"), ("1.json", b'{"label": {"a": 1}}')]))
     info = tarfile.TarInfo("1\udcff.jpg")
     data = info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + bytes(1024)
     assert "cannot be written in UTF-8" in refused(store, data)

@@ -2,5 +2,6 @@
 
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest.statistics import DatasetStatistics, SizeQuantiles
+from frostline.datasets.select.target_specs import MultiLabel, TargetSpec
 
-__all__ = ("Dataset", "DatasetStatistics", "SizeQuantiles")
+__all__ = ("Dataset", "DatasetStatistics", "MultiLabel", "SizeQuantiles", "TargetSpec")

@@ -22,6 +22,8 @@ from frostline.datasets.manifest.row_subset import JoinedRows, as_chosen, number
 from frostline.datasets.manifest.source import ManifestSource
 from frostline.datasets.manifest.statistics import DatasetStatistics
 from frostline.datasets.select.selection import Selection, select_rows
+from frostline.datasets.select.target_columns import TargetColumns
+from frostline.datasets.select.target_specs import MultiLabel, check_classes, checked_targets, specs_of
 from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
 from frostline.ordering import Chosen, RowIndices
@@ -50,6 +52,9 @@ class Dataset:
             used. ``skip`` leaves them out, names and counts them. ``rebuild`` lists the data again when a job begins,
             so that its first epoch has it as it is then; what changes after that is left out. ``refuse`` takes the data
             only as the manifest that was built last has it, and ends a job at the first sample that has changed.
+        targets: column whose values a loader gives as ``batch.targets``, of whole numbers, floats, texts, lists of
+            these or lists of lists of numbers, or a ``MultiLabel``; several of them come as a dict by name, and ``()``
+            gives none. By default they are the samples' masks, where the data has some, and labels are classes.
         near: address of a node beside the data, or of several: the first that serves it lists it, so that nobody here
             needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
         token: secret with which to ask that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
@@ -71,6 +76,7 @@ class Dataset:
         form: str | None = None,
         relist: bool = True,
         changed: str = CHANGED[0],
+        targets: str | MultiLabel | Sequence[str | MultiLabel] | None = None,
         near: str | Sequence[str] | None = None,
         token: str | None = None,
         observe: Observer = nobody,
@@ -89,6 +95,8 @@ class Dataset:
             "token": token,
         }
         self._source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
+        self._asked["targets"] = targets
+        self._declared, self._is_single = checked_targets(targets)
         self._observe = observe
         self._selected: Selection | None = None
 
@@ -135,6 +143,25 @@ class Dataset:
     def has_targets(self) -> bool:
         """Samples have masks: what a job's loader gives as ``batch.targets``."""
         return self._selection.whole_samples.has_targets
+
+    @property
+    def declares_targets(self) -> bool:
+        """Targets were declared by their columns, or that there are none: masks are no targets then."""
+        return self._declared is not None
+
+    @property
+    def targets(self) -> TargetColumns | None:
+        """The declared targets of these samples; None where no column was declared.
+
+        Raises:
+            SettingError: there is no such column.
+            DataError: a column's values cannot be targets, or samples have none where they must.
+        """
+        if not self._declared:
+            return None
+        columns = self._manifest_of_all.columns
+        specs = specs_of(self._declared, columns.table, self._url)
+        return TargetColumns(columns, self.rows, specs, is_single=self._is_single)
 
     @property
     def changed(self) -> str:
@@ -383,6 +410,8 @@ class Dataset:
     def _selection(self) -> Selection:
         if self._selected is None:
             whole = self._source.manifest(self._observe)
+            if not self.declares_targets:
+                check_classes(whole.columns.table, self._url)
             self._selected = Selection(whole, None)
         return self._selected
 

@@ -26,6 +26,7 @@ from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture
 from frostline.loaders.epoch.ranks import Ranks
+from frostline.loaders.epoch.sample_map import SampleFunction, TravellingFunction
 from frostline.ordering import BlockShuffle, RecordedOrder
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
@@ -187,6 +188,7 @@ class Job:
         drop_last: bool = False,
         ranks: Ranks | None = None,
         augment: "Augment | None" = None,
+        map: SampleFunction | None = None,
         targets: bool | None = None,
         record: bool = False,
         replay: RecordedOrder | None = None,
@@ -214,7 +216,13 @@ class Job:
                 order, whatever ``LoaderSettings.slack`` is, and so do worker processes.
             augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
                 or a function of your own. What is kept are the features as they were before.
-            targets: give the samples' masks as ``batch.targets``; by default where the data set has masks.
+            map: function of your own that is called for each sample here, before it is put into its batch, as
+                ``map(sample)`` or ``map(sample, rng)``: it is given a ``Sample`` and gives another one with the same
+                id. The generator is seeded by seed, epoch and id, so that a sample is the same whoever reads it. It
+                runs in several threads; what is kept are the features as they were before. ``augment`` comes after
+                it.
+            targets: give ``batch.targets``: those that the data set declares, else the samples' masks; by default
+                where there are any.
             record: keep in which order samples are handed out, which differs from the epoch's where
                 ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it. Not for several ranks.
             replay: hand the samples out as they were then. All else must be as it was.
@@ -239,6 +247,7 @@ class Job:
             last=last,
             drop_last=drop_last,
             ranks=ranks,
+            map=map,
             targets=targets,
             record=record,
             replay=replay,
@@ -407,6 +416,8 @@ class Job:
         batch_size = options.pop("batch_size")
         if options.get("data") is None and (mixed := mixed_splits(self._data)) is not None:
             self._collector(NotAsAsked(reason=mixed))
+        if options.get("map") is not None:
+            options["map"] = TravellingFunction(function=options["map"])
         arrays = self._maker.arrays(batch_size, **options)
         return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.shares, batch_size, options))
 

@@ -14,6 +14,7 @@ from frostline.errors import SettingError
 from frostline.events import Event
 from frostline.jobs.router import Router
 from frostline.jobs.statistics import StatisticsCollector
+from frostline.loaders.epoch.batch_finisher import BatchFinisher
 from frostline.loaders.epoch.block_reads import blocks_of
 from frostline.loaders.epoch.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
@@ -22,7 +23,8 @@ from frostline.loaders.epoch.local_stage import UndecodedDealer, undecoded_bytes
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture, order_of, replayed
 from frostline.loaders.epoch.ranks import Ranks
 from frostline.loaders.epoch.row_source import Decode, RowSource
-from frostline.loaders.epoch.targets import MaskedDealer, fetch_of, mask_bytes, with_targets
+from frostline.loaders.epoch.sample_map import SampleMap, TravellingFunction
+from frostline.loaders.epoch.targets import MaskedDealer, declared_targets, fetch_of, mask_bytes, with_targets
 from frostline.loaders.torch.pinned_memory import memory_for
 from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
 from frostline.prefetch import Dealer, Tuner
@@ -131,6 +133,7 @@ class LoaderFactory:
         drop_last: bool = False,
         ranks: Ranks | None = None,
         change: Change | None = None,
+        map: TravellingFunction | None = None,
         targets: bool | None = None,
         encoded: bool = False,
         record: bool = False,
@@ -145,8 +148,9 @@ class LoaderFactory:
         if preprocess is not None:
             fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
         has_targets = not encoded and with_targets(data, targets)
+        declared = declared_targets(data, targets)
         if encoded:
-            refuse_encoded(fetcher, targets=targets)
+            refuse_encoded(fetcher, targets=targets and not data.declares_targets)
         make = self._encoded if encoded else self._source
         ranks = Ranks.current() if ranks is None else ranks
         order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, num_samples=num_samples)
@@ -165,10 +169,16 @@ class LoaderFactory:
             else:
                 window_bytes = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
             settings = replace(settings, window_bytes=window_bytes)
+
+        def source(number: int) -> RowSource:
+            mapped = None if map is None else SampleMap.of(map.function, View(seed=seed, epoch=number))
+            is_finished = mapped is None and declared is None
+            finisher = None if is_finished else BatchFinisher(targets=declared, sample_map=mapped)
+            made = make(fetcher, seed, number, has_targets=has_targets)
+            return replace(made, settings=settings, blocks=blocks, finisher=finisher)
+
         return ArrayLoader(
-            lambda number: replace(
-                make(fetcher, seed, number, has_targets=has_targets), settings=settings, blocks=blocks
-            ),
+            source,
             data,
             order=order if replay is None else replayed(data, order, replay),
             batch_size=batch_size,

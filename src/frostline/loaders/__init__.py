@@ -8,6 +8,7 @@ from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.mixture import Mixture
 from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.loaders.epoch.ranks import Ranks
+from frostline.loaders.epoch.sample_map import Sample
 from frostline.loaders.epoch.worker_state import merge_worker_states
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = (
     "Loader",
     "Mixture",
     "Ranks",
+    "Sample",
     "WorkerLoader",
     "merge_worker_states",
 )

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, stable_ids
-from frostline.datasets.formats.labels import classified, column_name, said_by
+from frostline.datasets.formats.labels import OTHER_LABELS, column_name, labelled, said_by
 from frostline.datasets.formats.targets import NO_MASK, Mask, Size, known_sizes, target_columns
 from frostline.errors import DataError, EmptyDataset
 from frostline.preprocess.decoder import size_of
@@ -16,7 +16,7 @@ from frostline.stores.base.protocols import LABELS, MASKS, Entry, ObjectStore, T
 
 __all__ = ("CqlTables",)
 
-_RULE = "frostline cql 4"
+_RULE = "frostline cql 5"
 # No column of a table of CQL is called so.
 _OBJECT, _NAME = "/object", "/name"
 
@@ -55,7 +55,7 @@ class CqlTables:
         rows = _samples(store, store.url, label, there, has_masks=bool(masks))
         objects = rows[_OBJECT].to_pylist()
         said = rows[label].to_pylist() if label in rows.schema.names else [None] * len(objects)
-        labels, classes = classified([said_by(value) for value in said])
+        labels = labelled([said_by(value) for value in said])
         measured = _measured(store, [there[name] for name in objects], masks, before)
         table = pa.table(
             [
@@ -64,7 +64,7 @@ class CqlTables:
                 rows[_OBJECT],
                 pa.array(np.zeros(len(objects), np.int64)),
                 pa.array([sample.length for sample in measured], pa.int64()),
-                pa.array(labels),
+                pa.array(labels.labels),
                 pa.array([there[name].etag for name in objects], pa.string()),
             ],
             schema=COLUMNS,
@@ -72,13 +72,17 @@ class CqlTables:
         for field in rows.schema.names[2:]:
             if field not in (label, store.name_column):
                 table = table.append_column(column_name(field), rows[field])
+        if labels.other is not None:
+            table = table.append_column(OTHER_LABELS, labels.other)
         if masks:
             found = target_columns([sample.mask for sample in measured], [sample.size for sample in measured])
             for name, column in found.items():
                 table = table.append_column(name, column)
         # One whose data went away while it was measured is gone from the next listing too.
         return ListedSamples(
-            table=table.filter(pc.greater_equal(table["length"], 0)), classes=classes, digest=self.digest(entries)
+            table=table.filter(pc.greater_equal(table["length"], 0)),
+            classes=labels.classes,
+            digest=self.digest(entries),
         )
 
 

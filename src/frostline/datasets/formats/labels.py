@@ -1,26 +1,32 @@
 """Decides labels and classes from what samples say of themselves: numbers as they are, names in their order."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
+from frostline.datasets.formats.lists import flattened, list_column
 from frostline.errors import DataError
 
 __all__ = (
     "LABEL_FIELDS",
     "NO_CLASSES",
+    "OTHER_LABELS",
     "SOURCE",
+    "TAKEN",
     "URL_FIELDS",
+    "Labelled",
     "classified",
     "columns_of",
     "joined",
+    "labelled",
     "no_class",
     "numbered",
     "said_by",
@@ -32,9 +38,12 @@ LABEL_FIELDS = ("label", "cls", "class", "class_name")
 URL_FIELDS = ("url", "uri", "image_url", "file_name", "path", "image")
 """Columns of lists that say where a sample is, the first that is there."""
 
+OTHER_LABELS = "frostline_label"
+"""The column of labels that are no classes: numbers with a sign or a fraction, or lists as texts."""
+
 NO_CLASSES = (
     "a label says a class, by its name or by a whole number from 0, and is empty or null where a sample has none: "
-    "targets of other kinds are not taken"
+    "declare targets of other kinds, such as Dataset(url, targets='label')"
 )
 """What is said of labels that are none of a class."""
 
@@ -42,7 +51,8 @@ NO_CLASSES = (
 _MAX_CLASSES = 1 << 24
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 # Targets of another kind: with a sign, a point or an exponent, and lists.
-_ANY_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_ANY_NUMBER = re.compile(r"[-+]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|inf|Infinity)")
+_WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
 _LIST = re.compile(r"\[.*\]", re.DOTALL)
 
 
@@ -69,6 +79,56 @@ def classified(said: Sequence[str | None], names: Sequence[str] = ()) -> tuple[n
     return _placed(said, texts)
 
 
+class Labelled(NamedTuple):
+    """What the samples of a data set say of themselves.
+
+    Attributes:
+        labels: ``int64[n]``, number of each sample's class; -1 where it has none.
+        classes: names of the classes, by label.
+        other: column of labels that are no classes; None where labels are classes.
+    """
+
+    labels: npt.NDArray[np.int64]
+    classes: tuple[str, ...]
+    other: pa.Array | None = None
+
+
+def labelled(said: Sequence[str | None], names: Sequence[str] = ()) -> Labelled:
+    """Labels as classes, where they are some; else a column of the numbers or lists that they are, and no classes.
+
+    Args:
+        said: as of ``classified``.
+        names: likewise.
+
+    Raises:
+        DataError: a number is too large to be that of a class, or numbers, names and lists are mixed.
+    """
+    texts = {text for text in said if text is not None}
+    if not (names and texts <= set(names)):
+        if _others(sorted(texts)) and all(map(_ANY_NUMBER.fullmatch, texts)):
+            return _with_others(said, _numbers(said, texts))
+        if texts and all(map(_is_list, texts)):
+            return _with_others(said, pa.array(said, pa.string()))
+    return Labelled(*classified(said, names))
+
+
+def _with_others(said: Sequence[str | None], column: pa.Array) -> Labelled:
+    return Labelled(np.full(len(said), -1, np.int64), (), column)
+
+
+def _numbers(said: Sequence[str | None], texts: set[str]) -> pa.Array:
+    if all(map(_WHOLE.fullmatch, texts)):
+        return pa.array([None if text is None else int(text) for text in said], pa.int64())
+    return pa.array([None if text is None else float(text) for text in said], pa.float64())
+
+
+def _is_list(text: str) -> bool:
+    try:
+        return _LIST.fullmatch(text) is not None and isinstance(json.loads(text), list)
+    except (ValueError, RecursionError):
+        return False
+
+
 def numbered(labels: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Labels that are numbers already, and names for them.
 
@@ -90,6 +150,10 @@ def said_by(label: object) -> str | None:
             return str(label).strip() or None
         case float() if label.is_integer():
             return str(int(label))
+        case float():
+            return None if math.isnan(label) else repr(label)
+        case list():
+            return json.dumps(label)
         case _:
             raise DataError(no_class(str(label)))
 
@@ -101,11 +165,16 @@ def no_class(label: str) -> str:
 
 def _check_classes(texts: Sequence[str]) -> None:
     """Make sure that texts which are not all numbers of classes are names, and not targets of another kind."""
+    if others := _others(texts):
+        raise DataError(no_class(others[0]))
+
+
+def _others(texts: Sequence[str]) -> list[str]:
+    """Those of the texts that are neither names nor numbers of classes."""
     others = [text for text in texts if _LIST.fullmatch(text)]
     if all(map(_ANY_NUMBER.fullmatch, texts)):  # among names a number is a name, such as that of a version
         others += [text for text in texts if not text.isdigit()]
-    if others:
-        raise DataError(no_class(others[0]))
+    return others
 
 
 def _placed(said: Sequence[str | None], names: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
@@ -119,25 +188,32 @@ SOURCE = "frostline_source"
 # Data whose fields are names of things would else have as many columns as samples.
 _MAX_COLUMNS = 256
 # What a table without masks calls its columns must not make it one with masks.
-_TAKEN = frozenset([*COLUMNS.names, *TARGET_COLUMNS.names])
+TAKEN = frozenset([*COLUMNS.names, *TARGET_COLUMNS.names])
+"""The names of a sample's own columns: a field that is called so becomes another column."""
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
-    """One column a field that is scalar wherever it stands, null where it does not; the 256 commonest of them.
+    """One column a field that is scalar or a list wherever it stands, null where it does not; the 256 commonest.
 
     Whole numbers, other numbers, truth values and texts become columns of their type; a field with several kinds of
-    values becomes texts. A field named as one of a sample's own columns gets ``meta_`` before its name.
+    values becomes texts, and so do lists (``formats.lists``). A field named as one of a sample's own columns gets
+    ``meta_`` before its name.
     """
+    rows = [flattened(row) for row in rows]
     count = Counter(name for row in rows for name in row)
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
-    names = [name for name, _ in count.most_common() if name not in nested][:_MAX_COLUMNS]
-    return {column_name(name): _column([row.get(name) for row in rows]) for name in sorted(names)}
+    lists = {name: list_column([row.get(name) for row in rows]) for name in nested}
+    names = [name for name, _ in count.most_common() if lists.get(name, ()) is not None][:_MAX_COLUMNS]
+    return {
+        column_name(name): lists[name] if name in lists else _column([row.get(name) for row in rows])
+        for name in sorted(names)
+    }
 
 
 def column_name(field: str) -> str:
     """The name of a field's column."""
-    return f"meta_{_text(field)}" if field in _TAKEN else _text(field)
+    return f"meta_{_text(field)}" if field in TAKEN else _text(field)
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:

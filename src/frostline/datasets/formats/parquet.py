@@ -17,11 +17,11 @@ from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
     NO_CLASSES,
     URL_FIELDS,
-    classified,
     column_name,
     joined,
-    no_class,
+    labelled,
 )
+from frostline.datasets.formats.lists import in_json, is_list, list_columns, list_names
 from frostline.datasets.formats.split_names import with_splits
 from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts, plain
 from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, target_columns
@@ -30,7 +30,7 @@ from frostline.errors import DataError, EmptyDataset
 from frostline.preprocess.decoder import size_of
 from frostline.stores.base.protocols import Entry, ObjectStore, Versioned, is_other_version
 
-__all__ = ("ColumnRoles", "Parquet", "columns_of_schema", "is_label", "is_parquet", "is_scalar")
+__all__ = ("ColumnRoles", "Parquet", "columns_of_schema", "is_label", "is_parquet", "is_scalar", "is_target")
 
 # Where no words say it: what image columns are called, and then the first that could be one.
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "data")
@@ -50,6 +50,7 @@ class ColumnRoles:
         other: name of a column that is called as labels are and holds something else; None where none is.
         classes: names that a label's number stands for; empty where it is its own.
         about: scalar columns beside them.
+        lists: paths of columns of lists.
     """
 
     image: str
@@ -58,6 +59,7 @@ class ColumnRoles:
     other: str | None
     classes: tuple[str, ...]
     about: tuple[str, ...]
+    lists: tuple[str, ...] = ()
 
 
 def columns_of_schema(schema: pa.Schema) -> ColumnRoles | None:
@@ -78,16 +80,18 @@ def columns_of_schema(schema: pa.Schema) -> ColumnRoles | None:
     wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
     label = next((name for name in wanted if name in schema.names and is_label(schema.field(name).type)), None)
     other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
-    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name != label)
+    other = other if label is None else None
+    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name not in (label, other))
     classes = features[label].get("names") if label is not None and label in numbered else None
     names = tuple(map(str, classes)) if isinstance(classes, list) else ()
     return ColumnRoles(
         image=leaves[image],
         mask=None if mask is None else leaves[mask],
         label=label,
-        other=other if label is None else None,
+        other=other,
         classes=names,
         about=about,
+        lists=tuple(name for name in list_names(schema) if name != other),
     )
 
 
@@ -126,6 +130,11 @@ def is_label(kind: pa.DataType) -> bool:
     return pa.types.is_integer(plain) or pa.types.is_boolean(plain) or _is_text(plain)
 
 
+def is_target(kind: pa.DataType) -> bool:
+    """Whether a column of that type can say labels that are no classes."""
+    return bool(pa.types.is_floating(kind) or is_list(kind))
+
+
 def _is_other(schema: pa.Schema, name: str) -> bool:
     return name in schema.names and not pa.types.is_null(schema.field(name).type)
 
@@ -136,11 +145,9 @@ def is_scalar(kind: pa.DataType) -> bool:
     return pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain) or _is_text(plain)
 
 
-_RULE = "frostline parquet 3"
+_RULE = "frostline parquet 4"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
-# What Hugging Face writes for a sample without a class, where classes have names.
-_NO_CLASS = -1
 
 
 class _File(NamedTuple):
@@ -182,10 +189,10 @@ class Parquet:
         if not len(table):
             raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds an image")
         names = {file.classes for file in files if file.classes}
-        labels, classes = classified(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
+        said = labelled(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
         return ListedSamples(
-            table=finished(table, labels),
-            classes=classes,
+            table=finished(table, said),
+            classes=said.classes,
             digest=self.digest(entries),
             reading=CELLS,
             divided_by_names=is_divided,
@@ -205,8 +212,8 @@ def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
                 f"{entry.object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
                 f"its columns are {', '.join(parquet.schema_arrow.names)[:200]}{_hint(parquet.schema_arrow)}"
             )
-        if columns.other is not None:
-            kind = parquet.schema_arrow.field(columns.other).type
+        kind = None if columns.other is None else parquet.schema_arrow.field(columns.other).type
+        if kind is not None and not is_target(kind):
             raise DataError(f"{entry.object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
         if entry.etag and (entry.object, entry.etag) in known:
             return _File(known[entry.object, entry.etag], columns.classes)
@@ -224,10 +231,11 @@ def _hint(schema: pa.Schema) -> str:
 
 def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> pa.Table:
     lengths = _lengths(parquet, columns.image)
-    wanted = [*columns.about, *([columns.label] if columns.label else [])]
+    wanted = [name for name in (*columns.about, columns.label, columns.other) if name is not None]
     beside = parquet.read(columns=wanted, use_threads=False) if wanted else None
     rows = len(lengths)
-    said = _said(entry, columns, beside[columns.label]) if beside and columns.label else pa.nulls(rows, pa.string())
+    said = pa.nulls(rows, pa.string()) if beside is None else _said(entry, columns, beside)
+    lists = list_columns(parquet, columns.lists)
     places = pa.array(range(rows), pa.int64())
     table = pa.table(
         {
@@ -238,6 +246,7 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> pa.Ta
             "etag": pa.array([entry.etag] * rows, pa.string()),
             SAID: said,
             **({column_name(name): plain(beside[name]) for name in columns.about} if beside else {}),
+            **{column_name(name): column for name, column in lists.items()},
             **(_targets(parquet, entry, columns.image, columns.mask) if columns.mask else {}),
         }
     )
@@ -267,8 +276,10 @@ def _groups(parquet: pq.ParquetFile, path: str) -> Iterator[pa.ChunkedArray]:
         yield leaf(parquet.read_row_group(group, columns=[path], use_threads=False).column(0))
 
 
-def _said(entry: Entry, columns: ColumnRoles, labels: pa.ChunkedArray) -> pa.ChunkedArray:
-    values = plain(labels)
+def _said(entry: Entry, columns: ColumnRoles, beside: pa.Table) -> pa.ChunkedArray | pa.Array:
+    if columns.label is None:
+        return pa.nulls(len(beside), pa.string()) if columns.other is None else in_json(beside[columns.other])
+    values = plain(beside[columns.label])
     if pa.types.is_boolean(values.type):
         return pc.if_else(values, "True", "False")
     if not columns.classes or not pa.types.is_integer(values.type):
@@ -277,7 +288,7 @@ def _said(entry: Entry, columns: ColumnRoles, labels: pa.ChunkedArray) -> pa.Chu
     if greatest is not None and greatest >= len(columns.classes):
         raise DataError(f"{entry.object} has a label {greatest} and names for {len(columns.classes)} classes only")
     least = pc.min(values).as_py()
-    if least is not None and least < _NO_CLASS:
-        raise DataError(f"{entry.object}: {no_class(str(least))}")
+    if least is not None and least < -1:  # Hugging Face writes -1 for a sample without a class
+        return values.cast(pa.string())
     numbers = pc.if_else(pc.greater_equal(values, 0), values, pa.scalar(None, values.type))
     return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])

@@ -12,8 +12,9 @@ import pyarrow.csv as csv
 from frostline.core import URLS
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.folders import is_image
-from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, URL_FIELDS, classified, column_name, joined
-from frostline.datasets.formats.parquet import is_label, is_parquet, is_scalar
+from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, URL_FIELDS, column_name, joined, labelled
+from frostline.datasets.formats.lists import in_json, list_columns, list_names
+from frostline.datasets.formats.parquet import is_label, is_parquet, is_scalar, is_target
 from frostline.datasets.formats.split_names import with_splits
 from frostline.datasets.formats.tables import SAID, finished, plain
 from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, Size, known_sizes, size_at, target_columns
@@ -104,7 +105,7 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     return outer
 
 
-_RULE = "frostline url lists 4"
+_RULE = "frostline url lists 5"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
@@ -167,10 +168,10 @@ class UrlLists:
         table = table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
         if any(masks):
             table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
-        labels, classes = classified(table[SAID].to_pylist())
+        said = labelled(table[SAID].to_pylist())
         return ListedSamples(
-            table=finished(table, labels),
-            classes=classes,
+            table=finished(table, said),
+            classes=said.classes,
             digest=self.digest(entries),
             reading=URLS,
             divided_by_names=is_divided,
@@ -250,10 +251,17 @@ def _read_parquet(store: ObjectStore, entry: Entry) -> pa.Table:
     with opened(store, entry.object, entry.size) as (parquet, _):
         label = _column(parquet.schema_arrow, LABEL_FIELDS)
         kind = None if label is None else parquet.schema_arrow.field(label).type
-        if kind is not None and not is_label(kind) and not pa.types.is_null(kind):
+        if kind is not None and not (is_label(kind) or is_target(kind) or pa.types.is_null(kind)):
             raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
         wanted = [field.name for field in parquet.schema_arrow if is_scalar(field.type)]
-        return parquet.read(columns=wanted, use_threads=False)
+        table = parquet.read(columns=wanted, use_threads=False)
+        lists = list_columns(parquet, list_names(parquet.schema_arrow))
+        table = table.select([name for name in table.column_names if name not in lists])
+        for name, column in lists.items():
+            table = table.append_column(name, column)
+        if kind is not None and pa.types.is_floating(kind):
+            table = table.set_column(table.schema.get_field_index(label), label, in_json(table[label]))
+        return table
 
 
 def _column(schema: pa.Schema, names: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.folders import IMAGE_SUFFIXES
-from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, classified, columns_of, joined, said_by
+from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, columns_of, joined, labelled, said_by
 from frostline.datasets.formats.split_names import with_splits
 from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts
 from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, size_at, target_columns
@@ -147,7 +147,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 4"
+_RULE = "frostline webdataset 5"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 
@@ -178,8 +178,9 @@ class WebDataset:
     A member such as ``key.mask.png`` or ``key.seg.npy`` is the mask of ``key.jpg``.
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
-    ``label`` that is null says that there is none. The other scalar fields of the JSON become columns. Shards whose
-    names or folders say ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``).
+    ``label`` that is null says that there is none. The other scalar fields of the JSON become columns, and
+    so do its lists. Shards whose names or folders say ``train``, ``val``, ``test`` or the like are splits
+    (``formats.split_names``).
     """
 
     name = "webdataset"
@@ -207,10 +208,10 @@ class WebDataset:
         table, is_divided = with_splits(joined(tables), [shard.object for shard in shards], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images: see what they are packed with")
-        labels, classes = classified(table[SAID].to_pylist())
+        said = labelled(table[SAID].to_pylist())
         return ListedSamples(
-            table=finished(table, labels),
-            classes=classes,
+            table=finished(table, said),
+            classes=said.classes,
             digest=self.digest(entries),
             divided_by_names=is_divided,
         )

@@ -47,7 +47,7 @@ def check_names(options: Iterable[str]) -> None:
     Raises:
         TypeError: An option is unknown.
     """
-    known = {*_OPTIONS, "augment", "weights"}
+    known = {*_OPTIONS, "augment", "map", "weights"}
     for name in options:
         if name not in known:
             raise TypeError(f"Job.arrays() got an unexpected keyword argument {name!r}{nearest(name, known)}")

@@ -14,16 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.events import Event, Observer
+from frostline.loaders.epoch.batch_finisher import THREADS as MAPPING
 from frostline.loaders.epoch.local_stage import THREADS as DECODING
 from frostline.loaders.epoch.local_stage import DecodePool
-from frostline.prefetch.assemble import Columns
+from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.requests import Delivery
 from frostline.processors import in_background
 
 __all__ = ("Arrivals", "BatchFiller", "FilledBatch")
 
-_THREADS = ("frostline-fill", "frostline-prefetch", DECODING)
+_THREADS = ("frostline-fill", "frostline-prefetch", DECODING, MAPPING)
 # Finished batches with rows of a cache that may wait for the loop: such rows have no way to hide, and no window.
 _MAX_KEPT = 2
 # Of a thread that brings rows, before it goes on with that; another one fills what is left.
@@ -60,21 +61,18 @@ class FilledBatch:
     """A finished batch.
 
     Attributes:
-        columns: ids, labels and tensors.
+        arrays: features, labels, ids and targets.
+        nbytes: bytes of the tensors that it was made of.
         places: ``int64[n]``, of its rows in the epoch.
         position: how far the epoch is when it is handed out.
         kept: rows of it that came from a cache.
     """
 
-    columns: Columns
+    arrays: Arrays
+    nbytes: int
     places: npt.NDArray[np.int64]
     position: int
     kept: int
-
-    @property
-    def nbytes(self) -> int:
-        """Of its columns."""
-        return sum(column.nbytes for column in self.columns)
 
 
 class BatchFiller:

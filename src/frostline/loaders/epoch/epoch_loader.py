@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import SampleTable, TensorSpec, View
+from frostline.datasets.select.target_columns import TargetColumns
 from frostline.errors import OrderMismatch, SettingError
 from frostline.events import BatchTaken, EpochFinished, EpochStarted
 from frostline.loaders.epoch.batch_filler import Arrivals, BatchFiller, FilledBatch
@@ -27,7 +28,7 @@ from frostline.loaders.epoch.worker_state import (
     worker_state,
 )
 from frostline.ordering import BlockOrder, EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
-from frostline.prefetch.assemble import BatchAssembler, Columns
+from frostline.prefetch.assemble import BatchAssembler
 
 __all__ = ("ArrayLoader", "Change", "DatasetView")
 
@@ -130,6 +131,12 @@ class ArrayLoader:
     def tensors(self) -> tuple[TensorSpec, ...]:
         """What a row's features are, before they are changed."""
         return self._source.tensors
+
+    @property
+    def targets(self) -> TargetColumns | None:
+        """Declared targets of the data set, before they are changed; None where none are declared, or asked for."""
+        finisher = self._source.finisher
+        return None if finisher is None else finisher.targets
 
     @property
     def batch_size(self) -> int:
@@ -370,10 +377,10 @@ class ArrayLoader:
         try:
             for found in self._filled(epoch, asking):
                 waited = time.perf_counter() - waiting
-                rows, cached = len(found.columns[0]), found.kept
+                batch = found.arrays
+                rows, cached = len(batch), found.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
-                batch = _arrays(found.columns, has_targets=self._source.has_targets)
                 given = order.original(order.start + found.places)
                 handed.batches += 1
                 handed.progress.give(given, int(order.original(np.array([found.position]))[0]))
@@ -395,14 +402,3 @@ class ArrayLoader:
             steps, most = epoch.batches(assembler, arrivals), self._source.max_finished_bytes
             with BatchFiller(steps, arrivals, self._source.observe, epoch.interrupt, most) as filling:
                 yield from filling
-
-
-def _arrays(columns: Columns, *, has_targets: bool) -> Arrays:
-    ids, labels, *tensors = columns
-    targets = tensors.pop().astype(np.int64) if has_targets else None
-    return Arrays(
-        features=tensors[0] if len(tensors) == 1 else tuple(tensors),
-        labels=labels.astype(np.int64, copy=False),
-        ids=ids.astype(np.int64, copy=False),
-        targets=targets,
-    )

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from frostline.datasets.select.target_columns import TargetValues
+
 __all__ = ("Array", "Arrays", "MixedArrays")
 
 Array = npt.NDArray[np.generic]
@@ -37,15 +39,17 @@ class Arrays:
         labels: ``int64[batch]``, index into the data set's classes.
         ids: ``int64[batch]`` of the samples.
         mixed: the other samples in the features, where they are mixtures (``FeatureMixup``); else None.
-        targets: ``int64[batch, H, W]``, the class of each pixel of the network's input, where the data set has masks;
-            255 where there is none. None where it has no masks.
+        targets: declared targets of the data set: an array ``[batch, ...]``, a list with one value a sample where
+            shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
+            masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none. Else
+            None.
     """
 
     features: Array | tuple[Array, ...]
     labels: npt.NDArray[np.int64]
     ids: npt.NDArray[np.int64]
     mixed: MixedArrays | None = None
-    targets: npt.NDArray[np.int64] | None = None
+    targets: TargetValues | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -10,6 +10,7 @@ from frostline.cache import TieredCache
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, TensorSpec
 from frostline.events import Observer
+from frostline.loaders.epoch.batch_finisher import BatchFinisher
 from frostline.loaders.epoch.block_reads import BlockSource
 from frostline.loaders.epoch.fetch import FetchRows
 from frostline.prefetch.assemble import Memory
@@ -40,6 +41,7 @@ class RowSource:
         observe: told what happens.
         catch_up: tells it what happened in workers; for the loop's thread.
         has_targets: the last tensor of every row is its sample's mask.
+        finisher: gives batches their declared targets and maps their samples; None where there is nothing to do.
         tuner: tuner of the windows' bounds; None leaves them as they are set.
         memory: where batches lie; None for memory of this process.
         tensors: tensors of every row, its mask apart, where that is known beforehand.
@@ -57,6 +59,7 @@ class RowSource:
     settings: LoaderSettings
     observe: Observer
     has_targets: bool = False
+    finisher: BatchFinisher | None = None
     tuner: Tuner | None = None
     memory: Memory | None = None
     tensors: tuple[TensorSpec, ...] = ()

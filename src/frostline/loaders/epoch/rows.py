@@ -5,7 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,9 +16,11 @@ from frostline.core import FeatureBatch, SampleTable
 from frostline.errors import DataError
 from frostline.events import Observer, SampleSkipped
 from frostline.loaders.epoch.batch_filler import Arrivals, FilledBatch
+from frostline.loaders.epoch.batch_finisher import Finish
 from frostline.loaders.epoch.block_reads import BlocksAhead
 from frostline.loaders.epoch.fetch import fetch_each
 from frostline.loaders.epoch.local_stage import DecodePool
+from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.loaders.epoch.retry import jitter
 from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import EVEN, EpochOrder, Resumed, Shard
@@ -38,7 +40,7 @@ _READ_ROWS = 1024
 _PIECE_BYTES = 2 << 20
 # Places of an epoch whose rows are worked out at a time, so that an epoch of a hundred million begins at once.
 _SEGMENT = 1 << 15
-# Of the columns that are put into batches: ids, labels, places, tensors.
+# Of the columns that are put into batches: ids, labels, places, rows of the table, tensors.
 _PLACES = 2
 
 _Ints = npt.NDArray[np.int64]
@@ -141,22 +143,33 @@ class EpochStream:
         """
         self._tell = arrivals.happened.put
         try:
-            for found in self._filled(assembler, arrivals.deliveries):
-                if found is None:
-                    yield None
-                    continue
-                ids, labels, column, *tensors = found
-                self._given += 1
-                places = column.astype(np.int64, copy=False)
-                yield FilledBatch(
-                    columns=(ids, labels, *tensors),
-                    places=places,
-                    position=self._position(places, assembler),
-                    kept=assembler.kept,
-                )
+            finisher = self.source.finisher
+            with nullcontext() if finisher is None else finisher.started() as finish:
+                for found in self._filled(assembler, arrivals.deliveries):
+                    yield None if found is None else self._finished(found, assembler, finish)
         finally:
             if self._reads is not None:
                 self._reads.close()
+
+    def _finished(self, found: Columns, assembler: BatchAssembler, finish: Finish | None) -> FilledBatch:
+        ids, labels, column, rows, *tensors = found
+        self._given += 1
+        places = column.astype(np.int64, copy=False)
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        targets = tensors.pop().astype(np.int64) if self.source.has_targets else None
+        arrays = Arrays(
+            features=tensors[0] if len(tensors) == 1 else tuple(tensors),
+            labels=labels.astype(np.int64, copy=False),
+            ids=ids.astype(np.int64, copy=False),
+            targets=targets,
+        )
+        return FilledBatch(
+            arrays=arrays if finish is None else finish(arrays, rows.astype(np.int64, copy=False)),
+            nbytes=nbytes,
+            places=places,
+            position=self._position(places, assembler),
+            kept=assembler.kept,
+        )
 
     def interrupt(self) -> None:
         """Free a thread that waits in ``batches`` for rows that were gone from the disk. Safe from any thread."""
@@ -363,11 +376,11 @@ class EpochStream:
             self._keep(delivery.batch)
 
     def _part(self, run: _Segment, piece: _Piece, places: _Ints | None) -> RowRange:
-        """A piece with the ids, labels and places of its rows."""
+        """A piece with the ids, labels, places and rows of the table of its rows."""
         ids, rows = run.ids, run.rows
         if len(piece.places) < len(ids):
             ids, rows = ids[piece.places], rows[piece.places]
-        columns = (ids, self._samples.labels_at(rows), run.start + piece.places, *piece.tensors)
+        columns = (ids, self._samples.labels_at(rows), run.start + piece.places, rows, *piece.tensors)
         return RowRange(places=places, columns=columns, is_kept=piece.is_kept)
 
     def _keep(self, batch: FeatureBatch) -> None:
@@ -385,6 +398,5 @@ def _delivered(run: _Segment, delivery: Delivery | None) -> Iterator[_Piece]:
 
 
 def _last(assembler: BatchAssembler, least: int = 0) -> Iterator[Columns]:
-    rest = assembler.finish(least)
-    if rest is not None:
+    if (rest := assembler.finish(least)) is not None:
         yield rest

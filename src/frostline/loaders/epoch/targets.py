@@ -10,13 +10,14 @@ import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Route, Samples, Skipped, View
 from frostline.datasets import Dataset
+from frostline.datasets.select.target_columns import TargetColumns
 from frostline.errors import SampleError, SettingError
 from frostline.loaders.epoch.fetch import Fetcher, FetchRows
 from frostline.prefetch import Deal, Dealer
 from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE, mask_into
 
-__all__ = ("Masked", "MaskedDealer", "fetch_of", "mask_bytes", "with_targets")
+__all__ = ("Masked", "MaskedDealer", "declared_targets", "fetch_of", "mask_bytes", "with_targets")
 
 
 def with_targets(data: Dataset, targets: bool | None) -> bool:
@@ -25,12 +26,28 @@ def with_targets(data: Dataset, targets: bool | None) -> bool:
     Raises:
         SettingError: masks are asked for, and the data set has none.
     """
+    if data.declares_targets:
+        return False
     if targets and not data.has_targets:
         raise SettingError(
             f"{data.url} has no masks: targets need data that has some, such as images/1.jpg and masks/1.png, members "
-            "1.jpg and 1.mask.png of a tar, or a column called mask"
+            "1.jpg and 1.mask.png of a tar, or a column called mask; those of other kinds are declared, such as "
+            "Dataset(url, targets='label')"
         )
     return data.has_targets if targets is None else targets
+
+
+def declared_targets(data: Dataset, targets: bool | None) -> TargetColumns | None:
+    """The declared targets that a loader gives: all, unless it is asked for none.
+
+    Raises:
+        DataError: a column's values cannot be targets, or samples have none where they must.
+        SettingError: there is no such column; or targets are asked for, and it was declared that there are none.
+    """
+    found = None if targets is False else data.targets
+    if targets and data.declares_targets and found is None:
+        raise SettingError(f"{data.url} was declared to have no targets, targets=(): leave out targets=True")
+    return found
 
 
 def fetch_of(fetcher: Fetcher, view: View | None, *, has_targets: bool, decodes: bool = True) -> FetchRows:

@@ -1,17 +1,21 @@
 """The batch that a training loop takes: activations at the frost line, labels and sample ids, as torch tensors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from frostline.errors import SettingError
 from frostline.loaders.epoch.numpy_batch import Arrays, MixedArrays
 
-__all__ = ("Batch", "Features", "Mixed", "arrays_of", "batch_of")
+__all__ = ("Batch", "BatchTargets", "Features", "Mixed", "arrays_of", "batch_of")
 
 Features = torch.Tensor | tuple[torch.Tensor, ...]
+BatchTargets = torch.Tensor | list[Any] | dict[str, torch.Tensor | list[Any]]
+"""Targets of a batch: lists hold a tensor, a text or a list of texts for each sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,15 +41,17 @@ class Batch:
         labels: ``int64[batch]``, index into the data set's classes.
         ids: ``int64[batch]`` of the samples.
         mixed: the other samples in the features, where they are mixtures (``FeatureMixup``); else None.
-        targets: ``int64[batch, H, W]``, the class of each pixel of the network's input, where the data set has masks;
-            255 where there is none, as losses are told to ignore. None where it has no masks.
+        targets: declared targets of the data set: a tensor ``[batch, ...]``, a list with one value a sample where
+            shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
+            masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none, as
+            losses are told to ignore. Else None.
     """
 
     features: Features
     labels: torch.Tensor
     ids: torch.Tensor
     mixed: Mixed | None = None
-    targets: torch.Tensor | None = None
+    targets: BatchTargets | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -60,7 +66,7 @@ class Batch:
         if mixed is not None:
             mixed = Mixed(labels=mixed.labels.to(device), weights=mixed.weights.to(device))
         labels = self.labels.to(device, non_blocking=True)
-        targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
+        targets = _each(self.targets, torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True))
         return Batch(features=features, labels=labels, ids=self.ids, mixed=mixed, targets=targets)
 
 
@@ -72,7 +78,7 @@ def batch_of(arrays: Arrays) -> Batch:
         labels=torch.from_numpy(arrays.labels),
         ids=torch.from_numpy(arrays.ids),
         mixed=None if mixed is None else _mixed(mixed),
-        targets=None if arrays.targets is None else torch.from_numpy(arrays.targets),
+        targets=_each(arrays.targets, np.ndarray, torch.from_numpy),
     )
 
 
@@ -84,8 +90,17 @@ def arrays_of(batch: Batch) -> Arrays:
         labels=_array(batch.labels),
         ids=_array(batch.ids),
         mixed=None if mixed is None else MixedArrays(labels=_array(mixed.labels), weights=_array(mixed.weights)),
-        targets=None if batch.targets is None else _array(batch.targets),
+        targets=_each(batch.targets, torch.Tensor, _array),
     )
+
+
+def _each(targets: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Targets of which each array or tensor is changed, wherever it stands; texts stay."""
+    if isinstance(targets, dict):
+        return {name: _each(values, kind, change) for name, values in targets.items()}
+    if isinstance(targets, list):
+        return [_each(value, kind, change) for value in targets]
+    return change(targets) if isinstance(targets, kind) else targets
 
 
 def _mixed(mixed: MixedArrays) -> Mixed:
