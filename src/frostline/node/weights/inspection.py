@@ -105,7 +105,7 @@ class Inspector:
         except BROKEN:
             raise UnsafeArtifact(
                 f"checking the prefix took more than {max_check_s:g} s of a core or {readable_bytes(MAX_CHECK_BYTES)}, "
-                "or PyTorch failed on it: it is refused"
+                "or ended its process: it is refused"
             ) from None
         raise refusal
 

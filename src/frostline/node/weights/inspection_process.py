@@ -11,13 +11,15 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 from dataclasses import asdict
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
 from frostline.core import Cut, Graph, GraphNode, Ref
 from frostline.engines.machine.isolation import limit_memory
 from frostline.engines.measure.operations import GraphLimits
-from frostline.errors import FrostlineError
+from frostline.errors import FrostlineError, UnsafeArtifact
 from frostline.models.files.inspection import inspect_graph, inspect_prefix
 from frostline.processors import collector_rests
 from frostline.wire.refusals import error_to_json
@@ -47,6 +49,7 @@ def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
         warm_up: whether to import first what PyTorch needs for shapes; otherwise each child does, in about a second.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of children is not needed
+    _need_no_folder()
     if warm_up:
         with collector_rests():
             _warm_up()
@@ -68,12 +71,44 @@ def _answer(peer: socket.socket) -> None:
         terms: dict[str, Any] = json.loads(request.readline())
         header = request.read()
         _bound_this_process(terms["max_check_s"])
-        try:
+        with _FailureReporter(peer):
             limits = GraphLimits(**terms["limits"])
             answer = inspect_prefix(header, max_rows=terms["max_rows"], limits=limits).to_json()
-        except FrostlineError as error:
-            answer = json.dumps(error_to_json(error))
-        peer.sendall(answer.encode())
+            peer.sendall(answer.encode())
+
+
+class _FailureReporter:
+    """Sends any error of a check to the node that waits for it."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None:
+            self._peer.sendall(json.dumps(error_to_json(_refusal(error))).encode())
+        return error is not None
+
+
+def _refusal(error: BaseException) -> FrostlineError:
+    if isinstance(error, FrostlineError):
+        return error
+    # Without its words, which may name files of this machine.
+    return UnsafeArtifact(f"PyTorch failed on the prefix with {type(error).__name__}: it is refused")
+
+
+def _need_no_folder() -> None:
+    """Name a folder for what torch would keep on disk, which it looks for by writing a file.
+
+    A part of torch's compiler is imported by the first operator that has a decomposition, which may be in a child: no
+    file can be written there.
+    """
+    tempfile.tempdir = os.sep
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.sep
 
 
 def _bound_this_process(max_check_s: float) -> None:
