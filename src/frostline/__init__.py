@@ -10,7 +10,17 @@ if TYPE_CHECKING:
     from frostline.config import LoaderSettings, NodeSettings, TenantSettings
     from frostline.datasets import Dataset, MultiLabel
     from frostline.jobs import Job, loader, offload
-    from frostline.loaders import Batch, Epochs, FeatureMixup, FeatureNoise, Loader, Mixture, Ranks, Sample
+    from frostline.loaders import (
+        Batch,
+        EpochOptions,
+        Epochs,
+        FeatureMixup,
+        FeatureNoise,
+        Loader,
+        Mixture,
+        Ranks,
+        Sample,
+    )
     from frostline.models import Head, freeze
     from frostline.ordering import BlockShuffle
     from frostline.wire.recipes import Recipe
@@ -19,6 +29,7 @@ __all__ = (
     "Batch",
     "BlockShuffle",
     "Dataset",
+    "EpochOptions",
     "Epochs",
     "FeatureMixup",
     "FeatureNoise",
@@ -46,6 +57,7 @@ _ROOMS = {
     "Mixture": "frostline.loaders",
     "BlockShuffle": "frostline.ordering",
     "Dataset": "frostline.datasets",
+    "EpochOptions": "frostline.loaders",
     "Epochs": "frostline.loaders",
     "FeatureMixup": "frostline.loaders",
     "FeatureNoise": "frostline.loaders",

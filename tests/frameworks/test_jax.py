@@ -38,16 +38,16 @@ def test_batches_are_those_of_the_arrays(job):
 
 
 def test_rows_are_divided_over_the_devices_of_a_sharding(job, sharding):
-    batches = list(JaxLoader(job.arrays(8, shuffle=True, drop_last=True), sharding=sharding))
+    batches = list(JaxLoader(job.arrays(8, shuffle=True, last="drop"), sharding=sharding))
     assert len(batches) == 5
-    for batch, arrays in zip(batches, job.arrays(8, shuffle=True, drop_last=True), strict=True):
+    for batch, arrays in zip(batches, job.arrays(8, shuffle=True, last="drop"), strict=True):
         assert batch["features"].sharding == sharding
         assert [shard.data.shape for shard in batch["features"].addressable_shards] == [(2, 3, 32, 32)] * 4
         assert np.array_equal(batch["features"], arrays.features)
 
 
 def test_a_last_batch_that_devices_cannot_share_is_refused_with_what_to_do(job, sharding):
-    with pytest.raises(SettingError, match=r"5 rows cannot be divided .* drop_last=True"):
+    with pytest.raises(SettingError, match=r"5 rows cannot be divided .* last='drop'"):
         list(JaxLoader(job.arrays(8), sharding=sharding))
 
 
@@ -80,7 +80,7 @@ class InNumPy:
         return jax.tree.map(np.asarray, next(self._values))
 
 
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"drop_last": True}, {"weights": [1] * 45, "num_samples": 20}])
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"last": "drop"}, {"weights": [1] * 45, "num_samples": 20}])
 def test_grain_finds_the_same_output_after_every_checkpoint(job, options):
     columns = ("features", "labels", "ids")
     assert_equal_output_after_checkpoint(InNumPy(JaxLoader(job.arrays(8, **options), columns=columns)))
@@ -161,12 +161,12 @@ def test_processes_share_an_epoch_and_its_global_batches(folder, job):
     answers = [process.communicate()[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], answers
     seen = [json.loads(answer.strip().splitlines()[-1]) for answer in answers]
-    whole = [arrays.ids.tolist() for arrays in job.arrays(8, shuffle=True, drop_last=True)]
+    whole = [arrays.ids.tolist() for arrays in job.arrays(8, shuffle=True, last="drop")]
     assert [sorted(one + other) for one, other in zip(seen[0]["ids"], seen[1]["ids"], strict=True)] == [
         sorted(step) for step in whole
     ]
     assert seen[0]["labels"] == seen[1]["labels"]
-    assert seen[0]["labels"] == [int(arrays.labels.sum()) for arrays in job.arrays(8, shuffle=True, drop_last=True)]
+    assert seen[0]["labels"] == [int(arrays.labels.sum()) for arrays in job.arrays(8, shuffle=True, last="drop")]
     assert seen[0]["state"] == seen[1]["state"]
     assert all("seed" in one["said"] for one in seen)
 

@@ -29,18 +29,18 @@ def test_elements_are_the_batches_of_the_arrays(job):
         assert np.array_equal(ids, arrays.ids)
 
 
-@pytest.mark.parametrize(("drop_last", "rows"), [(True, 8), (False, None)])
-def test_shapes_are_known_beforehand_and_whole_where_every_batch_is(job, drop_last, rows):
-    loader = TensorFlowLoader(job.arrays(8, drop_last=drop_last))
+@pytest.mark.parametrize(("last", "rows"), [("drop", 8), ("keep", None)])
+def test_shapes_are_known_beforehand_and_whole_where_every_batch_is(job, last, rows):
+    loader = TensorFlowLoader(job.arrays(8, last=last))
     features, labels = loader.dataset().element_spec
     assert features == tf.TensorSpec((rows, 3, 32, 32), tf.float32)
     assert labels == tf.TensorSpec((rows,), tf.int64)
-    assert [len(labels) for _, labels in loader.dataset()] == [8] * 5 + [5] * (not drop_last)
+    assert [len(labels) for _, labels in loader.dataset()] == [8] * 5 + [5] * (last == "keep")
 
 
 def test_shapes_of_several_ranks_are_whole_too(job):
     ranks = fl.Ranks(rank=1, world_size=2)
-    features, labels = TensorFlowLoader(job.arrays(8, drop_last=True, ranks=ranks)).dataset().element_spec
+    features, labels = TensorFlowLoader(job.arrays(8, last="drop", ranks=ranks)).dataset().element_spec
     assert (features.shape[0], labels.shape[0]) == (8, 8)
 
 
@@ -110,7 +110,7 @@ def network(**options):
 @pytest.mark.parametrize(("prefetch", "steps"), [(0, 1), (2, 1), (2, 2)])
 def test_keras_fits_over_epochs_and_a_run_that_was_stopped_ends_as_a_whole_one(job, prefetch, steps):
     def loader_of(epochs):
-        arrays = job.arrays(8, shuffle=True, drop_last=True).epochs(epochs)
+        arrays = job.arrays(8, shuffle=True, last="drop").epochs(epochs)
         return TensorFlowLoader(arrays, prefetch=prefetch)
 
     def fit(model, loader, epochs):
@@ -165,7 +165,7 @@ def workers(folder, count):
 
 def test_workers_of_a_strategy_share_an_epoch_and_refuse_to_where_they_would_not(folder, job):
     seen = workers(folder, 2)
-    arrays = list(job.arrays(8, shuffle=True, drop_last=True))
+    arrays = list(job.arrays(8, shuffle=True, last="drop"))
     steps = [[id for (ids,) in step for id in ids] for step in zip(*(one["ids"] for one in seen), strict=True)]
     assert [sorted(step) for step in steps] == [sorted(array.ids.tolist()) for array in arrays]
     for one in seen:
@@ -176,7 +176,7 @@ def test_workers_of_a_strategy_share_an_epoch_and_refuse_to_where_they_would_not
 
 def test_devices_of_a_strategy_share_the_batches_and_keras_trains_on_them_as_on_one(folder, job):
     (seen,) = workers(folder, 1)
-    batches = [arrays.ids.tolist() for arrays in job.arrays(4, shuffle=True, drop_last=True)]
+    batches = [arrays.ids.tolist() for arrays in job.arrays(4, shuffle=True, last="drop")]
     assert [ids for step in seen["ids"] for ids in step] == batches[:10]  # one batch for two devices is no step
     assert seen["positions"] == [8, 16, 24, 32, 40]
     on_two, on_one = ([np.array(weight) for weight in weights] for weights in seen["weights"])

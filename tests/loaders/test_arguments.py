@@ -33,7 +33,6 @@ def job(tmp_path_factory):
         ({"ranks": (0, 2)}, "ranks takes Ranks or None, not tuple"),
         ({"data": "photos"}, "data takes Dataset or Mixture or None, not 'photos'"),
         ({"weights": {"odd": 1.0}, "shuffle": True}, "leave out shuffle"),
-        ({"drop_last": "no"}, "drop_last takes True or False"),
     ],
 )
 @pytest.mark.parametrize("kind", ["loader", "arrays"])
@@ -45,7 +44,7 @@ def test_an_option_of_another_type_is_refused_by_its_name(job, kind, options, sa
 @pytest.mark.parametrize("kind", ["loader", "arrays", "epochs"])
 def test_an_option_that_there_is_not_is_refused_in_the_name_of_the_method_that_was_called(job, kind):
     given = (BATCH, range(2)) if kind == "epochs" else (BATCH,)
-    with pytest.raises(TypeError, match=r"^Job\.\w+\(\) got an unexpected keyword argument 'shufle'"):
+    with pytest.raises(TypeError, match=rf"^Job\.{kind}\(\) got an unexpected keyword argument 'shufle'"):
         getattr(job, kind)(*given, shufle=True)
 
 
@@ -57,6 +56,13 @@ def test_arrays_take_what_loaders_take_and_say_what_an_option_is_called(job):
     defaults = {parameter.name: parameter.default for parameter in inspect.signature(job.loader).parameters.values()}
     defaults.pop("batch_size")
     assert len(job.arrays(BATCH, **defaults)) == len(job.loader(BATCH))
+
+
+def test_help_shows_the_options_of_an_epoch_by_name_and_drop_last_is_said_by_last(job):
+    for function in (job.loader, job.arrays, job.epochs, fl.loader):
+        assert list(inspect.signature(function).parameters)[-3:] == ["targets", "record", "replay"]
+    with pytest.raises(TypeError, match="say last='drop'"):
+        job.loader(BATCH, drop_last=True)
 
 
 def test_numbers_of_numpy_are_taken_and_states_hold_pythons(job):

@@ -114,12 +114,12 @@ def test_an_epoch_that_was_over_gives_nothing_more_and_then_itself_again(job):
 
 
 def test_a_dropped_end_stays_dropped_after_going_on(job):
-    loader = job.loader(10, shuffle=True, drop_last=True)
+    loader = job.loader(10, shuffle=True, last="drop")
     batches = iter(loader)
     first = [next(batches).ids.tolist() for _ in range(3)]
     state = loader.state_dict()
     batches.close()
-    again = job.loader(10, shuffle=True, drop_last=True)
+    again = job.loader(10, shuffle=True, last="drop")
     again.load_state_dict(state)
     assert first + ids_of(again) == ids_of(loader)
     assert len(loader) == 4
@@ -285,7 +285,6 @@ def test_ranks_share_a_blend_and_go_on_with_it(job, folder):
         ({"weights": [1.0]}, "1 weights were given for 45 samples"),
         ({"weights": {"nothing": 1.0}}, "no class 'nothing'"),
         ({"num_samples": 5}, "give weights too"),
-        ({"drop_last": True, "last": "pad"}, "different things"),
         ({"last": "most"}, "last must be one of keep"),
         ({"batch_size": 0}, "batch_size"),
         ({"record": True, "ranks": fl.Ranks(rank=1, world_size=2)}, "2 ranks keep the epoch's order"),

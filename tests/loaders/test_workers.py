@@ -79,7 +79,7 @@ def test_workers_give_the_features_of_a_network_to_the_bit(folder, node, cut):
         {"augment": fl.FeatureMixup()},
         {"weights": {"circle": 1, "noise": 2, "stripe": 1}, "num_samples": 50},
         {"last": "pad", "ranks": fl.Ranks(rank=1, world_size=5)},
-        {"drop_last": True},
+        {"last": "drop"},
     ],
     ids=["random pixels", "noise", "mixtures", "num_samples", "ranks", "dropped end"],
 )

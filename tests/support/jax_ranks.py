@@ -22,7 +22,7 @@ def main(rank: int, world_size: int, port: int, folder: str) -> None:
     settings = LoaderSettings(samples_per_request=8)
     with fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), settings=settings) as job:
         loader = JaxLoader(
-            job.arrays(4, shuffle=True, drop_last=True, ranks=ranks()),
+            job.arrays(4, shuffle=True, last="drop", ranks=ranks()),
             sharding=sharding,
             columns=("features", "labels", "ids"),
         )

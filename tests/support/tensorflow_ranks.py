@@ -20,7 +20,7 @@ def main(rank: int, ports: list[str], folder: str) -> None:
     strategy = one_of_several(rank, ports) if ports else alone_with_two_devices()
     settings = LoaderSettings(samples_per_request=8)
     with fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), settings=settings) as job:
-        options = {"shuffle": True, "drop_last": True, "ranks": ranks(strategy)}
+        options = {"shuffle": True, "last": "drop", "ranks": ranks(strategy)}
         seen = read(strategy, job.arrays(BATCH, **options))
         if ports:
             seen["said"] = said(lambda: list(TensorFlowLoader(job.arrays(BATCH, **options, seed=rank))))
@@ -64,7 +64,7 @@ def read(strategy, arrays):
 
 def fitted(job, strategy):
     """Weights after Keras has trained for two epochs; each batch is divided among the strategy's devices."""
-    loader = TensorFlowLoader(job.arrays(8, shuffle=True, drop_last=True).epochs(range(2)), ahead=4)
+    loader = TensorFlowLoader(job.arrays(8, shuffle=True, last="drop").epochs(range(2)), ahead=4)
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential([keras.Input((3, 32, 32)), keras.layers.Flatten(), keras.layers.Dense(3)])

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
@@ -20,14 +20,11 @@ from frostline.jobs.measuring import Measurements, Measuring, follow
 from frostline.jobs.router import Router
 from frostline.jobs.statistics import JobStatistics, StatisticsCollector
 from frostline.jobs.worker_setup import JobLoaderSpec, WorkerSetup
-from frostline.loaders.epoch.arguments import check_names, checked_options
+from frostline.loaders.epoch.arguments import EpochOptions, check_names, checked_options, shows_options
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
-from frostline.loaders.epoch.mixture import GivenWeights, Mixture
-from frostline.loaders.epoch.ranks import Ranks
-from frostline.loaders.epoch.sample_map import SampleFunction, TravellingFunction
-from frostline.ordering import BlockShuffle, RecordedOrder
+from frostline.loaders.epoch.sample_map import TravellingFunction
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
 from frostline.transport.protocol import TrainsBeside
@@ -37,7 +34,6 @@ if TYPE_CHECKING:  # of PyTorch, which other frameworks do without
     from torch import nn
 
     from frostline.jobs.in_store.client import Trained
-    from frostline.loaders.torch.augment import Augment
     from frostline.loaders.torch.loader import Loader
 
 __all__ = ("Job",)
@@ -173,88 +169,27 @@ class Job:
             raise SettingError("this job has no head: offload was called without a model")
         return self._head
 
-    def loader(
-        self,
-        batch_size: int,
-        *,
-        shuffle: bool | BlockShuffle = False,
-        seed: int = 0,
-        epoch: int = 0,
-        data: Dataset | Mixture | None = None,
-        weights: GivenWeights | None = None,
-        num_samples: int | None = None,
-        preprocess: Preprocess | None = None,
-        last: str = "keep",
-        drop_last: bool = False,
-        ranks: Ranks | None = None,
-        augment: "Augment | None" = None,
-        map: SampleFunction | None = None,
-        targets: bool | None = None,
-        record: bool = False,
-        replay: RecordedOrder | None = None,
-    ) -> "Loader":
+    @shows_options(LoaderFactory.arrays)
+    def loader(self, batch_size: int, **options: Unpack[EpochOptions]) -> "Loader":
         """The batches of one epoch.
 
         Args:
             batch_size: rows of every batch but perhaps the last, at each rank.
-            shuffle: draw the order from the seed; else it is the manifest's. ``BlockShuffle`` draws blocks of
-                neighbours, which are read by one request, and mixes some of them at a time.
-            seed: seed of the order and of random preprocessing.
-            epoch: each epoch has its own order.
-            data: a part of the job's data set, such as one side of ``Dataset.split``, or a blend of parts; all of it
-                by default.
-            weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
-                class's samples then have together. They draw an order of their own, so that ``shuffle`` stays False.
-            num_samples: how many of them are an epoch; as many as there are samples by default.
-            preprocess: another one than the job's that gives the same shape, such as one without random steps for
-                the held-out samples.
-            last: rule for samples that fill no batch: ``keep``, ``drop``, ``pad`` or ``uneven``, as ``ordering.Shard``
-                says.
-            drop_last: the same as ``last="drop"``.
-            ranks: ranks that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
-                PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the
-                order, whatever ``LoaderSettings.slack`` is, and so do worker processes.
-            augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
-                or a function of your own. What is kept are the features as they were before.
-            map: function of your own that is called for each sample here, before it is put into its batch, as
-                ``map(sample)`` or ``map(sample, rng)``: it is given a ``Sample`` and gives another one with the same
-                id. The generator is seeded by seed, epoch and id, so that a sample is the same whoever reads it. It
-                runs in several threads; what is kept are the features as they were before. ``augment`` comes after
-                it.
-            targets: give ``batch.targets``: those that the data set declares, else the samples' masks; by default
-                where there are any.
-            record: keep in which order samples are handed out, which differs from the epoch's where
-                ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it. Not for several ranks.
-            replay: hand the samples out as they were then. All else must be as it was.
+            **options: Order, part of the data, ranks and changes, by name: see ``EpochOptions``.
 
         Raises:
             OrderMismatch: what is to be replayed was recorded of other samples, or in another order.
             SettingError: a figure that makes no sense, or data from another place than the job's, or without masks
                 where they are asked for; or several ranks are to be recorded; or the job's policy trains on the node.
+            TypeError: An option is unknown.
         """
         from frostline.loaders.torch.loader import Loader
 
-        self._refuse_loops()
-        arrays = self._arrays(
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            epoch=epoch,
-            data=data,
-            weights=weights,
-            num_samples=num_samples,
-            preprocess=preprocess,
-            last=last,
-            drop_last=drop_last,
-            ranks=ranks,
-            map=map,
-            targets=targets,
-            record=record,
-            replay=replay,
-        )
-        return Loader(arrays, augment=augment)
+        augment = options.pop("augment", None)
+        return Loader(self._arrays("loader", batch_size, options), augment=augment)
 
-    def arrays(self, batch_size: int, *, augment: "Augment | None" = None, **options: Any) -> ArrayLoader:
+    @shows_options(LoaderFactory.arrays)
+    def arrays(self, batch_size: int, *, encoded: bool = False, **options: Unpack[EpochOptions]) -> ArrayLoader:
         """The batches of one epoch as NumPy arrays, for a framework other than PyTorch or for none.
 
         They are those of ``loader``, sample by sample, and so are their states. PyTorch is not asked for them, unless
@@ -262,24 +197,24 @@ class Job:
 
         Args:
             batch_size: as of ``loader``.
-            augment: as of ``loader``; it is given a ``Batch`` here too.
-            options: as of ``loader``; and ``encoded=True`` for the samples as they lie in the store, which nobody has
-                decoded: ``features`` are ``bytes``, an array of objects. It is for jobs without a model.
+            encoded: give the samples as they lie in the store, which nobody has decoded: ``features`` are ``bytes``, an
+                array of objects. It is for jobs without a model.
+            **options: as of ``loader``; ``augment`` is given a ``Batch`` here too.
 
         Raises:
             OrderMismatch: as ``loader``.
             SettingError: as ``loader``; or there are no encoded samples to give.
             TypeError: An option is unknown.
         """
-        check_names(options)
-        self._refuse_loops()
-        if augment is not None:
-            from frostline.loaders.torch.loader import in_arrays
+        augment = options.pop("augment", None)
+        if augment is None:
+            return self._arrays("arrays", batch_size, options, encoded=encoded)
+        from frostline.loaders.torch.loader import in_arrays
 
-            options["change"] = in_arrays(augment)
-        return self._arrays(batch_size, **options)
+        return self._arrays("arrays", batch_size, options, encoded=encoded, change=in_arrays(augment))
 
-    def epochs(self, batch_size: int, epochs: Sequence[int], **options: Any) -> "Epochs[Loader]":
+    @shows_options(LoaderFactory.arrays)
+    def epochs(self, batch_size: int, epochs: Sequence[int], **options: Unpack[EpochOptions]) -> "Epochs[Loader]":
         """Several epochs, such as ``range(10)``: each a loader, asked for while the one before it ends.
 
         What an epoch is asked for early waits in the window until all of the one before was handed out. Where features
@@ -288,11 +223,13 @@ class Job:
         Args:
             batch_size: as of ``loader``.
             epochs: their numbers, each once.
-            options: as of ``loader``, but ``epoch``.
+            **options: as of ``loader``, but ``epoch``.
 
         Raises:
             SettingError: as ``loader``; or there is no epoch, or one comes twice.
+            TypeError: An option is unknown.
         """
+        check_names(options, "epochs")
         return Epochs(self.loader(batch_size, **options), epochs)
 
     def train(
@@ -410,9 +347,11 @@ class Job:
         """Close the job once neither it nor a loader of it is referred to any more, or the process ends."""
         weakref.finalize(self, self._close)
 
-    def _arrays(self, batch_size: int, **options: Any) -> ArrayLoader:
+    def _arrays(self, method: str, batch_size: int, given: EpochOptions, **more: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""
-        options = checked_options({"batch_size": batch_size, **options})
+        check_names(given, method)
+        self._refuse_loops()
+        options = checked_options({"batch_size": batch_size, **given, **more})
         batch_size = options.pop("batch_size")
         if options.get("data") is None and (mixed := mixed_splits(self._data)) is not None:
             self._collector(NotAsAsked(reason=mixed))

@@ -130,7 +130,6 @@ class LoaderFactory:
         num_samples: int | None = None,
         preprocess: Preprocess | None = None,
         last: str = "keep",
-        drop_last: bool = False,
         ranks: Ranks | None = None,
         change: Change | None = None,
         map: TravellingFunction | None = None,
@@ -139,9 +138,7 @@ class LoaderFactory:
         record: bool = False,
         replay: RecordedOrder | None = None,
     ) -> ArrayLoader:
-        """A loader of one epoch; see ``Job.loader`` for what the arguments mean, and what is refused."""
-        if drop_last and last not in ("keep", "drop"):
-            raise SettingError(f"drop_last=True and last={last!r} say different things: give one of them")
+        """A loader of one epoch; see ``EpochOptions`` for what arguments mean, ``Job.loader`` for what is refused."""
         blend, data = (data, data.joined()) if isinstance(data, Mixture) else (None, data)
         data = self.own(data)
         fetcher = self.fetcher
@@ -182,7 +179,7 @@ class LoaderFactory:
             data,
             order=order if replay is None else replayed(data, order, replay),
             batch_size=batch_size,
-            last="drop" if drop_last else last,
+            last=last,
             ranks=ranks,
             change=change,
             record=record,

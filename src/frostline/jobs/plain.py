@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
 from frostline.events import Observer
+from frostline.jobs.loader_factory import LoaderFactory
 from frostline.jobs.offload import offload
+from frostline.loaders.epoch.arguments import shows_options
 from frostline.preprocess import Preprocess
 
 if TYPE_CHECKING:  # of PyTorch
@@ -16,6 +18,7 @@ if TYPE_CHECKING:  # of PyTorch
 __all__ = ("loader",)
 
 
+@shows_options(LoaderFactory.arrays)
 def loader(
     data: Dataset | str | Path,
     batch_size: int,
@@ -41,7 +44,7 @@ def loader(
         settings: How to ask, as ``offload`` takes it.
         node: Settings of the node in this process.
         observe: Observer of what happens, as ``offload`` takes it.
-        **options: Options of ``Job.loader``, such as ``shuffle=True``, ``seed``, ``epoch``, ``last`` and ``ranks``.
+        **options: Options of the epoch, such as ``shuffle=True``; see ``EpochOptions``.
 
     Raises:
         SettingError: Something makes no sense; see ``offload`` and ``Job.loader``.

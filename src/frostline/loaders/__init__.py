@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from frostline.loaders.epoch.arguments import EpochOptions
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.mixture import Mixture
@@ -21,6 +22,7 @@ __all__ = (
     "ArrayLoader",
     "Arrays",
     "Batch",
+    "EpochOptions",
     "Epochs",
     "FeatureMixup",
     "FeatureNoise",

@@ -131,7 +131,7 @@ class OrderTests(LoaderTests):
         assert self.whole(loader) == self.whole(loader) == reference(job)
 
     def test_a_dropped_end_is_dropped(self, job: Job) -> None:
-        found = self.whole(self.make(job, BATCH, shuffle=True, drop_last=True))
+        found = self.whole(self.make(job, BATCH, shuffle=True, last="drop"))
         assert found == reference(job)[:-1]
 
     @pytest.mark.parametrize("batch_size", [1, SAMPLES, SAMPLES + 1])
@@ -148,7 +148,7 @@ class OrderTests(LoaderTests):
         assert self.whole(loader) == self.whole(loader) == expected
 
     def test_an_epoch_without_a_batch_is_empty_each_time(self, job: Job) -> None:
-        loader = self.make(job, SAMPLES + 1, shuffle=True, drop_last=True)
+        loader = self.make(job, SAMPLES + 1, shuffle=True, last="drop")
         assert self.whole(loader) == self.whole(loader) == []
 
     @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ class StateTests(LoaderTests):
         assert first + self.whole(loader) == reference(job)
 
     def test_an_end_that_is_dropped_stays_so_where_a_run_goes_on(self, job: Job) -> None:
-        options: dict[str, Any] = {"shuffle": True, "drop_last": True}
+        options: dict[str, Any] = {"shuffle": True, "last": "drop"}
         first, saved = self.stop(self.make(job, BATCH, **options), 2, self.save)
         loader = self.restore(job, BATCH, saved, **options)
         assert first + self.whole(loader) == self.whole(loader) == reference(job)[:-1]

@@ -131,7 +131,7 @@ class JaxIterator:
         except ValueError as error:
             raise SettingError(
                 f"{len(value)} rows cannot be divided as {self._sharding} asks for: choose a batch_size that its "
-                f"devices share evenly, and drop_last=True; JAX says: {error}"
+                f"devices share evenly, and last='drop'; JAX says: {error}"
             ) from error
 
 

@@ -71,7 +71,7 @@ class TensorFlowLoader:
     def dataset(self) -> "tf.data.Dataset":
         """The data set; it has one iteration at a time.
 
-        Its batch dimension is static where every batch is whole: with ``drop_last=True`` of one rank.
+        Its batch dimension is static where every batch is whole: with ``last="drop"`` of one rank.
         """
         found = tf.data.Dataset.from_generator(self._feed.batches, output_signature=self._signature())
         options = tf.data.Options()
