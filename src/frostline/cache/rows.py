@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core.checksums import crc32
+from frostline.core.features import array_dtype
 
 __all__ = ("Bytes", "IdIndex", "RowLayout", "Tensors", "fill", "opened", "sealed")
 
@@ -49,7 +50,7 @@ class RowLayout:
     def empty(self, rows: int) -> Tensors:
         """Arrays for so many rows, not written yet."""
         pairs = zip(self.shapes, self.dtypes, strict=True)
-        return tuple(np.empty((rows, *shape), dtype) for shape, dtype in pairs)
+        return tuple(np.empty((rows, *shape), array_dtype(dtype)) for shape, dtype in pairs)
 
     def bodies(self, tensors: Tensors) -> Iterator[tuple[memoryview, ...]]:
         """Each row's bytes, a piece for each tensor, viewed where the tensor lies in one piece."""
@@ -65,7 +66,7 @@ class RowLayout:
     @property
     def _sizes(self) -> list[int]:
         pairs = zip(self.shapes, self.dtypes, strict=True)
-        return [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in pairs]
+        return [math.prod(shape) * array_dtype(dtype).itemsize for shape, dtype in pairs]
 
 
 def fill(views: Sequence[npt.NDArray[np.uint8]], place: int, body: memoryview) -> None:

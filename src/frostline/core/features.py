@@ -4,11 +4,23 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("EXACT", "FLOAT32", "REFERENCE", "FeatureBatch", "Levels", "PackedTensor", "Route", "Skipped")
+__all__ = (
+    "EXACT",
+    "FLOAT32",
+    "REFERENCE",
+    "FeatureBatch",
+    "Levels",
+    "PackedTensor",
+    "Route",
+    "Skipped",
+    "array_dtype",
+    "widened",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,3 +160,26 @@ class Levels:
         for row in range(rows):
             self.into(pixels[row], out[row])
         return out
+
+
+_BFLOAT16 = "bfloat16"
+_CARRIER = np.dtype(np.uint16)
+"""Nothing else crosses a cut as ``uint16``, so that who meets it in an answer knows what it means."""
+
+
+def array_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of the arrays that hold tensors of that dtype; the bits of ``bfloat16`` lie in ``uint16``.
+
+    Args:
+        name: torch's name of the tensor's dtype, such as ``float32``.
+    """
+    return _CARRIER if name == _BFLOAT16 else np.dtype(name)
+
+
+def widened(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same values for who has no bfloat16: as ``float32`` where the array holds its bits, else the array itself."""
+    if array.dtype != _CARRIER:
+        return array
+    bits = array.astype(np.uint32)
+    np.left_shift(bits, 16, out=bits)
+    return bits.view(np.float32)

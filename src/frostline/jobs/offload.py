@@ -127,8 +127,8 @@ def offload(
             from frostline.jobs.partition import PartitionedModel
 
             network = PartitionedModel.of(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
-            if network.parts.fallback is not None:
-                observe(NotAsAsked(reason=network.parts.fallback))
+            for reason in filter(None, (network.parts.fallback, network.not_averaged)):
+                observe(NotAsAsked(reason=reason))
         asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
         shipment = None if network is None else network.ship(transport, asking, observe)
         cuts = pixel_cuts(preprocess.shape) if network is None else network.parts.cuts

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from frostline.core import Cut, Graph
+from frostline.engines.base.arrays import as_array, as_tensor
 from frostline.engines.base.runner import Runner, leaf_values
 from frostline.errors import OverBudget
 from frostline.events import NotAsAsked, Observer, PhaseStarted
@@ -22,6 +23,7 @@ from frostline.loaders.epoch.retry import RetryPolicy
 from frostline.models.cutting.cut import CutNetwork, cut_network
 from frostline.models.files.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.graph.split import after
+from frostline.models.wrappers import not_averaged
 from frostline.planning import Situation
 from frostline.transport.protocol import Cancellation, Transport
 from frostline.wire.messages import ProfileRequest
@@ -51,10 +53,10 @@ class TorchLocalPrefix:
 
     def _run_batch(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
         rows = len(arrays[0])
-        inputs = [torch.from_numpy(_filled(array, size)).to(self._device) for array in arrays]
+        inputs = [as_tensor(_filled(array, size)).to(self._device) for array in arrays]
         with torch.inference_mode():
             outputs = self._runner.run(inputs, self._leaves)
-        return tuple(output[:rows].contiguous().cpu().numpy() for output in outputs)
+        return tuple(as_array(output[:rows].contiguous()) for output in outputs)
 
 
 def _filled(array: npt.NDArray[np.generic], rows: int) -> npt.NDArray[np.generic]:
@@ -71,10 +73,12 @@ class PartitionedModel:
     Attributes:
         parts: parts that it was cut into.
         device: where the trainer runs its own, in torch's words.
+        not_averaged: why its gradients are not averaged over processes, though the user's are; None where all is well.
     """
 
     parts: CutNetwork
     device: str
+    not_averaged: str | None = None
 
     @classmethod
     def of(cls, model: nn.Module, shape: tuple[int, ...], *, frozen_in_eval: bool) -> "PartitionedModel":
@@ -90,7 +94,8 @@ class PartitionedModel:
         """
         parameter = next(model.parameters(), None)
         device = "cpu" if parameter is None else str(parameter.device)
-        return cls(parts=cut_network(model, shape, frozen_in_eval=frozen_in_eval), device=device)
+        parts = cut_network(model, shape, frozen_in_eval=frozen_in_eval)
+        return cls(parts=parts, device=device, not_averaged=not_averaged(model))
 
     @property
     def computed_by(self) -> str:

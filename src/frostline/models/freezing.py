@@ -10,7 +10,9 @@ from torch.overrides import TorchFunctionMode
 from frostline.checks import check_type
 from frostline.errors import ModelError, UnknownLayer, nearest
 from frostline.models.modes import all_in_eval, modes
+from frostline.models.tracing.border import fed
 from frostline.models.tracing.recording import Inputs, input_specs, zeros
+from frostline.models.wrappers import resolved_path, unwrapped
 
 __all__ = ("asked_line", "before_the_line", "classifier_of", "freeze", "frozen_modules", "used_parameters")
 
@@ -30,9 +32,10 @@ def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
     The network is run once, on one sample of zeros, to see the order in which its layers are used.
 
     Args:
-        model: changed in place.
-        until: dotted path of the last frozen module, as in ``named_modules()``; or ``"features"``, all but the
-            classifier (the last layer that has parameters), where the network has no module of that name.
+        model: changed in place; also a compiled one, or one for several devices (see ``models.wrappers``).
+        until: dotted path of the last frozen module, as in ``named_modules()`` of the network or of what is wrapped in
+            it; or ``"features"``, all but the classifier (the last layer that has parameters), where the network has no
+            module of that name.
         input_shape: shape of one sample, without the batch; or a ``TensorSpec`` for each input, as for ``cut_network``.
 
     Returns:
@@ -45,7 +48,12 @@ def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
     """
     check_type("model", model, nn.Module)
     check_type("until", until, str)
-    used = used_parameters(model, input_shape)
+    _freeze(unwrapped(model), resolved_path(model, until), input_shape)
+    return model
+
+
+def _freeze(model: nn.Module, until: str, inputs: Inputs) -> None:
+    used = used_parameters(model, inputs)
     for parameter in _up_to(model, until, used):
         parameter.requires_grad_(False)
     setattr(model, _ASKED, until)
@@ -53,7 +61,6 @@ def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
         module.train(False)
     for _, module in before_the_line(model, used):
         module.training = False
-    return model
 
 
 def asked_line(model: nn.Module) -> str | None:
@@ -111,7 +118,7 @@ def used_parameters(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Para
     device = torch.device("cpu") if parameter is None else parameter.device
     try:
         with modes(model, all_in_eval(model)), torch.no_grad(), recorder:
-            model(*zeros(specs, 1, device))
+            model(*fed(model, zeros(specs, 1, device)))
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).partition("\n")[0] or type(error).__name__
         shapes = " and ".join(str(list(spec.shape)) for spec in specs)

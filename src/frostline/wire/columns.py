@@ -20,7 +20,9 @@ __all__ = ("Column", "columns_of", "contents_of")
 _CODEC = b"frostline.codec"
 _DTYPE = b"frostline.dtype"
 _SHAPE = b"frostline.shape"
-_CROSSING = {name: np.dtype(name) for name in ("bool", "float16", "float32", "float64", "int32", "int64", "uint8")}
+_CROSSING = {
+    name: np.dtype(name) for name in ("bool", "float16", "float32", "float64", "int32", "int64", "uint8", "uint16")
+}
 _READ = {np.dtype(kind) for kind in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2")}
 _MAX_AXES = 16
 

@@ -1,4 +1,4 @@
-"""The reference engine: a prefix in eager torch, fp32, bit for bit what the user's own network computes."""
+"""The reference engine: a prefix in eager torch, in its own precision, bit for bit what the user's network computes."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph
+from frostline.engines.base.arrays import as_array
 from frostline.engines.base.operators import resolve_allowed
 from frostline.engines.base.protocols import Arrays, Between, Footprint
 from frostline.engines.base.runner import Runner, input_tensors, leaf_values
@@ -100,7 +101,7 @@ class TorchEngine:
         except (LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise UnsafeArtifact(f"the prefix does not run on these samples: {why}") from error
-        return tuple(tensor.contiguous().cpu().numpy() for tensor in tensors)
+        return tuple(as_array(tensor.contiguous()) for tensor in tensors)
 
     def cut_seconds(
         self, inputs: Arrays, *, repeats: int, clock: Callable[[], float], between: Between | None = None

@@ -14,6 +14,7 @@ from frostline.core.graph import references
 from frostline.engines.backends.converted_files import Converted, kept
 from frostline.engines.backends.module import UNCONVERTED, converting, exported
 from frostline.engines.backends.recipe import EngineRecipe
+from frostline.engines.base.arrays import as_array
 from frostline.engines.base.identity import offer_name
 from frostline.engines.base.operators import resolve_allowed
 from frostline.engines.base.protocols import Arrays
@@ -76,7 +77,7 @@ class TorchVariant(Converted):
                 ]
                 tensors = self._runner.run(batch, self._leaves, upto=self._order.last)
                 declared = zip(tensors, self._order.last.dtypes, strict=True)
-                return tuple(tensor.to(getattr(torch, kind)).contiguous().cpu().numpy() for tensor, kind in declared)
+                return tuple(as_array(tensor.to(getattr(torch, kind)).contiguous()) for tensor, kind in declared)
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise EngineUnfit(f"{self.name} cannot run this network: {why}") from error
@@ -189,7 +190,7 @@ class TorchCompiled(Converted):
         except UNCONVERTED as error:
             raise EngineUnfit(f"the compiled network failed on these samples: {str(error)[:300]}") from error
         declared = zip(tensors, self._order.last.dtypes, strict=True)
-        return tuple(tensor.to(getattr(torch, kind)).contiguous().cpu().numpy() for tensor, kind in declared)
+        return tuple(as_array(tensor.to(getattr(torch, kind)).contiguous()) for tensor, kind in declared)
 
 
 def _compile(order: EngineRecipe, dtype: torch.dtype | None, place: Path) -> None:

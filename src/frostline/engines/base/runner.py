@@ -8,6 +8,7 @@ import torch
 
 from frostline.core import Cut, Graph, GraphNode, Ref, Token
 from frostline.core.graph import Argument, references
+from frostline.engines.base.arrays import as_tensor
 from frostline.engines.base.operators import FACTORIES, resolve, token_value
 from frostline.engines.base.protocols import Arrays, Between
 from frostline.engines.machine.first_calls import settle_kernels
@@ -176,4 +177,4 @@ def leaf_values(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> list[torch
 def input_tensors(inputs: Arrays, device: torch.device) -> list[torch.Tensor]:
     """The arrays as tensors where they are needed; on the CPU they share their memory."""
     arrays = [inputs] if isinstance(inputs, np.ndarray) else inputs
-    return [torch.from_numpy(array).to(device) for array in arrays]
+    return [as_tensor(array).to(device) for array in arrays]

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph
+from frostline.engines.base.arrays import as_array
 from frostline.engines.base.protocols import Arrays, Between
 from frostline.engines.base.runner import Runner, input_tensors
 
@@ -89,8 +90,7 @@ def cut_values(
 
 
 def _copied(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    copy: npt.NDArray[np.generic] = tensor.clone(memory_format=torch.contiguous_format).cpu().numpy()
-    return copy
+    return as_array(tensor.clone(memory_format=torch.contiguous_format))
 
 
 def _device_of(leaves: Sequence[torch.Tensor]) -> torch.device:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from frostline.cache import CachedIn, TieredCache
 from frostline.core import FeatureBatch, SampleTable
+from frostline.core.features import array_dtype
 from frostline.errors import DataError
 from frostline.events import Observer, SampleSkipped
 from frostline.loaders.epoch.batch_filler import Arrivals, FilledBatch
@@ -192,7 +193,7 @@ class EpochStream:
         if self.source.decode is None:
             yield arrivals
             return
-        row_bytes = sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in self.source.tensors)
+        row_bytes = sum(math.prod(tensor.shape) * array_dtype(tensor.dtype).itemsize for tensor in self.source.tensors)
         rows = max(1, _PIECE_BYTES // max(1, row_bytes))
         with DecodePool(self._decoded, threads=len(usable_cores()), rows=rows) as decoding:
             yield replace(arrivals, deliveries=decoding.deliveries(arrivals.deliveries), decoding=decoding)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from frostline.engines.base.arrays import as_array, as_tensor
 from frostline.errors import SettingError
 from frostline.loaders.epoch.numpy_batch import Arrays, MixedArrays
 
@@ -74,7 +75,7 @@ def batch_of(arrays: Arrays) -> Batch:
     """The same batch as tensors, in the same memory."""
     features, mixed = arrays.features, arrays.mixed
     return Batch(
-        features=tuple(map(torch.from_numpy, features)) if isinstance(features, tuple) else torch.from_numpy(features),
+        features=tuple(map(as_tensor, features)) if isinstance(features, tuple) else as_tensor(features),
         labels=torch.from_numpy(arrays.labels),
         ids=torch.from_numpy(arrays.ids),
         mixed=None if mixed is None else _mixed(mixed),
@@ -86,7 +87,7 @@ def arrays_of(batch: Batch) -> Arrays:
     """The same batch as arrays, in the same memory where it is in CPU memory."""
     features, mixed = batch.features, batch.mixed
     return Arrays(
-        features=tuple(map(_array, features)) if isinstance(features, tuple) else _array(features),
+        features=tuple(map(as_array, features)) if isinstance(features, tuple) else as_array(features),
         labels=_array(batch.labels),
         ids=_array(batch.ids),
         mixed=None if mixed is None else MixedArrays(labels=_array(mixed.labels), weights=_array(mixed.weights)),

@@ -16,6 +16,7 @@ from frostline.models.graph.flow import prune, sources_of_change
 from frostline.models.graph.frontiers import DTYPE_BYTES
 from frostline.models.graph.split import after
 from frostline.models.modes import all_in_eval, modes
+from frostline.models.tracing.border import fed
 from frostline.models.tracing.comparison import UNFIT
 from frostline.models.tracing.export import device_of
 from frostline.models.tracing.recording import ModuleCall, random, record, zeros
@@ -103,6 +104,7 @@ def _recorded(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[ModuleCal
     device = device_of(model)
     batches = [random(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device)]
     batches.append(zeros(inputs, _RECORDED_ROWS, device))
+    batches = [fed(model, batch) for batch in batches]
     why = ""
     for batch in batches:
         try:
@@ -155,7 +157,7 @@ def _spec(value: torch.Tensor) -> TensorSpec | None:
 
 def _can_be_skipped(model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec]) -> bool:
     """Whether the network asks for nothing else that the chain computes: the cheapest of the checks, made first."""
-    batch = random(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device_of(model))
+    batch = fed(model, random(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device_of(model)))
     try:
         with modes(model, all_in_eval(model)), computing(), torch.no_grad():
             replay(model, chain, inputs, _Chain(chain)(batch[0]))

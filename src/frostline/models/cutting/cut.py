@@ -15,6 +15,7 @@ from frostline.models.graph.cuts import input_cuts
 from frostline.models.graph.split import after
 from frostline.models.tracing.recording import Inputs, input_specs
 from frostline.models.tracing.trace_cache import trace
+from frostline.models.wrappers import unwrapped
 
 __all__ = ("CutNetwork", "cut_network")
 
@@ -56,7 +57,8 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
     none either, not at all: its input is delivered. ``fallback`` says so.
 
     Args:
-        model: parameters that are trained require gradients, the others do not.
+        model: parameters that are trained require gradients, the others do not. What is compiled, or wrapped for
+            several devices, is cut as the network inside (see ``models.wrappers``).
         inputs: the per-sample shape of its one input of float32 pixels, or a ``TensorSpec`` for each of its inputs.
         frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
 
@@ -65,7 +67,7 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         FrozenInTrainMode: A frozen layer is in train mode, where it would behave differently.
         ModelError: The inputs are of a kind that cannot be carried.
     """
-    specs = input_specs(inputs)
+    specs, model = input_specs(inputs), unwrapped(model)
     flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
     try:
         traced = trace(model, specs, training=flags)

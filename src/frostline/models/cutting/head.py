@@ -20,6 +20,7 @@ from frostline.models.graph.cuts import straightened
 from frostline.models.graph.flow import prune
 from frostline.models.graph.split import after, before, guard_inputs, is_same, moved
 from frostline.models.modes import all_in_eval, modes
+from frostline.models.tracing.border import fed
 from frostline.models.tracing.comparison import UNFIT, are_same, observed, whole
 from frostline.models.tracing.export import Trace, device_of
 from frostline.models.tracing.recording import random
@@ -96,7 +97,7 @@ class WholeHead(Head):
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         with computing():
-            return self._model[0](*tensors)
+            return self._model[0](*fed(self._model[0], tensors))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

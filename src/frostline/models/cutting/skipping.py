@@ -13,6 +13,7 @@ from frostline.engines.base.runner import Runner
 from frostline.engines.machine.isolation import computing
 from frostline.errors import ModelError
 from frostline.models.cutting.head import Head, tensor_paths
+from frostline.models.tracing.border import fed_specs
 
 __all__ = ("ChainedModule", "SkippingHead", "replay")
 
@@ -86,7 +87,7 @@ def replay(model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[Te
     Raises:
         ModelError: The network asks for something that was skipped, or runs its modules in another order.
     """
-    absent = [_absent(spec, given) for spec in (*inputs, *(link.gives for link in chain[:-1]))]
+    absent = [_absent(spec, given) for spec in (*fed_specs(model, inputs), *(link.gives for link in chain[:-1]))]
     steps = _Steps([*absent[len(inputs) - 1 :], given])
     with ExitStack() as stack:
         for place, link in enumerate(chain):

@@ -16,8 +16,17 @@ __all__ = (
     "per_sample",
 )
 
-DTYPE_BYTES = {"bool": 1, "uint8": 1, "float16": 2, "int32": 4, "float32": 4, "int64": 8, "float64": 8}
-"""What may cross a cut: the dtypes that NumPy and Arrow have too."""
+DTYPE_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "bfloat16": 2,
+    "float16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+}
+"""What may cross a cut: the dtypes that NumPy and Arrow have too, and bfloat16 (``core.features``)."""
 
 # Operators on single elements that cost next to nothing.
 _POINTWISE = """

@@ -14,6 +14,7 @@ from frostline.engines.base.runner import Runner
 from frostline.engines.machine.isolation import computing
 from frostline.errors import ModelError
 from frostline.models.modes import modes
+from frostline.models.tracing.border import fed
 from frostline.models.tracing.export import Trace, device_of, tensor_of
 from frostline.models.tracing.recording import random
 
@@ -50,7 +51,7 @@ def _run_whole(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[Any]:
 def whole(model: nn.Module, batch: Sequence[torch.Tensor]) -> Any:
     """What the network returns for a batch, which stays as it is."""
     with computing():
-        return model(*(tensor.clone() for tensor in batch))
+        return model(*fed(model, [tensor.clone() for tensor in batch]))
 
 
 def observed(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: bool = True) -> list[Any]:

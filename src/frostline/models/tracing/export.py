@@ -1,11 +1,13 @@
 """Exports a network with torch.export into a graph of plain values. The only module that knows torch.export."""
 
+import inspect
 import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import Parameter
 from typing import Any
 
 import sympy
@@ -22,6 +24,7 @@ from frostline.core.graph import Argument
 from frostline.engines.machine.isolation import tracing
 from frostline.errors import NotTraceable
 from frostline.models.modes import modes
+from frostline.models.tracing.border import fed, with_casts
 from frostline.models.tracing.recording import zeros
 
 __all__ = ("Trace", "device_of", "export", "tensor_of")
@@ -75,14 +78,24 @@ def export(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[
     Raises:
         NotTraceable: torch.export does not follow it, or it holds what a graph cannot say.
     """
-    example = tuple(zeros(inputs, _EXAMPLE_BATCH, device_of(model)))
-    batch = {0: ExportDim("batch")}
+    example = tuple(fed(model, zeros(inputs, _EXAMPLE_BATCH, device_of(model))))
     try:
         with tracing(), modes(model, training), _quiet():
-            program = torch.export.export(model, example, strict=False, dynamic_shapes=(batch,) * len(example))
+            program = torch.export.export(
+                model, example, strict=False, dynamic_shapes=_open_batches(model, len(example))
+            )
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise NotTraceable(f"torch.export cannot trace {type(model).__name__}: {_why(error)}") from error
-    return _Reader(program, len(example)).read(training)
+    traced = _Reader(program, len(example)).read(training)
+    return replace(traced, graph=with_casts(model, traced.graph, inputs))
+
+
+def _open_batches(model: nn.Module, inputs: int) -> tuple[Any, ...]:
+    """A batch size left open for each parameter of ``forward``; those that ``*args`` takes are one tuple."""
+    batch = {0: ExportDim("batch")}
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    named = kinds.index(Parameter.VAR_POSITIONAL) if Parameter.VAR_POSITIONAL in kinds else inputs
+    return (batch,) * inputs if named >= inputs else (*((batch,) * named), (batch,) * (inputs - named))
 
 
 def _why(error: BaseException) -> str:

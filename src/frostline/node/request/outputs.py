@@ -11,6 +11,7 @@ import numpy.typing as npt
 from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretches_of_bytes, stretches_of_work
 from frostline.cache.rows import Tensors
 from frostline.core import EXACT, FeatureBatch, Samples, Skipped
+from frostline.core.features import array_dtype
 from frostline.errors import OverBudget
 from frostline.node.request.decode import SampleReader
 from frostline.node.request.feature_cache import CachedFeatures, Found
@@ -41,7 +42,7 @@ class Packing:
         """The memory that packing takes for tensors of these shapes and dtypes."""
         if self.codec == EXACT:
             return PackingMemory()
-        return packing_memory(shapes, [np.dtype(dtype) for dtype in dtypes], self.codec)
+        return packing_memory(shapes, [array_dtype(dtype) for dtype in dtypes], self.codec)
 
     def __call__(self, batch: FeatureBatch) -> FeatureBatch:
         """Pack a batch for the wire."""

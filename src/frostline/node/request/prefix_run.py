@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from frostline.batching import ROWS, Limit, readable_bytes
 from frostline.core import Cut
+from frostline.core.features import array_dtype
 from frostline.engines.base.identity import levels_of
 from frostline.engines.base.protocols import Footprint
 from frostline.errors import OverBudget
@@ -63,7 +64,7 @@ class PrefixRun:
     def answer_bytes(self) -> int:
         """The bytes per sample at the cut."""
         crossing = zip(self._cut.shapes, self._cut.dtypes, strict=True)
-        return sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in crossing)
+        return sum(math.prod(shape) * array_dtype(kind).itemsize for shape, kind in crossing)
 
     @property
     def limit(self) -> Limit:

@@ -13,6 +13,7 @@ from cachetools import LRUCache
 
 from frostline.batching import ROWS
 from frostline.core import Cut
+from frostline.core.features import array_dtype
 from frostline.engines.base.protocols import Footprint
 from frostline.engines.choice.choice import Choice, interpolated
 from frostline.engines.choice.codec_costs import codec_costs, codecs_at, worth_packing
@@ -310,6 +311,6 @@ def _group_bytes(cuts: Sequence[Cut]) -> int:
 
 def _working_bytes(cut: Cut) -> int:
     """The memory for packing and unpacking a cut's samples with the codec that needs most."""
-    kinds = [np.dtype(dtype) for dtype in cut.dtypes]
+    kinds = [array_dtype(dtype) for dtype in cut.dtypes]
     memory = packing_memory(cut.shapes, kinds, "fp16+sparse+zstd")
     return memory.fixed_bytes + _PACKED_ROWS * (memory.bytes_per_sample + cut.bytes_per_sample)

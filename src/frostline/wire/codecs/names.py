@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from frostline.core import EXACT, FLOAT32
+from frostline.core.features import array_dtype
 from frostline.errors import SettingError, nearest
 
 __all__ = ("CODECS", "Codec", "offered", "offered_precisions")
@@ -105,7 +106,7 @@ def offered(accuracy: str | float, *, is_relu: bool, dtypes: Sequence[str]) -> t
     Raises:
         SettingError: The accuracy makes no sense.
     """
-    kinds = [np.dtype(dtype) for dtype in dtypes]
+    kinds = [array_dtype(dtype) for dtype in dtypes]
     names = []
     for precision in offered_precisions(accuracy):
         if any(_narrows(precision, kind) for kind in kinds):

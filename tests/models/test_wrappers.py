@@ -1,0 +1,249 @@
+"""Networks that are wrapped are cut as what is wrapped: the cuts, outputs and gradients of the network inside."""
+
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from frostline.core import TensorSpec
+from frostline.errors import ModelError, UnknownLayer
+from frostline.models.cutting.cut import cut_network
+from frostline.models.freezing import freeze
+from frostline.models.wrappers import not_averaged, unwrapped
+from support.cutting import crossed, finished, sent, shipped_engine
+from support.networks import Small
+
+# PEFT asks networks of transformers by a name that these are about to leave.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+SHAPE = (3, 32, 32)
+ROWS = 8
+
+
+def timm_vit():
+    import timm
+
+    return timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48)
+
+
+def hf_vit():
+    import transformers as hf
+
+    sizes = {"image_size": 32, "patch_size": 16, "hidden_size": 48, "num_attention_heads": 3, "intermediate_size": 96}
+    return hf.ViTForImageClassification(hf.ViTConfig(**sizes))
+
+
+def hf_bert():
+    import transformers as hf
+
+    sizes = {"vocab_size": 100, "hidden_size": 48, "num_attention_heads": 3, "intermediate_size": 96}
+    return hf.BertForSequenceClassification(hf.BertConfig(**sizes))
+
+
+def images():
+    return [torch.randn(ROWS, *SHAPE, generator=torch.Generator().manual_seed(3))]
+
+
+def texts():
+    words = torch.randint(0, 100, (ROWS, 12), generator=torch.Generator().manual_seed(3))
+    return [words, (torch.arange(12)[None] < torch.arange(5, 5 + ROWS)[:, None]).long()]
+
+
+TEXT = TensorSpec((12,), "int64")
+TUNED = {
+    "timm": (timm_vit, r"blocks\.(10|11)\.attn\.qkv", "head", "blocks", SHAPE, images),
+    "transformers' ViT": (hf_vit, r".*layers?\.(10|11)\..*(query|q_proj)", "classifier", "layer", SHAPE, images),
+    "transformers' BERT": (hf_bert, r".*layer\.(10|11)\..*query", "classifier", "layer", (TEXT, TEXT), texts),
+}
+
+
+def with_lora(build, where, classifier):
+    """LoRA on the last two of twelve blocks; its factors are random, where PEFT begins with zeros."""
+    torch.manual_seed(0)
+    tuned = get_peft_model(build(), LoraConfig(target_modules=where, modules_to_save=[classifier], lora_dropout=0.1))
+    for name, parameter in tuned.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.1)
+    return tuned.eval()
+
+
+def answer_of(output):
+    return output if isinstance(output, torch.Tensor) else output.logits
+
+
+def learned(model, run, seed=5):
+    """Outputs and gradients of one run."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    answer = answer_of(run())
+    answer.float().square().sum().backward()
+    return answer.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+def equal_to_the_whole(model, network, batch):
+    """What a node would send, finished here, gives what the user's own object gives, and its gradients, to the bit."""
+    last = network.frost_line
+    features = finished(network, last, sent(crossed(shipped_engine(network), batch, last)))
+    ours, own = learned(model, lambda: network.head(features))
+    theirs, expected = learned(model, lambda: model(*batch))
+    assert torch.equal(ours, theirs)
+    assert own.keys() == expected.keys() != set()
+    assert all(torch.equal(own[name], expected[name]) for name in own)
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_adapters_on_the_last_two_of_twelve_blocks_leave_the_cuts_of_the_plain_network(name):
+    build, where, classifier, blocks, inputs, batch = TUNED[name]
+    tuned = with_lora(build, where, classifier)
+    network = cut_network(tuned, inputs)
+    plain = build().eval()
+    for path, parameter in plain.named_parameters():
+        parameter.requires_grad = f"{blocks}s.10." in path or f"{blocks}.10." in path or ".11." in path
+    getattr(plain, classifier).requires_grad_(True)
+    bare = cut_network(plain, inputs)
+    assert network.fallback is None
+    assert len(network.cuts) == len(bare.cuts) > 20
+    assert [cut.bytes_per_sample for cut in network.cuts] == [cut.bytes_per_sample for cut in bare.cuts]
+    assert ".9" in network.frost_line.name
+    equal_to_the_whole(tuned, network, batch())
+
+
+def test_dropout_of_adapters_is_drawn_as_in_the_wrapped_network():
+    build, where, classifier, _, inputs, batch = TUNED["timm"]
+    tuned = freeze(with_lora(build, where, classifier).train(), "blocks.9", input_shape=inputs)
+    equal_to_the_whole(tuned, cut_network(tuned, inputs), batch())
+
+
+def test_adapters_inside_the_frozen_part_belong_to_it():
+    build, _, classifier, _, inputs, batch = TUNED["timm"]
+    tuned = with_lora(build, r"blocks\.(3|11)\.attn\.qkv", classifier)
+    freeze(tuned, "blocks.9", input_shape=inputs)
+    network = cut_network(tuned, inputs)
+    assert any("lora_A" in name and "blocks.3" in name for name in network.prefix.tensors)
+    assert ".10" in network.frost_line.name
+    assert {name for name, _ in network.head.named_parameters() if "lora_" in name and "blocks.3" in name} == set()
+    equal_to_the_whole(tuned, network, batch())
+
+
+@pytest.mark.parametrize("until", ["blocks.9", "base_model.model.blocks.9"])
+def test_a_tuned_network_is_frozen_up_to_a_path_inside_or_outside(until):
+    build, _, classifier, _, inputs, _ = TUNED["timm"]
+    tuned = freeze(with_lora(build, r"blocks\.\d+\.attn\.qkv", classifier), until, input_shape=inputs)
+    trained = {name.split(".")[3] for name, one in tuned.named_parameters() if "lora_" in name and one.requires_grad}
+    assert trained == {"10", "11"}
+    network = cut_network(tuned, inputs)
+    assert network.fallback is None
+    assert ".9" in network.frost_line.name
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def in_one_process(model):
+    return nn.parallel.DistributedDataParallel(model)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+WRAPPERS = {
+    "torch.compile": (compiled, "_orig_mod."),
+    "DataParallel": (nn.DataParallel, "module."),
+    "DistributedDataParallel": (in_one_process, "module."),
+    "both": (lambda model: compiled(in_one_process(model)), "_orig_mod.module."),
+}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapped_network_is_cut_as_the_network_inside(name):
+    wrap, prefix = WRAPPERS[name]
+    bare = freeze(Small().train(), "body", input_shape=SHAPE)
+    for until in ("body", f"{prefix}body"):
+        wrapped = wrap(Small().train())
+        assert freeze(wrapped, until, input_shape=SHAPE) is wrapped
+        network = cut_network(wrapped, SHAPE)
+        assert [cut.name for cut in network.cuts] == [cut.name for cut in cut_network(bare, SHAPE).cuts]
+        assert network.fallback is None
+        equal_to_the_whole(wrapped, network, images())
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_the_head_learns_stands_in_the_wrapped_networks_state(name):
+    wrap, prefix = WRAPPERS[name]
+    wrapped = freeze(wrap(Small().train()), "body", input_shape=SHAPE)
+    network = cut_network(wrapped, SHAPE)
+    before = copy.deepcopy(wrapped.state_dict())
+    own = dict(wrapped.named_parameters())
+    optimizer = torch.optim.SGD([one for one in wrapped.parameters() if one.requires_grad], lr=0.1)
+    network.head.train()
+    assert unwrapped(wrapped).drop.training
+    network.head(torch.rand(8, 16)).sum().backward()
+    optimizer.step()
+    changed = {key for key, value in wrapped.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == {f"{prefix}fc.weight", f"{prefix}fc.bias"}
+    assert dict(network.head.named_parameters())["fc.weight"] is own[f"{prefix}fc.weight"]
+
+
+def test_a_network_that_is_compiled_in_place_or_in_part_is_cut_too():
+    in_place, in_part = Small().train(), Small().train()
+    in_place.compile(backend="eager")
+    in_part.stem = compiled(in_part.stem)
+    for model in (in_place, in_part):
+        freeze(model, "body", input_shape=SHAPE)
+        network = cut_network(model, SHAPE)
+        assert network.fallback is None
+        assert len(network.cuts) == len(cut_network(freeze(Small(), "body", input_shape=SHAPE), SHAPE).cuts)
+        equal_to_the_whole(model, network, images())
+
+
+def test_adapters_in_a_compiled_network_are_cut_as_they_are():
+    build, where, classifier, _, inputs, batch = TUNED["timm"]
+    wrapped = compiled(with_lora(build, where, classifier))
+    freeze(wrapped, "blocks.9", input_shape=inputs)
+    network = cut_network(wrapped, inputs)
+    assert ".9" in network.frost_line.name
+    equal_to_the_whole(wrapped, network, batch())
+
+
+def test_a_layer_that_there_is_not_is_named_as_it_was_asked_for():
+    with pytest.raises(UnknownLayer, match=r"no layer 'bodi'.*body"):
+        freeze(compiled(Small()), "bodi", input_shape=SHAPE)
+
+
+@pytest.mark.usefixtures("alone")
+def test_parameters_that_are_split_over_processes_are_refused_with_what_to_do():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Small()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    for refuse in (lambda: freeze(model, "body", input_shape=SHAPE), lambda: cut_network(model, SHAPE)):
+        with pytest.raises(ModelError, match=r"fully_shard has split.*DistributedDataParallel"):
+            refuse()
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_process_has_no_gradients_to_average():
+    assert not_averaged(in_one_process(Small())) is None
+    assert not_averaged(Small()) is None
+
+
+def test_of_several_processes_it_is_said_that_the_head_averages_no_gradients():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        for wrapped in (in_one_process(Small()), compiled(in_one_process(Small()))):
+            assert "wrap job.head in DistributedDataParallel" in not_averaged(wrapped)
+    finally:
+        torch.distributed.destroy_process_group()
