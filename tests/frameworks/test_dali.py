@@ -6,7 +6,7 @@ from nvidia.dali import fn, pipeline_def
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.adapters.dali import DaliSource
-from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests, TargetTests
 
 
 def made(source, *, decode=None, batch_size=8, depth=2, device=None):
@@ -108,6 +108,16 @@ def test_a_pipeline_of_smaller_batches_says_what_to_give(job):
     source = DaliSource(job.arrays(8))
     with pytest.raises(SettingError, match="8 rows do not fit a pipeline with batch_size=4: give it batch_size=8"):
         next(source.run(made(source, batch_size=4)))
+
+
+class TestTargetsOfDali(TargetTests):
+    """Declared targets, an output each."""
+
+    def with_targets(self, job, batch_size, **options):
+        source = DaliSource(job.arrays(batch_size, **options), columns=("ids", "targets"))
+        for outputs in Piped(source, batch_size):
+            ids, *targets = ([np.asarray(row).tolist() for row in output] for output in outputs)
+            yield ids, dict(zip(("score", "vector", "boxes"), targets, strict=True))
 
 
 class TestDaliSources(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.adapters.jax import JaxLoader
-from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests, TargetTests
 from support.frameworks import start
 from support.servers import free_ports
 
@@ -169,6 +169,17 @@ def test_processes_share_an_epoch_and_its_global_batches(folder, job):
     assert seen[0]["labels"] == [int(arrays.labels.sum()) for arrays in job.arrays(8, shuffle=True, last="drop")]
     assert seen[0]["state"] == seen[1]["state"]
     assert all("seed" in one["said"] for one in seen)
+
+
+class TestTargetsOfJax(TargetTests):
+    """Declared targets: lists of boxes stay arrays of NumPy's."""
+
+    def with_targets(self, job, batch_size, **options):
+        for batch in JaxLoader(job.arrays(batch_size, **options), columns=("ids", "targets")):
+            targets = {
+                name: [np.asarray(value).tolist() for value in values] for name, values in batch["targets"].items()
+            }
+            yield batch["ids"].tolist(), targets
 
 
 class TestJaxLoaders(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):

@@ -1,6 +1,7 @@
 """Batches as data sets of TensorFlow, in loops of its own and in Keras."""
 
 import json
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import DataError, SettingError
 from frostline.loaders.adapters.tensorflow import TensorFlowLoader
-from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests
+from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests, TargetTests
 from support.frameworks import start
 from support.images import image_folder, tiny_preprocess
 from support.servers import free_ports
@@ -182,6 +183,39 @@ def test_devices_of_a_strategy_share_the_batches_and_keras_trains_on_them_as_on_
     on_two, on_one = ([np.array(weight) for weight in weights] for weights in seen["weights"])
     for one, other in zip(on_two, on_one, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+class TestTargetsOfTensorFlow(TargetTests):
+    """Declared targets, of which those of any length are ragged."""
+
+    def with_targets(self, job, batch_size, **options):
+        for ids, targets in TensorFlowLoader(job.arrays(batch_size, **options), columns=("ids", "targets")):
+            assert isinstance(targets["boxes"], tf.RaggedTensor)
+            found = {
+                name: values.to_list() if name == "boxes" else values.numpy().tolist()
+                for name, values in targets.items()
+            }
+            yield ids.numpy().tolist(), found
+
+
+def test_texts_and_single_columns_have_static_shapes(folder):
+    data = fl.Dataset(folder, targets="words")
+    words = [f"é{row}" for row in range(len(data.whole.samples))]
+    with fl.offload(None, data.with_columns({"words": words}), preprocess=tiny_preprocess()) as job:
+        loader = TensorFlowLoader(job.arrays(8, drop_last=True), columns=("targets",))
+        assert loader.dataset().element_spec == (tf.TensorSpec((8,), tf.string),)
+        assert [word.decode() for (texts,) in loader for word in texts.numpy().tolist()] == words[:40]
+    data = fl.Dataset(folder, targets=["tags", "n"]).with_columns(
+        {"tags": [["a"] * (row % 3) for row in range(45)], "n": range(45)}
+    )
+    with fl.offload(None, data, preprocess=tiny_preprocess()) as job:
+        loader = TensorFlowLoader(job.arrays(8), columns=("targets",))
+        assert [texts for (targets,) in loader for texts in targets["tags"].to_list()] == [
+            [b"a"] * (row % 3) for row in range(45)
+        ]
+        changed = job.arrays(8, map=lambda sample: replace(sample, target={"n": sample.target["n"]}))
+        with pytest.raises(SettingError, match="map made other targets"):
+            list(TensorFlowLoader(changed, columns=("targets",)))
 
 
 class TestTensorFlowLoaders(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):

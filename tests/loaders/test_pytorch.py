@@ -10,7 +10,15 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from frostline.errors import OrderMismatch
 from frostline.loaders import WorkerLoader, merge_worker_states
-from frostline.testing.loaders import BreakTests, FailureTests, LoaderTests, OrderTests, StateRefusalTests, StateTests
+from frostline.testing.loaders import (
+    BreakTests,
+    FailureTests,
+    LoaderTests,
+    OrderTests,
+    StateRefusalTests,
+    StateTests,
+    TargetTests,
+)
 from frostline.testing.small_jobs import BATCH, SAMPLES, STEPS, flat, ids_of, reference
 
 # What torchdata asks of torch.
@@ -23,6 +31,26 @@ def loader_of(job, batch_size, state, options):
     if state is not None:
         loader.load_state_dict(state)
     return loader
+
+
+def listed(values):
+    return [value if isinstance(value, float) else value.tolist() for value in values]
+
+
+class TestTargetsOfArrays(TargetTests):
+    """Declared targets as NumPy's arrays and lists of them."""
+
+    def with_targets(self, job, batch_size, **options):
+        for batch in job.arrays(batch_size, **options):
+            yield batch.ids.tolist(), {name: listed(values) for name, values in batch.targets.items()}
+
+
+class TestTargetsOfTensors(TargetTests):
+    """The same as tensors, from workers."""
+
+    def with_targets(self, job, batch_size, **options):
+        for batch in WorkerLoader(job.loader(batch_size, **options), 2):
+            yield batch.ids.tolist(), {name: listed(values) for name, values in batch.targets.items()}
 
 
 class TestBare(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):

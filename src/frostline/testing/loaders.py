@@ -27,6 +27,7 @@ from frostline.testing.small_jobs import (
     BATCH,
     SAMPLES,
     STEPS,
+    TARGETS,
     flat,
     ids_of,
     job_of,
@@ -35,6 +36,7 @@ from frostline.testing.small_jobs import (
     reference,
     small_job,
     split,
+    targets_job,
 )
 
 __all__ = (
@@ -44,6 +46,7 @@ __all__ = (
     "OrderTests",
     "StateRefusalTests",
     "StateTests",
+    "TargetTests",
 )
 
 
@@ -333,6 +336,27 @@ class StateRefusalTests(LoaderTests):
     def test_what_is_no_state_is_refused(self, job: Job) -> None:
         with pytest.raises(OrderMismatch, match="no state of a loader"):
             self.whole(self.make(job, BATCH, {"epoch": 0}, shuffle=True))
+
+
+class TargetTests(LoaderTests):
+    """Declared targets are those of their samples, whatever they are."""
+
+    def with_targets(self, job: Job, batch_size: int, **options: Any) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        """The ids of each batch of a pass, and its declared targets by name, of numbers and lists.
+
+        Raises:
+            NotImplementedError: a subclass did not say.
+        """
+        raise NotImplementedError("say in `with_targets` what a batch of your adapter has")
+
+    @pytest.mark.parametrize("options", [{}, {"shuffle": True, "epoch": 2}, {"shuffle": True, "drop_last": True}])
+    def test_targets_of_every_kind_are_those_of_their_samples(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        with targets_job(tmp_path) as job:
+            rows = {id: row for row, id in enumerate(job.data.samples.ids.tolist())}
+            found = list(self.with_targets(job, BATCH, **options))
+            assert [ids for ids, _ in found] == ids_of(job.arrays(BATCH, **options))
+            for ids, targets in found:
+                assert targets == {name: [values[rows[id]] for id in ids] for name, values in TARGETS.items()}
 
 
 class FailureTests(LoaderTests):

@@ -19,6 +19,7 @@ __all__ = (
     "BATCH",
     "SAMPLES",
     "STEPS",
+    "TARGETS",
     "flat",
     "ids_of",
     "job_of",
@@ -27,6 +28,7 @@ __all__ = (
     "reference",
     "small_job",
     "split",
+    "targets_job",
 )
 
 SAMPLES, BATCH = 23, 4
@@ -34,6 +36,12 @@ SAMPLES, BATCH = 23, 4
 STEPS = -(-SAMPLES // BATCH)
 """Batches of an epoch."""
 _PIXELS = 16
+TARGETS: dict[str, list[Any]] = {
+    "score": [row / 4 for row in range(SAMPLES)],
+    "vector": [[row, -row] for row in range(SAMPLES)],
+    "boxes": [[[row, number] for number in range(row % 3)] for row in range(SAMPLES)],
+}
+"""Declared targets of each sample: a number, a vector, and lists of any length."""
 
 
 def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Job:
@@ -64,6 +72,13 @@ def job_of(folder: Path, slack: int | None = 0) -> Job:
         settings=LoaderSettings(samples_per_request=3, requests_in_flight=2, cache_bytes=0, slack=slack),
         node=NodeSettings(memory_bytes=1 << 28, device_batch=8),
     )
+
+
+def targets_job(folder: Path) -> Job:
+    """The same with declared targets, whose values are those of ``TARGETS`` by the samples' rows."""
+    small_job(folder).close()
+    data = Dataset(folder, targets=[*TARGETS]).with_columns(TARGETS)
+    return offload(None, data, preprocess=imagenet(_PIXELS), settings=LoaderSettings(cache_bytes=0, slack=0))
 
 
 def reference(job: Job, *, seed: int = 0, epoch: int = 0) -> list[list[int]]:

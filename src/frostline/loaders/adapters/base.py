@@ -9,7 +9,7 @@ from typing import Any
 from frostline.errors import FrostlineError, OrderMismatch, SettingError
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.epochs import Epochs
-from frostline.loaders.epoch.numpy_batch import Array, Arrays
+from frostline.loaders.epoch.numpy_batch import Arrays
 
 __all__ = ("COLUMNS", "Fed", "FrameworkIterator", "Parts", "checked_columns", "checked_loader", "columns_of")
 
@@ -22,8 +22,8 @@ _BETWEEN = 2
 _State = dict[str, Any]
 Fed = ArrayLoader | Epochs[ArrayLoader]
 """What a framework's loader is made of."""
-Parts = tuple[Array | tuple[Array, ...], ...]
-"""Columns of a batch; several arrays where several tensors cross the frost line."""
+Parts = tuple[Any, ...]
+"""Columns of a batch: arrays, tuples of them where several tensors cross the frost line, and what targets are."""
 
 
 class FrameworkIterator:
@@ -37,7 +37,7 @@ class FrameworkIterator:
         columns: columns of a batch, by name.
         ahead: batches that the framework may hold. With 0 the loop has what the framework took; else it says so itself
             by ``took``.
-        check: refuses a batch that the framework would.
+        fit: makes of a batch's columns what the framework takes, and refuses what it would refuse.
 
     Attributes:
         failure: why the last pass ended early, in our words; None where it did not.
@@ -48,7 +48,7 @@ class FrameworkIterator:
     """
 
     def __init__(
-        self, loader: Fed, columns: Sequence[str], ahead: int = 0, check: Callable[[Parts], None] | None = None
+        self, loader: Fed, columns: Sequence[str], ahead: int = 0, fit: Callable[[Parts], Parts] | None = None
     ) -> None:
         if ahead < 0:
             raise SettingError(f"a framework can hold 0 batches or more, not {ahead}")
@@ -56,7 +56,7 @@ class FrameworkIterator:
         self.one = checked_loader(loader)
         self._loader = loader
         self._columns = checked_columns(columns)
-        self._check = check
+        self._fit = fit
         self._ahead = ahead
         self._epochs: Iterator[ArrayLoader] = iter(())
         self._pass: Generator[Arrays] | None = None
@@ -84,9 +84,7 @@ class FrameworkIterator:
                         return
                     self._hold()
                     parts = columns_of(batch, self._columns)
-                    if self._check is not None:
-                        self._check(parts)
-                    yield parts
+                    yield parts if self._fit is None else self._fit(parts)
             if self._goes_on(own):
                 self._end()
         except FrostlineError as error:
@@ -227,5 +225,5 @@ def columns_of(arrays: Arrays, columns: Sequence[str]) -> Parts:
     """
     found = tuple(getattr(arrays, name) for name in columns)
     if any(array is None for array in found):
-        raise SettingError("targets are there where the data set has masks, and this one has none")
+        raise SettingError("targets are there where the data set declares some or has masks, and this one has none")
     return found

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from nvidia.dali import Pipeline, fn
 
+from frostline.datasets.select.target_specs import TEXTS
 from frostline.errors import SettingError
 from frostline.loaders.adapters.base import Fed, FrameworkIterator, Parts
 
@@ -22,11 +23,13 @@ class DaliSource:
     Args:
         loader: loader of an epoch, so that each pass is that epoch; or several epochs, one a pass.
         columns: parts of a batch to give, of ``features``, ``labels``, ``ids`` and ``targets``: an output each, and
-            where several tensors cross the frost line one for each of them.
+            where several tensors cross the frost line one for each of them, as for each of several declared targets.
+            Texts are arrays of the bytes of their UTF-8.
         ahead: batches that the pipeline holds before it hands them out: its ``prefetch_queue_depth``.
 
     Raises:
-        SettingError: there is no such column, ``ahead`` is negative, or the loader's batches are no arrays.
+        SettingError: there is no such column, ``ahead`` is negative, the loader's batches are no arrays, or a target
+            is a list of texts.
     """
 
     def __init__(
@@ -38,7 +41,14 @@ class DaliSource:
     ) -> None:
         self._columns = tuple(columns)
         self._feed = FrameworkIterator(loader, columns, ahead)
-        self._tensors = len(self._feed.one.tensors)
+        targets = self._feed.one.targets
+        specs = () if targets is None or "targets" not in columns else targets.specs
+        listed = next((spec.name for spec in specs if spec.kind == TEXTS), None)
+        if listed is not None:
+            raise SettingError(
+                f"DALI has no lists of texts, as {listed!r} has: declare it as a MultiLabel, or leave it out"
+            )
+        self._counts = {"features": len(self._feed.one.tensors), "targets": max(1, len(specs))}
 
     def __call__(self) -> Iterator[tuple[Any, ...]]:
         """A pass, for ``fn.external_source(source=this, num_outputs=..., cycle="raise")``."""
@@ -52,7 +62,7 @@ class DaliSource:
         Args:
             options: options of ``fn.external_source``, such as ``device="gpu"``.
         """
-        outputs = sum(self._tensors if name == "features" else 1 for name in self._columns)
+        outputs = sum(self._counts.get(name, 1) for name in self._columns)
         return list(fn.external_source(source=self, num_outputs=outputs, cycle="raise", **options))
 
     def run(self, pipeline: Pipeline) -> Iterator[Any]:
@@ -97,5 +107,11 @@ class DaliSource:
 def _outputs(parts: Parts) -> Iterator[Any]:
     """One after the other; encoded samples as a list of arrays of bytes, as DALI takes what differs in length."""
     for part in parts:
-        for tensor in part if isinstance(part, tuple) else (part,):
-            yield [np.frombuffer(row, np.uint8) for row in tensor] if tensor.dtype.hasobject else tensor
+        for tensor in part if isinstance(part, tuple) else part.values() if isinstance(part, dict) else (part,):
+            is_array = isinstance(tensor, np.ndarray) and not tensor.dtype.hasobject
+            yield tensor if is_array else [_dense(row) for row in tensor]
+
+
+def _dense(row: Any) -> Any:
+    encoded = row.encode() if isinstance(row, str) else row
+    return np.frombuffer(encoded, np.uint8) if isinstance(encoded, bytes) else encoded

@@ -13,7 +13,7 @@ from frostline.errors import OrderMismatch, SettingError
 from frostline.loaders.adapters.base import Fed, checked_columns, checked_loader, columns_of
 from frostline.loaders.epoch.encoded import ENCODED
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
-from frostline.loaders.epoch.numpy_batch import Array, Arrays
+from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.loaders.epoch.ranks import Ranks
 from frostline.ordering import RecordedOrder
 
@@ -65,8 +65,9 @@ class JaxLoader:
 class JaxIterator:
     """One pass over a ``JaxLoader``: dicts of arrays by column. It is for one thread at a time.
 
-    Whole numbers are narrowed to 32 bits unless ``jax_enable_x64`` is set, as JAX does it; ``ids`` stay as they are,
-    as NumPy arrays.
+    Targets of several columns are a dict, and those that are lists, such as boxes and texts, stay lists of NumPy arrays
+    and texts. Whole numbers are narrowed to 32 bits unless ``jax_enable_x64`` is set, as JAX does it; ``ids`` stay as
+    they are, as NumPy arrays.
     """
 
     def __init__(
@@ -120,10 +121,14 @@ class JaxIterator:
         if isinstance(batches, Generator):
             batches.close()
 
-    def _placed(self, value: Array | tuple[Array, ...]) -> Any:
+    def _placed(self, value: Any) -> Any:
         """The global array of which this process has these rows."""
         if isinstance(value, tuple):
             return tuple(map(self._placed, value))
+        if isinstance(value, dict):
+            return {name: self._placed(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return value
         if self._sharding is None:
             return jax.device_put(value)
         try:

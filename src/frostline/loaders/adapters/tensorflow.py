@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from frostline.datasets import TargetSpec
 from frostline.errors import SettingError
 from frostline.loaders.adapters.base import Fed, FrameworkIterator, Parts
 from frostline.loaders.epoch.ranks import Ranks
@@ -43,7 +44,8 @@ class TensorFlowLoader:
         loader: loader of an epoch, so that each iteration is that epoch; or several epochs, one an iteration, as Keras
             asks for them.
         columns: an element's parts, of ``features``, ``labels``, ``ids`` and ``targets``. Where several tensors cross
-            the frost line, its features are a tuple.
+            the frost line, its features are a tuple; several declared targets are a dict, and those whose length
+            differs from sample to sample ragged tensors.
         prefetch: batches that TensorFlow holds. Frostline prefetches already; 1 or 2 hide the copy into TensorFlow's
             own memory too.
         ahead: batches that TensorFlow holds beside these before the loop has them: 2 for each device of a strategy of
@@ -65,7 +67,7 @@ class TensorFlowLoader:
         self._prefetch = prefetch
         if min(prefetch, ahead) < 0:
             raise SettingError(f"TensorFlow can hold 0 batches or more, not {min(prefetch, ahead)}")
-        self._feed = FrameworkIterator(loader, columns, prefetch + ahead, self._check)
+        self._feed = FrameworkIterator(loader, columns, prefetch + ahead, self._fit)
         self._one = self._feed.one
 
     def dataset(self) -> "tf.data.Dataset":
@@ -123,14 +125,22 @@ class TensorFlowLoader:
         """Let the next iteration go on from there; see ``ArrayLoader.load_state_dict``."""
         self._feed.load_state_dict(state)
 
-    def _check(self, parts: Parts) -> None:
-        """Refuse a batch that the data set has no place for, which TensorFlow would do without a word of why."""
-        for spec, part in zip(tf.nest.flatten(self._signature()), tf.nest.flatten(parts), strict=True):
-            if not spec.is_compatible_with(tf.TensorSpec(part.shape, part.dtype)):
+    def _fit(self, parts: Parts) -> Parts:
+        """What TensorFlow takes; a batch that the data set has no place for is refused, which it does without a why."""
+        found = tuple(map(_fitted, parts))
+        signature = self._signature()
+        try:
+            tf.nest.assert_same_structure(signature, found)
+        except (TypeError, ValueError) as error:
+            raise SettingError("map made other targets than the data set declares: keep their names there") from error
+        for spec, part in zip(tf.nest.flatten(signature), tf.nest.flatten(found), strict=True):
+            shown = part if isinstance(part, tf.RaggedTensor) else tf.TensorSpec(part.shape, part.dtype)
+            if not spec.is_compatible_with(shown):
                 raise SettingError(
-                    f"augment made {part.dtype} {list(part.shape)}, and the data set has {spec.dtype.name} "
-                    f"{spec.shape.as_list()}: keep shapes and types there, and change them by dataset().map"
+                    f"augment or map made {part.dtype} {list(part.shape)}, and the data set has {_type_of(spec)}: keep "
+                    "shapes and types there, and change them by dataset().map"
                 )
+        return found
 
     def _signature(self) -> tuple[Any, ...]:
         rows = self._one.whole_rows
@@ -142,9 +152,47 @@ class TensorFlowLoader:
             "features": features[0] if len(features) == 1 else tuple(features),
             "labels": tf.TensorSpec((rows,), tf.int64),
             "ids": tf.TensorSpec((rows,), tf.int64),
-            "targets": tf.TensorSpec((rows, None, None), tf.int64),
+            "targets": self._targets(rows),
         }
         return tuple(specs[name] for name in self._columns)
+
+    def _targets(self, rows: int | None) -> Any:
+        targets = self._one.targets
+        if targets is None:
+            return tf.TensorSpec((rows, None, None), tf.int64)
+        specs = {spec.name: _spec_of(spec, rows) for spec in targets.specs}
+        return specs[targets.specs[0].name] if targets.is_single else specs
+
+
+def _spec_of(spec: TargetSpec, rows: int | None) -> Any:
+    dtype = tf.string if spec.dtype == "object" else tf.as_dtype(spec.dtype)
+    if None in spec.shape:
+        return tf.RaggedTensorSpec((rows, *spec.shape), dtype, ragged_rank=1)
+    return tf.TensorSpec((rows, *spec.shape), dtype)
+
+
+def _type_of(spec: Any) -> str:
+    if isinstance(spec, tf.TensorSpec):
+        return f"{spec.dtype.name} {spec.shape.as_list()}"
+    return str(spec)
+
+
+def _fitted(part: Any) -> Any:
+    """A column as TensorFlow takes it: lists of arrays ragged, texts as bytes."""
+    if isinstance(part, dict):
+        return {name: _fitted(value) for name, value in part.items()}
+    if not isinstance(part, list):
+        return part
+    if all(isinstance(value, str) for value in part):
+        return _texts(part)
+    rows = [_texts(value) if isinstance(value, list) else value for value in part]
+    return tf.RaggedTensor.from_row_lengths(np.concatenate(rows), [len(row) for row in rows])
+
+
+def _texts(values: list[str]) -> Any:
+    found = np.empty(len(values), object)
+    found[:] = [value.encode() for value in values]
+    return found
 
 
 class _Counting(keras.callbacks.Callback):  # type: ignore[misc]
