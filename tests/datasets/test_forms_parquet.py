@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 import pytest
 
-from frostline.datasets.formats.parquet import Parquet, columns_of_schema
+from frostline.datasets.formats.column_roles import columns_of_schema
+from frostline.datasets.formats.parquet import Parquet
 from frostline.datasets.open import open_samples
 from frostline.datasets.parquet.cells import Cell, CellCache, CellReader
 from frostline.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError

@@ -4,6 +4,7 @@ import uuid
 
 import pytest
 
+from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import ClassFolderFormat
 from frostline.datasets.formats.masks import MaskPairs
@@ -71,6 +72,17 @@ class TestParquet(Stores, FormTests, MaskTests):
 
     def put_masked(self, store, examples):
         forms.put_masked_parquet(store, examples)
+
+
+class TestArrowFiles(Stores, FormTests, MaskTests):
+    form = ArrowFiles()
+    reads_again = True
+
+    def put(self, store, examples, part=0):
+        forms.put_arrow(store, examples, part)
+
+    def put_masked(self, store, examples):
+        forms.put_masked_arrow(store, examples)
 
 
 class TestReadyForm(Stores, FormTests, MaskTests):

@@ -16,7 +16,7 @@ from frostline.datasets.check.check import check
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.copy.layout import PACKERS
 from frostline.datasets.copy.repack import repack
-from frostline.datasets.formats.parquet import columns_of_schema
+from frostline.datasets.formats.column_roles import columns_of_schema
 from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SettingError
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet

@@ -202,7 +202,7 @@ def test_texts_and_single_columns_have_static_shapes(folder):
     data = fl.Dataset(folder, targets="words")
     words = [f"é{row}" for row in range(len(data.whole.samples))]
     with fl.offload(None, data.with_columns({"words": words}), preprocess=tiny_preprocess()) as job:
-        loader = TensorFlowLoader(job.arrays(8, drop_last=True), columns=("targets",))
+        loader = TensorFlowLoader(job.arrays(8, last="drop"), columns=("targets",))
         assert loader.dataset().element_spec == (tf.TensorSpec((8,), tf.string),)
         assert [word.decode() for (texts,) in loader for word in texts.numpy().tolist()] == words[:40]
     data = fl.Dataset(folder, targets=["tags", "n"]).with_columns(

@@ -20,6 +20,9 @@ from frostline.stores.base.urls import object_url
 from frostline.stores.cql.writing import TableSample
 from support.images import tiny_preprocess
 
+ENCODED = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+"""The type of a column of images as Hugging Face's libraries write one."""
+
 
 def tar_of(files, fmt=tarfile.PAX_FORMAT):
     """A tar of named contents."""
@@ -84,6 +87,29 @@ def put_masked_parquet(store, examples):
     out = io.BytesIO()
     pq.write_table(pa.table({**columns, "label": [example.label for example in examples]}), out, row_group_size=3)
     store.write("0.parquet", out.getvalue())
+
+
+def arrow_of(table, rows=5):
+    """A stream of record batches, as ``save_to_disk`` writes one."""
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return out.getvalue().to_pybytes()
+
+
+def put_arrow(store, examples, part=0):
+    image = pa.array([{"bytes": example.data, "path": None} for example in examples], ENCODED)
+    columns = {"label": [example.label for example in examples], "image": image}
+    store.write(f"{part}.arrow", arrow_of(pa.table({**columns, "key": [example.key for example in examples]})))
+
+
+def put_masked_arrow(store, examples):
+    columns = {
+        "image": [{"bytes": example.data, "path": None} for example in examples],
+        "mask": [(example.mask and {"bytes": example.mask, "path": None}) or None for example in examples],
+    }
+    columns = {name: pa.array(cells, ENCODED) for name, cells in columns.items() if any(cells)}
+    store.write("0.arrow", arrow_of(pa.table({**columns, "label": [example.label for example in examples]}), 3))
 
 
 def put_masked_urls(store, examples):

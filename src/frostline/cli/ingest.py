@@ -43,7 +43,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     "--from",
     "source_form",
     metavar="FORM",
-    help="Form of SRC, where several lie there: folders, masks, webdataset, parquet, urls or cql.",
+    help="Form of SRC, where several lie there: folders, masks, webdataset, parquet, arrow, urls or cql.",
 )
 @where_option
 @click.option(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.base import Format
 from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import ClassFolderFormat
@@ -22,6 +23,7 @@ FORMATS: tuple[Format, ...] = (
     ClassFolderFormat(),
     WebDataset(),
     Parquet(),
+    ArrowFiles(),
     UrlLists(),
 )
 """In the order in which they are asked."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-__all__ = ("flattened", "in_json", "is_list", "list_column", "list_columns", "list_names")
+__all__ = ("flattened", "in_json", "is_list", "list_column", "list_columns", "list_names", "short_lists")
 
 # Longer lists are data and not what is said of it: a table of samples would be as large as they are.
 _MAX_VALUES = 256
@@ -38,6 +38,19 @@ def list_columns(parquet: pq.ParquetFile, names: Sequence[str]) -> dict[str, pa.
     # One thread: Arrow's pool would not survive a fork of the process.
     table = parquet.read(columns=short, use_threads=False)
     return {name: in_json(_at(table, name)) for name in short}
+
+
+def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
+    """Columns of lists of a table as texts, by their paths, without those with long lists; see ``list_columns``."""
+    found = {path: _at(table, path) for path in paths if path.partition(".")[0] in table.column_names}
+    return {path: in_json(column) for path, column in found.items() if _leaves(column) <= _MAX_VALUES * len(table)}
+
+
+def _leaves(column: pa.ChunkedArray) -> int:
+    """Values in all lists of a column together."""
+    while _inner(column.type) is not None:
+        column = pc.list_flatten(column)
+    return len(column)
 
 
 def list_column(values: Sequence[Any]) -> pa.Array | None:

@@ -1,11 +1,9 @@
 """Parquet files with a column of images, as Hugging Face keeps data sets: samples are cells, read in place."""
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,137 +11,18 @@ import pyarrow.parquet as pq
 
 from frostline.core import CELLS
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
-from frostline.datasets.formats.labels import (
-    LABEL_FIELDS,
-    NO_CLASSES,
-    URL_FIELDS,
-    column_name,
-    joined,
-    labelled,
-)
-from frostline.datasets.formats.lists import in_json, is_list, list_columns, list_names
+from frostline.datasets.formats.column_roles import ColumnRoles, labels_said, roles_in
+from frostline.datasets.formats.labels import column_name, joined, labelled
+from frostline.datasets.formats.lists import list_columns
 from frostline.datasets.formats.split_names import with_splits
 from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts, plain
-from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, target_columns
+from frostline.datasets.formats.targets import NO_MASK, Mask, target_columns
 from frostline.datasets.parquet.cells import Cell, cells_of, leaf, opened
 from frostline.errors import DataError, EmptyDataset
 from frostline.preprocess.decoder import size_of
 from frostline.stores.base.protocols import Entry, ObjectStore, Versioned, is_other_version
 
-__all__ = ("ColumnRoles", "Parquet", "columns_of_schema", "is_label", "is_parquet", "is_scalar", "is_target")
-
-# Where no words say it: what image columns are called, and then the first that could be one.
-_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "data")
-
-# Where labels are images, they are masks.
-_MASK_NAMES = (*MASK_FIELDS, *LABEL_FIELDS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnRoles:
-    """What the columns of a file are.
-
-    Attributes:
-        image: path of the leaf with the encoded images.
-        mask: path of the leaf with the encoded masks; None where no column is one.
-        label: name of the column; None where no column is one.
-        other: name of a column that is called as labels are and holds something else; None where none is.
-        classes: names that a label's number stands for; empty where it is its own.
-        about: scalar columns beside them.
-        lists: paths of columns of lists.
-    """
-
-    image: str
-    mask: str | None
-    label: str | None
-    other: str | None
-    classes: tuple[str, ...]
-    about: tuple[str, ...]
-    lists: tuple[str, ...] = ()
-
-
-def columns_of_schema(schema: pa.Schema) -> ColumnRoles | None:
-    """What the columns are; None where none can hold images.
-
-    Args:
-        schema: schema of the file; the metadata of Hugging Face's ``datasets`` names images, labels and classes.
-    """
-    features = _features(schema)
-    leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
-    named = [name for name in leaves if _kind(features.get(name)) == "Image"]
-    likely = [*named, *(name for name in _IMAGE_NAMES if name in leaves), *leaves]
-    image = next(iter([*(name for name in likely if name not in _MASK_NAMES), *likely]), None)
-    if image is None:
-        return None
-    mask = next((name for name in _MASK_NAMES if name in leaves and name != image), None)
-    numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
-    wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
-    label = next((name for name in wanted if name in schema.names and is_label(schema.field(name).type)), None)
-    other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
-    other = other if label is None else None
-    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name not in (label, other))
-    classes = features[label].get("names") if label is not None and label in numbered else None
-    names = tuple(map(str, classes)) if isinstance(classes, list) else ()
-    return ColumnRoles(
-        image=leaves[image],
-        mask=None if mask is None else leaves[mask],
-        label=label,
-        other=other,
-        classes=names,
-        about=about,
-        lists=tuple(name for name in list_names(schema) if name != other),
-    )
-
-
-def _features(schema: pa.Schema) -> dict[str, Any]:
-    try:
-        said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = said["info"]["features"]
-        return features if isinstance(features, dict) else {}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-
-
-def _kind(feature: Any) -> str | None:
-    return feature.get("_type") if isinstance(feature, dict) else None
-
-
-def _image_leaf(field: pa.Field) -> str | None:
-    if _is_binary(field.type):
-        return str(field.name)
-    if pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
-        return f"{field.name}.bytes" if _is_binary(field.type.field("bytes").type) else None
-    return None
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def is_label(kind: pa.DataType) -> bool:
-    """Whether a column of that type can say labels."""
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_integer(plain) or pa.types.is_boolean(plain) or _is_text(plain)
-
-
-def is_target(kind: pa.DataType) -> bool:
-    """Whether a column of that type can say labels that are no classes."""
-    return bool(pa.types.is_floating(kind) or is_list(kind))
-
-
-def _is_other(schema: pa.Schema, name: str) -> bool:
-    return name in schema.names and not pa.types.is_null(schema.field(name).type)
-
-
-def is_scalar(kind: pa.DataType) -> bool:
-    """Whether a column of that type can be metadata."""
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain) or _is_text(plain)
-
+__all__ = ("Parquet", "is_parquet")
 
 _RULE = "frostline parquet 4"
 # Files read at once: each holds a row group of images while their sizes are looked at.
@@ -206,15 +85,7 @@ def is_parquet(entry: Entry) -> bool:
 
 def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
     with opened(store, entry.object, entry.size) as (parquet, source):
-        columns = columns_of_schema(parquet.schema_arrow)
-        if columns is None:
-            raise DataError(
-                f"{entry.object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
-                f"its columns are {', '.join(parquet.schema_arrow.names)[:200]}{_hint(parquet.schema_arrow)}"
-            )
-        kind = None if columns.other is None else parquet.schema_arrow.field(columns.other).type
-        if kind is not None and not is_target(kind):
-            raise DataError(f"{entry.object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
+        columns = roles_in(entry.object, parquet.schema_arrow)
         if entry.etag and (entry.object, entry.etag) in known:
             return _File(known[entry.object, entry.etag], columns.classes)
         table = _table(parquet, entry, columns)
@@ -223,18 +94,12 @@ def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
     return _File(table, columns.classes)
 
 
-def _hint(schema: pa.Schema) -> str:
-    texts = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
-    url = next((name for name in URL_FIELDS if name in texts), None)
-    return "" if url is None else f"; if {url} says where images are, name the form: form='urls', or --form urls"
-
-
 def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> pa.Table:
     lengths = _lengths(parquet, columns.image)
     wanted = [name for name in (*columns.about, columns.label, columns.other) if name is not None]
     beside = parquet.read(columns=wanted, use_threads=False) if wanted else None
     rows = len(lengths)
-    said = pa.nulls(rows, pa.string()) if beside is None else _said(entry, columns, beside)
+    said = pa.nulls(rows, pa.string()) if beside is None else labels_said(entry.object, columns, beside)
     lists = list_columns(parquet, columns.lists)
     places = pa.array(range(rows), pa.int64())
     table = pa.table(
@@ -274,21 +139,3 @@ def _groups(parquet: pq.ParquetFile, path: str) -> Iterator[pa.ChunkedArray]:
     """A column, a row group at a time."""
     for group in range(parquet.num_row_groups):
         yield leaf(parquet.read_row_group(group, columns=[path], use_threads=False).column(0))
-
-
-def _said(entry: Entry, columns: ColumnRoles, beside: pa.Table) -> pa.ChunkedArray | pa.Array:
-    if columns.label is None:
-        return pa.nulls(len(beside), pa.string()) if columns.other is None else in_json(beside[columns.other])
-    values = plain(beside[columns.label])
-    if pa.types.is_boolean(values.type):
-        return pc.if_else(values, "True", "False")
-    if not columns.classes or not pa.types.is_integer(values.type):
-        return values.cast(pa.string())
-    greatest = pc.max(values).as_py()
-    if greatest is not None and greatest >= len(columns.classes):
-        raise DataError(f"{entry.object} has a label {greatest} and names for {len(columns.classes)} classes only")
-    least = pc.min(values).as_py()
-    if least is not None and least < -1:  # Hugging Face writes -1 for a sample without a class
-        return values.cast(pa.string())
-    numbers = pc.if_else(pc.greater_equal(values, 0), values, pa.scalar(None, values.type))
-    return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])

@@ -1,7 +1,8 @@
 """Decides which splits the names of folders and files say, and which of them are for training and for scoring. Pure."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import filterfalse
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -91,19 +92,27 @@ def splits_of(files: Sequence[str]) -> dict[str, str] | None:
     return found if len(set(found.values())) > 1 else None
 
 
-def splits_said(table: pa.Table) -> tuple[str, ...]:
-    """The splits that a table's column ``split`` names, those to train on first; none where it has other values too."""
+def splits_said(table: pa.Table, *, divided_by_names: bool = False) -> tuple[str, ...]:
+    """The splits that a table's column ``split`` names, those to train on first; none where it has other values too.
+
+    Args:
+        table: table of samples.
+        divided_by_names: the column was made of the splits' names: whatever it holds is one, and those of other names
+            come last.
+    """
     if SPLIT not in table.schema.names or not _is_text(table.schema.field(SPLIT).type):
         return ()
     values = pc.unique(table[SPLIT]).drop_null()
-    if not 0 < len(values) <= _MAX:
+    if not divided_by_names and not 0 < len(values) <= _MAX:
         return ()
     names: list[str] = values.to_pylist()
-    trained = [name for name in names if name.lower() in _TRAINED]
-    return (*sorted(trained), *scored_among(names)) if all(map(is_split, names)) else ()
+    trained, others = [name for name in names if name.lower() in _TRAINED], [*filterfalse(is_split, names)]
+    return () if others and not divided_by_names else (*sorted(trained), *scored_among(names), *sorted(others))
 
 
-def with_splits(table: pa.Table, files: Sequence[str], rows: Sequence[int]) -> tuple[pa.Table, bool]:
+def with_splits(
+    table: pa.Table, files: Sequence[str], rows: Sequence[int], said: Mapping[str, str] | None = None
+) -> tuple[pa.Table, bool]:
     """A table with the column ``split`` that the names of its files say, and whether they say any.
 
     A column that the data itself calls so stays as it is.
@@ -112,8 +121,9 @@ def with_splits(table: pa.Table, files: Sequence[str], rows: Sequence[int]) -> t
         table: samples of all files.
         files: their names, in the table's order.
         rows: number of rows of each file.
+        said: splits of files where the data itself says them, whatever they are called; by default names say them.
     """
-    splits = splits_of(files)
+    splits = splits_of(files) if said is None else said
     if splits is None or SPLIT in table.schema.names:
         return table, False
     each = [pa.repeat(pa.scalar(splits.get(file), pa.string()), count) for file, count in zip(files, rows, strict=True)]

@@ -11,10 +11,11 @@ import pyarrow.csv as csv
 
 from frostline.core import URLS
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
+from frostline.datasets.formats.column_roles import is_label, is_scalar, is_target
 from frostline.datasets.formats.folders import is_image
 from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, URL_FIELDS, column_name, joined, labelled
 from frostline.datasets.formats.lists import in_json, list_columns, list_names
-from frostline.datasets.formats.parquet import is_label, is_parquet, is_scalar, is_target
+from frostline.datasets.formats.parquet import is_parquet
 from frostline.datasets.formats.split_names import with_splits
 from frostline.datasets.formats.tables import SAID, finished, plain
 from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, Size, known_sizes, size_at, target_columns

@@ -13,21 +13,14 @@ import pyarrow as pa
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.folders import IMAGE_SUFFIXES
 from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, columns_of, joined, labelled, said_by
+from frostline.datasets.formats.ranges import ObjectRanges
 from frostline.datasets.formats.split_names import with_splits
 from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts
 from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, size_at, target_columns
 from frostline.errors import DataError, EmptyDataset
-from frostline.stores.base.protocols import Entry, ObjectStore, Versioned, is_other_version
+from frostline.stores.base.protocols import Entry, ObjectStore, Versioned
 
 __all__ = ("Member", "WebDataset", "members", "samples_of")
-
-# Reading on through what is not needed costs less than another round trip, up to about here.
-_GAP_BYTES = 64 << 10
-# A header with a name and a small member or two.
-_MIN_BYTES = 8 << 10
-_MAX_BYTES = 1 << 20
-# Headers with long names, and contents that are looked into, are far smaller.
-_LONGEST_BYTES = 16 << 20
 
 
 class Member(NamedTuple):
@@ -60,7 +53,7 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...]) -> Ite
         DataError: the tar is cut off, damaged, compressed, or has changed since it was listed.
         StoreError: the store failed.
     """
-    ranges = _Ranges(store, shard)
+    ranges = ObjectRanges(store, shard)
     with _said(shard.object), tarfile.TarFile(fileobj=cast(IO[bytes], ranges), encoding="utf-8") as tar:
         for info in tar:
             if not info.isreg():
@@ -73,50 +66,6 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...]) -> Ite
         # The module stops at whatever it cannot read as if that were the end.
         if not _is_end(ranges.at(tar.offset, tarfile.BLOCKSIZE)):
             raise DataError(_cut_off(shard.object))
-
-
-class _Ranges:
-    """As much of a file as ``tarfile`` needs of one, read by ranges of a fitting size."""
-
-    def __init__(self, store: Versioned, shard: Entry) -> None:
-        self._store = store
-        self._shard = shard
-        self._place = 0
-        self._start = 0
-        self._held = b""
-        self._window = _MIN_BYTES
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, place: int) -> int:
-        self._place = place
-        return place
-
-    def read(self, size: int) -> bytes:
-        data = self.at(self._place, size)
-        self._place += len(data)
-        return data
-
-    def at(self, place: int, size: int) -> bytes:
-        """The bytes at a place, or as many as the file has."""
-        if size > _LONGEST_BYTES:
-            raise DataError(f"{self._shard.object} has a header of {size} bytes at byte {place}: it is damaged")
-        size = min(size, self._shard.size - place)
-        if size <= 0:
-            return b""
-        if not self._start <= place <= place + size <= self._start + len(self._held):
-            self._fetch(place, size)
-        return self._held[place - self._start : place - self._start + size]
-
-    def _fetch(self, place: int, size: int) -> None:
-        is_near = 0 <= place - self._start - len(self._held) + size < _GAP_BYTES
-        self._window = min(2 * self._window, _MAX_BYTES) if is_near else _MIN_BYTES
-        length = min(max(size, self._window), self._shard.size - place)
-        data, version = self._store.read_version(self._shard.object, place, length)
-        if is_other_version(self._shard.etag, version):
-            raise DataError(f"{self._shard.object} changed while it was read: ask again when nobody writes to it")
-        self._start, self._held = place, bytes(data)
 
 
 @contextmanager

@@ -284,7 +284,7 @@ def about_of(listed: ListedSamples) -> dict[str, Any]:
         "digest": listed.digest,
         "classes": listed.classes,
         "reading": listed.reading,
-        "splits": splits_said(listed.table),
+        "splits": splits_said(listed.table, divided_by_names=listed.divided_by_names),
         "divided_by_names": listed.divided_by_names,
     }
 

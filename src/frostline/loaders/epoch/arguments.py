@@ -3,9 +3,10 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from frostline.checks import check_type, checked
+from frostline.core import View
 from frostline.datasets import Dataset
 from frostline.errors import SettingError, nearest
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture
@@ -13,9 +14,6 @@ from frostline.loaders.epoch.ranks import Ranks
 from frostline.loaders.epoch.sample_map import SampleFunction
 from frostline.ordering import BlockShuffle, RecordedOrder
 from frostline.preprocess import Preprocess
-
-if TYPE_CHECKING:  # of PyTorch, which other frameworks do without
-    from frostline.loaders.torch.augment import Augment
 
 __all__ = ("EpochOptions", "check_epochs", "check_names", "checked_options", "shows_options")
 
@@ -40,8 +38,8 @@ class EpochOptions(TypedDict, total=False):
         ranks: ranks that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
             PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the order,
             whatever ``LoaderSettings.slack`` is, and so do worker processes.
-        augment: changes each batch here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``, or a
-            function of your own. What is kept are the features as they were before.
+        augment: changes each ``Batch`` here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
+            or a function of your own. What is kept are the features as they were before.
         map: function of your own that is called for each sample here, before it is put into its batch, as
             ``map(sample)`` or ``map(sample, rng)``: it is given a ``Sample`` and gives another one with the same id.
             The generator is seeded by seed, epoch and id, so that a sample is the same whoever reads it. It runs in
@@ -62,7 +60,7 @@ class EpochOptions(TypedDict, total=False):
     preprocess: Preprocess | None
     last: str
     ranks: Ranks | None
-    augment: "Augment | None"
+    augment: Callable[[Any, View], Any] | None
     map: SampleFunction | None
     targets: bool | None
     record: bool
