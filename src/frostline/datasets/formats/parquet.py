@@ -23,7 +23,7 @@ from frostline.stores.base.protocols import Entry, ObjectStore, Versioned, is_ot
 
 __all__ = ("Parquet", "is_parquet")
 
-_RULE = "frostline parquet 3"
+_RULE = "frostline parquet 4"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
