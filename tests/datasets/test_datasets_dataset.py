@@ -1,6 +1,7 @@
 """A data set: its samples, its manifest, its parts, and what is said of bad ones."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -310,3 +311,9 @@ def test_real_photographs_are_a_data_set(photographs, tmp_path):
     dataset = Dataset(link)
     dataset.require_classes()
     assert dataset.statistics().mean_bytes > 10_000
+
+
+def test_a_file_that_is_given_as_a_folder_gets_a_sentence_that_names_its_folder(tmp_path):
+    (tmp_path / "train.tar").write_bytes(b"x")
+    with pytest.raises(DataNotFound, match=f"is a file, .* name {re.escape(str(tmp_path))}"):
+        _ = Dataset(tmp_path / "train.tar").samples

@@ -1,6 +1,7 @@
 """Which form a listing has."""
 
 import json
+import uuid
 
 import pytest
 
@@ -9,8 +10,8 @@ from frostline.cli.index import index
 from frostline.datasets import Dataset
 from frostline.datasets.formats.known import FORMATS, format_named, format_of
 from frostline.datasets.ready.layout import LAYOUT
-from frostline.errors import SettingError
-from frostline.stores.open import Entry
+from frostline.errors import EmptyDataset, SettingError
+from frostline.stores.open import Entry, open_store
 from support.images import image_folder
 
 
@@ -50,3 +51,22 @@ def test_a_form_is_found_by_its_name():
     assert [format_named(form.name) for form in FORMATS] == list(FORMATS)
     with pytest.raises(SettingError, match=r"there is no 'folder', only ready, .*folders, .*; did you mean folders"):
         Dataset("memory://x", form="folder")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("train/index.json", "train/shard.00000.mds"), "train/shard.00000.mds is one of the MDS shards"),
+        (("index.json", "shard.00003.mds.zstd"), "MDS shards of MosaicML"),
+        (("index.json", "chunk-0-0.bin"), "chunk-0-0.bin is one of the chunks of LitData"),
+        (("index.json", "chunk-0-12.zstd.bin"), "chunks of LitData"),
+    ],
+)
+def test_shards_of_other_libraries_are_named_with_what_to_do(names, words):
+    store = open_store(f"memory://{uuid.uuid4()}")
+    for name in names:
+        store.write(name, b"{}")
+    with pytest.raises(EmptyDataset) as caught:
+        _ = Dataset(store.url).samples
+    assert words in str(caught.value)
+    assert "WebDataset shards or Parquet" in str(caught.value)

@@ -195,3 +195,22 @@ def test_a_data_set_of_shards_is_listed_once_and_then_found(tmp_path):
     assert first.classes == second.classes == ("cat", "dog", "fish")
     assert list(first.samples.ids) == list(second.samples.ids)
     assert len(second) == len(EXAMPLES)
+
+
+def test_images_may_have_names_of_several_parts_as_webdataset_groups_them(store):
+    files = [
+        ("1.image.jpg", b"one"),
+        ("1.image.mask.txt", b"-"),
+        ("1.cls", b"3"),
+        ("2.jpg", b"two"),
+        ("2.small.jpg", b"2"),
+    ]
+    store.write("0.tar", tar_of([*files, ("3.mask.png", b"mask"), ("3.photo.png", b"three")]))
+    rows = [(row["name"], row["length"]) for row in WebDataset().read(store, list(store.list())).table.to_pylist()]
+    assert rows == [("0.tar/1.image.jpg", 3), ("0.tar/2.jpg", 3), ("0.tar/3.photo.png", 5)]
+
+
+def test_two_images_of_one_key_are_refused_where_neither_goes_first(store):
+    store.write("0.tar", tar_of([("1.left.jpg", b"one"), ("1.right.jpg", b"two")]))
+    with pytest.raises(DataError, match="both be the image of '1'"):
+        WebDataset().read(store, list(store.list()))

@@ -4,6 +4,8 @@ import json
 import shutil
 import uuid
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from frostline.datasets import Dataset
@@ -196,3 +198,23 @@ def test_what_is_for_validation_is_scored_before_what_is_for_the_last_test():
     assert scored_among(["test", "extra", "Val", "train"]) == ["Val", "test"]
     assert trained_among(["test", "Training"]) == "Training"
     assert trained_among(["test"]) is None
+
+
+def test_parts_that_are_called_as_the_hub_does_are_splits_whatever_their_names():
+    train, extra = "data/train-00000-of-00001.parquet", "data/extra-00000-of-00001-0123456789abcdef.parquet"
+    assert splits_of([train, extra]) == {train: "train", extra: "extra"}
+    assert splits_of([extra, extra.replace("extra", "more")]) is None
+    assert splits_of([train, extra, "notes.parquet"]) is None
+    assert splits_of([train, "data/extra.parquet"]) is None
+
+
+def test_splits_of_other_names_are_never_part_of_those_to_train_on():
+    store = open_store(f"memory://{uuid.uuid4()}")
+    for split, start in (("train", 0), ("extra", 6)):
+        table = pa.table({"image": [bytes([row]) for row in range(start, start + 6)], "label": [0, 1] * 3})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        store.write(f"data/{split}-00000-of-00001.parquet", sink.getvalue().to_pybytes())
+    data = Dataset(store.url)
+    assert data.splits == ("train", "extra")
+    assert {name: len(data[name]) for name in data.splits} == {"train": 6, "extra": 6}

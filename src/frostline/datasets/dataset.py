@@ -15,6 +15,7 @@ from frostline.datasets.formats.columns import SelectedRows
 from frostline.datasets.formats.known import format_named
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.formats.url_reader import places_in
+from frostline.datasets.hub import canonical_url
 from frostline.datasets.manifest.listing import nobody
 from frostline.datasets.manifest.manifest import Manifest
 from frostline.datasets.manifest.named_splits import NamedSplits
@@ -28,7 +29,6 @@ from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
 from frostline.ordering import Chosen, RowIndices
 from frostline.preprocess import Applied, Preprocess
-from frostline.stores.open import normalise_url
 
 __all__ = ("Dataset", "DatasetStatistics")
 
@@ -42,7 +42,8 @@ class Dataset:
     its manifest. The value does not change after that: make another one to see new data.
 
     Args:
-        url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, ``cql://user@host/keyspace/table``, or ``memory://name``.
+        url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, ``cql://user@host/keyspace/table``,
+            ``memory://name``, or ``hf:OWNER/DATASET``: the Parquet files of a data set of the Hugging Face hub.
         cache: folder for manifests and splits that do not lie beside the data; the user's cache folder by default.
         beside: keep them beside the data, in ``.frostline``, in a local folder too, for everybody who reads it.
         form: name of the format that the data has, where more than one lies there; by default what it looks like.
@@ -62,6 +63,7 @@ class Dataset:
 
     Raises:
         SettingError: the URL is none that Frostline reads, or there is no such format, or no such choice or address.
+        DataNotFound: the hub's data is neither in its cache nor to be fetched.
 
     The properties that list the data raise ``DataChanged`` where that is refused, ``DataNotFound``, ``EmptyDataset``,
     ``AccessDenied``, ``OutOfSpace`` or ``StoreUnavailable``; with ``near`` also ``Refused`` or ``NodeUnreachable``.
@@ -83,7 +85,7 @@ class Dataset:
     ) -> None:
         if changed not in CHANGED:
             raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
-        self._url = normalise_url(str(url))
+        self._url = canonical_url(str(url), near)
         form = None if form is None else format_named(form).name
         self._asked: dict[str, Any] = {
             "cache": cache,

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from frostline.core import Cut, Graph
-from frostline.engines.base.arrays import as_array, as_tensor
-from frostline.engines.base.runner import Runner, leaf_values
+from frostline.engines.base.runner import Runner, as_array, as_tensor, leaf_values
 from frostline.errors import OverBudget
 from frostline.events import NotAsAsked, Observer, PhaseStarted
 from frostline.jobs.context import JobContext, request_of, some_of, tried

@@ -170,10 +170,32 @@ def _classes(labelled: Entries, layout: _Layout) -> tuple[npt.NDArray[np.int64],
     return place[labels], classes
 
 
+_SHARD_INDEX = "index.json"
+# What shards of formats that are not read are called, as their writers name them.
+_UNREAD = (
+    (re.compile(r"(^|/)shard\.\d+\.mds(\.\w+)?$"), "MDS shards of MosaicML's streaming"),
+    (re.compile(r"(^|/)chunk-\d+-\d+\.bin$|(^|/)chunk-\d+-\d+\.[\w.]+\.bin$"), "chunks of LitData"),
+)
+
+
+def _unread(entries: Sequence[Entry]) -> str:
+    """What is said of shards that other libraries wrote; empty where there are none."""
+    if not any(entry.object.rpartition("/")[2] == _SHARD_INDEX for entry in entries):
+        return ""
+    for pattern, kind in _UNREAD:
+        found = next((entry.object for entry in entries if pattern.search(entry.object)), None)
+        if found is not None:
+            return (
+                f"; {found} is one of the {kind}, which Frostline does not read: write the samples out with that "
+                "library, as files in class folders, WebDataset shards or Parquet"
+            )
+    return ""
+
+
 def _nothing_at(url: str, entries: Sequence[Entry]) -> str:
     images = sum(is_image(entry.object) for entry in entries)
     beside = f"; {images} images stand in no class folder" if images else ""
     packed = next((entry.object for entry in entries if entry.object.lower().endswith(_PACKED)), None)
     if packed is not None:
         beside += f"; {packed} is compressed as a whole and has no places to read at: unpack it, to a plain tar at most"
-    return f"{url} holds no images in class folders (such as cats/1.jpg){beside}"
+    return f"{url} holds no images in class folders (such as cats/1.jpg){beside}{_unread(entries)}"

@@ -26,6 +26,8 @@ SPLIT = "split"
 _TRAINED = ("train", "training")
 _SCORED = ("val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing")
 _NO_WORD = re.compile(r"[^a-z]+")
+# As the Hugging Face hub calls the parts of a split.
+_PART = re.compile(r"(?:^|/)([^/]+)-\d{5}-of-\d{5}(?:-[0-9a-f]{16})?\.parquet$")
 # More values than people have splits: the column says something else.
 _MAX = len(_TRAINED) + len(_SCORED)
 
@@ -86,9 +88,14 @@ def splits_of(files: Sequence[str]) -> dict[str, str] | None:
     """The split of each file that says one, where the files say at least two: those that say none are in none.
 
     A file says a split where one word of its name is that of a split, such as ``train-00000.parquet`` and
-    ``cifar-test-01.tar``, or one word of the folder that it lies in, of the innermost such folder.
+    ``cifar-test-01.tar``, or one word of the folder that it lies in, of the innermost such folder. Beside such files,
+    where all others are called as the Hugging Face hub calls the parts of a split, each says its own, whatever it is:
+    ``extra-00000-of-00001.parquet``.
     """
     found = {file: split for file in files if (split := _split_of(file)) is not None}
+    parts = {file: part[1] for file in files if file not in found and (part := _PART.search(file))}
+    if found and len(found) + len(parts) == len(files):
+        found |= parts
     return found if len(set(found.values())) > 1 else None
 
 

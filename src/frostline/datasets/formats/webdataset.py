@@ -124,7 +124,7 @@ class ShardSample(NamedTuple):
 class WebDataset:
     """Tars of ``key.jpg``, ``key.cls`` and ``key.json``; what is before the first dot of a member's name is its key.
 
-    A member such as ``key.mask.png`` or ``key.seg.npy`` is the mask of ``key.jpg``.
+    The image may also be called ``key.image.jpg``. A member such as ``key.mask.png`` or ``key.seg.npy`` is its mask.
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
     ``label`` that is null says that there is none. The other scalar fields of the JSON become columns, and
@@ -183,7 +183,7 @@ def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
 
 
 def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | None:
-    image = next((member for kind, member in group.items() if f".{kind}" in IMAGE_SUFFIXES), None)
+    image = _image(shard, key, group)
     if image is None:
         return None
     about = _json(shard, group["json"]) if "json" in group else {}
@@ -193,6 +193,17 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | Non
     # What says the label is no metadata, else a copy of a copy would have it as a column.
     about = {name: value for name, value in about.items() if name != field}
     return ShardSample(f"{shard}/{image.name}", image.offset, image.size, said, about, _mask(shard, key, group))
+
+
+def _image(shard: str, key: str, group: dict[str, Member]) -> Member | None:
+    """The member ``key.jpg``, else the only other image that is no mask, such as ``key.image.jpg``."""
+    if (plain := next((member for kind, member in group.items() if f".{kind}" in IMAGE_SUFFIXES), None)) is not None:
+        return plain
+    named = {kind: member for kind, member in group.items() if f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES}
+    found = [member for kind, member in named.items() if not any(_is_mask(kind, field) for field in MASK_FIELDS)]
+    if len(found) > 1:
+        raise DataError(f"{found[0].name!r} and {found[1].name!r} in {shard} would both be the image of {key!r}")
+    return next(iter(found), None)
 
 
 def _mask(shard: str, key: str, group: dict[str, Member]) -> Member | None:

@@ -8,10 +8,9 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph
-from frostline.engines.base.arrays import as_array
 from frostline.engines.base.operators import resolve_allowed
 from frostline.engines.base.protocols import Arrays, Between, Footprint
-from frostline.engines.base.runner import Runner, input_tensors, leaf_values
+from frostline.engines.base.runner import Runner, as_array, input_tensors, leaf_values
 from frostline.engines.measure.footprint import CutMemory, dry_run
 from frostline.engines.measure.profile import cut_seconds, cut_values
 from frostline.errors import BadRequest, UnsafeArtifact

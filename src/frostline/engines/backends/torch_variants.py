@@ -14,11 +14,10 @@ from frostline.core.graph import references
 from frostline.engines.backends.converted_files import Converted, kept
 from frostline.engines.backends.module import UNCONVERTED, converting, exported
 from frostline.engines.backends.recipe import EngineRecipe
-from frostline.engines.base.arrays import as_array
 from frostline.engines.base.identity import offer_name
 from frostline.engines.base.operators import resolve_allowed
 from frostline.engines.base.protocols import Arrays
-from frostline.engines.base.runner import Runner, input_tensors
+from frostline.engines.base.runner import Runner, as_array, input_tensors
 from frostline.engines.machine.hardware import versions
 from frostline.engines.machine.isolation import tracing
 from frostline.errors import EngineUnfit

@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph, GraphNode, Ref, Token
 from frostline.core.graph import Argument, references
-from frostline.engines.base.arrays import as_tensor
 from frostline.engines.base.operators import FACTORIES, resolve, token_value
 from frostline.engines.base.protocols import Arrays, Between
 from frostline.engines.machine.first_calls import settle_kernels
 from frostline.engines.machine.isolation import computing
 from frostline.errors import UnsafeArtifact
 
-__all__ = ("Runner", "input_tensors", "leaf_values")
+__all__ = ("Runner", "as_array", "as_tensor", "input_tensors", "leaf_values")
 
 _Build = Callable[[list[Any]], Any]
 _Observe = Callable[[int, Sequence[Any]], None]
@@ -178,3 +178,16 @@ def input_tensors(inputs: Arrays, device: torch.device) -> list[torch.Tensor]:
     """The arrays as tensors where they are needed; on the CPU they share their memory."""
     arrays = [inputs] if isinstance(inputs, np.ndarray) else inputs
     return [as_tensor(array).to(device) for array in arrays]
+
+
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor as an array, in the same memory where it lies in the CPU's; ``bfloat16`` lies in ``uint16``."""
+    kept = tensor.detach().cpu()
+    found: npt.NDArray[Any] = (kept.view(torch.uint16) if kept.dtype == torch.bfloat16 else kept).numpy()
+    return found
+
+
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """An array as the tensor that it holds, in the same memory."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor

@@ -8,9 +8,8 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph
-from frostline.engines.base.arrays import as_array
 from frostline.engines.base.protocols import Arrays, Between
-from frostline.engines.base.runner import Runner, input_tensors
+from frostline.engines.base.runner import Runner, as_array, input_tensors
 
 __all__ = ("cut_seconds", "cut_values")
 

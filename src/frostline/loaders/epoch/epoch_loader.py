@@ -378,7 +378,7 @@ class ArrayLoader:
             for found in self._filled(epoch, asking):
                 waited = time.perf_counter() - waiting
                 batch = found.arrays
-                rows, cached = len(batch), found.kept
+                rows, cached = len(batch.ids), found.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
                 given = order.original(order.start + found.places)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from frostline.engines.base.arrays import as_array, as_tensor
+from frostline.engines.base.runner import as_array, as_tensor
 from frostline.errors import SettingError
 from frostline.loaders.epoch.numpy_batch import Arrays, MixedArrays
 
@@ -75,12 +76,16 @@ def batch_of(arrays: Arrays) -> Batch:
     """The same batch as tensors, in the same memory."""
     features, mixed = arrays.features, arrays.mixed
     return Batch(
-        features=tuple(map(as_tensor, features)) if isinstance(features, tuple) else as_tensor(features),
+        features=tuple(map(_tensor, features)) if isinstance(features, tuple) else _tensor(features),
         labels=torch.from_numpy(arrays.labels),
         ids=torch.from_numpy(arrays.ids),
         mixed=None if mixed is None else _mixed(mixed),
         targets=_each(arrays.targets, np.ndarray, torch.from_numpy),
     )
+
+
+def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(array) if array.dtype != np.uint16 else as_tensor(array)  # bits of bfloat16
 
 
 def arrays_of(batch: Batch) -> Arrays:

@@ -198,6 +198,11 @@ class FolderStore:
             folder.mkdir(parents=True, exist_ok=True)
 
     def _check_is_there(self) -> None:
+        if self._path.is_file():
+            raise DataNotFound(
+                f"{self._path} is a file, and data is given by its folder: name {self._path.parent}, or a folder that "
+                "holds nothing else of that kind"
+            )
         if not self._path.is_dir():
             raise DataNotFound(f"there is no folder {self._path}")
 
