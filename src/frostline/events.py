@@ -239,12 +239,21 @@ class EpochTrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """The held-out samples were scored after an epoch."""
+    """The held-out samples were scored after an epoch.
+
+    Attributes:
+        epoch: number of the epoch.
+        samples: number of samples that were scored.
+        loss: mean loss of the samples.
+        score: value of the metric.
+        metric: ``accuracy``; ``mae``, the mean absolute error, or ``macro_f1`` where other targets are learned.
+    """
 
     epoch: int
     samples: int
     loss: float
-    accuracy: float
+    score: float
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

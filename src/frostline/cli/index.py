@@ -88,7 +88,7 @@ def _listed(data: str, **how: Any) -> "Dataset":
     from frostline.datasets import Dataset
 
     with ProgressBar() as progress:
-        dataset = Dataset(data, **how, observe=progress)
+        dataset = Dataset(data, **how, targets=(), observe=progress)
         _ = dataset.samples  # which lists it
     return dataset
 

@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from frostline.core.units import in_rate
+from frostline.core.units import METRICS, in_rate, in_score
 from frostline.events import (
     BatchTaken,
     ColumnsLeft,
@@ -130,7 +130,8 @@ class ProgressBar:
         if event.epoch < _EPOCHS_SAID or now >= self._epoch_at + _EPOCH_EVERY_S:
             self._epoch_at = now
             self._say(
-                f"epoch {event.epoch + 1}: held-out accuracy {event.accuracy:.1%}, loss {event.loss:.3f} "
+                f"epoch {event.epoch + 1}: held-out {METRICS[event.metric]} {in_score(event.metric, event.score)}, "
+                f"loss {event.loss:.3f} "
                 f"({self._figures()})"
             )
             # The next figures are of what comes from here on: later epochs on kept features are much faster.

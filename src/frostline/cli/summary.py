@@ -1,12 +1,13 @@
 """What a run that ended looks like on a terminal: a short table, or its report as JSON."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table
 from frostline.core import EXACT
-from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds, in_times
+from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds, in_times
 from frostline.training.report.report import Report, WayTaken
 
 __all__ = ("finish",)
@@ -23,9 +24,9 @@ def finish(report: Report, out: Path | None, *, as_json: bool) -> int:
 
 def _print_report(report: Report, out: Path | None) -> None:
     """Print accuracy, seconds, bytes with and without Frostline, their ratio, and where each part ran."""
-    accuracy = "-" if report.val_accuracy is None else in_percent(report.val_accuracy)
+    scores: Mapping[str, float | None] = report.val_score or {"accuracy": report.val_accuracy}
     rows = [
-        ("held-out accuracy", accuracy),
+        *((f"held-out {METRICS[name]}", in_score(name, value)) for name, value in scores.items()),
         ("held out", report.held_out),
         ("weights", str(report.settings.get("weights", "-"))),
         ("seconds since the command", in_seconds(report.seconds)),

@@ -10,7 +10,7 @@ from frostline.cli.progress import ProgressBar
 from frostline.cli.summary import finish
 from frostline.processors import collector_rests
 from frostline.training.settings import JobSettings, TrainSettings
-from frostline.wire.recipes import OPTIMIZERS
+from frostline.wire.recipes import LOSSES, OPTIMIZERS
 
 __all__ = ("train",)
 
@@ -33,6 +33,16 @@ __all__ = ("train",)
 @click.option("--val-split", metavar="NAME", help="Score this split, instead of a share.")
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True)
 @click.option("--learning-rate", "--lr", default=2e-3, show_default=True, help="Learning rate of the optimiser.")
+@click.option(
+    "--targets", metavar="COLUMN", help="Learn this column of the data in place of its classes; --loss says how."
+)
+@click.option(
+    "--loss",
+    type=click.Choice(LOSSES),
+    default=LOSSES[0],
+    show_default=True,
+    help="Loss over classes (cross_entropy), over a column of lists of classes (bce), or of numbers or vectors (mse).",
+)
 @click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write head, network and report here.")
 @as_json

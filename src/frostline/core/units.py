@@ -2,7 +2,15 @@
 
 import math
 
-__all__ = ("in_bytes", "in_percent", "in_rate", "in_seconds", "in_times")
+__all__ = ("METRICS", "in_bytes", "in_percent", "in_rate", "in_score", "in_seconds", "in_times")
+
+METRICS = {
+    "accuracy": "accuracy",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+    "macro_f1": "macro-F1",
+}
+"""The names of scores, in words."""
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -45,6 +53,13 @@ def in_rate(per_s: float) -> str:
 def in_percent(share: float) -> str:
     """A share between 0 and 1 with one decimal: ``"83.7 %"``."""
     return f"{share * 100:.1f} %"
+
+
+def in_score(metric: str, value: float | None) -> str:
+    """The value of a score: a share for accuracies, four digits for others; a dash where there is none."""
+    if value is None:
+        return "–"
+    return in_percent(value) if metric == "accuracy" else f"{value:.4g}"
 
 
 def in_times(ratio: float | None) -> str:

@@ -6,13 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from frostline.engines.machine.first_calls import settle_kernels
 from frostline.errors import SettingError
 from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadKept, Observer, StepFinished
 from frostline.loaders import Batch
 from frostline.processors import collector_rests
+from frostline.training.objective import Classes, Objective
 from frostline.wire.recipes import Recipe
 
 __all__ = ("Batches", "Loop", "Trainable")
@@ -57,6 +57,7 @@ class Loop:
         held_out: the batches to score after it; None where nothing is held out.
         keeps_features: whether a later epoch takes its features from memory or disk.
         observe: told what happens.
+        objective: loss and score of the head; those of the classes of the labels by default.
 
     Raises:
         SettingError: The head has nothing to train.
@@ -71,7 +72,9 @@ class Loop:
         held_out: Callable[[int], Batches] | None,
         keeps_features: bool = False,
         observe: Observer,
+        objective: Objective | None = None,
     ) -> None:
+        self._objective = objective or Classes()
         self._recipe = recipe
         self._passes = recipe.passes(keeps_features=keeps_features, has_held_out=held_out is not None)
         self._head = head
@@ -116,7 +119,7 @@ class Loop:
         for batch in batches:
             started = time.perf_counter()
             optimizer = made.result()
-            loss = nn.functional.cross_entropy(self._head(batch.features), batch.labels)
+            loss = self._objective.loss(self._head(batch.features), batch)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -129,13 +132,12 @@ class Loop:
     @torch.no_grad()
     def _evaluate(self, epoch: int, batches: Batches) -> None:
         self._head.eval()
-        losses, right, seen = 0.0, 0, 0
+        tally, losses, seen = self._objective.begin(), 0.0, 0
         for batch in batches:
-            scores = self._head(batch.features)
-            losses += float(nn.functional.cross_entropy(scores, batch.labels, reduction="sum"))
-            right += int((scores.argmax(1) == batch.labels).sum())
+            losses += tally.add(self._head(batch.features), batch)
             seen += len(batch)
-        score = Evaluated(epoch=epoch, samples=seen, loss=losses / max(1, seen), accuracy=right / max(1, seen))
+        loss, metric = losses / max(1, seen), self._objective.metric
+        score = Evaluated(epoch=epoch, samples=seen, loss=loss, score=tally.score, metric=metric)
         self._scores.append(score)
         self._put_aside(score)
         self._observe(score)

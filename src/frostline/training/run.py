@@ -21,11 +21,12 @@ from frostline.models.tracing.comparison import kept_buffers
 from frostline.planning import ALL_IN_STORE
 from frostline.training.files import make_folder, write_tensors, write_text
 from frostline.training.loop import Loop
+from frostline.training.objective import objective_of
 from frostline.training.report.report import Record, Report, WayTaken, Whereabouts, versions
 from frostline.training.settings import TrainSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.sides import in_words, is_test, sides_of
-from frostline.training.start import StartedJob
+from frostline.training.start import StartedJob, outputs_of
 from frostline.wire.recipes import FEW_EPOCHS
 
 __all__ = ("train",)
@@ -95,6 +96,7 @@ class _Run:
             else None,
             keeps_features=self._job.keeps_features,
             observe=self._record,
+            objective=objective_of(self._settings.job.loss, are_targets=self._settings.job.targets is not None),
         )
 
     def _check_head(self) -> None:
@@ -104,7 +106,7 @@ class _Run:
         self._job.head.train()  # as it was traced: in eval mode it would be traced again, before the first step
         with torch.no_grad(), torch.random.fork_rng(), kept_buffers(self._setup.network.model):
             scores = self._job.head(zeros)
-        classes = len(self._setup.data.classes)
+        classes = outputs_of(self._setup.data, self._settings.job)
         if not isinstance(scores, torch.Tensor) or scores.shape != (2, classes):
             given = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
             raise ModelError(f"the network must give a tensor of scores [batch, {classes}], and it gives {given}")
@@ -138,7 +140,7 @@ class _Run:
             epoch=epoch,
             data=data,
             preprocess=None if shuffle else self._setup.network.plain_preprocess,
-            targets=False,
+            targets=self._settings.job.targets is not None,
         )
 
     def report(self) -> Report:
@@ -167,12 +169,14 @@ class _Run:
             val_samples=len(self._held_out),
             train_split=self._sides.train_split,
             val_split=self._sides.val_split,
-            classes=self._setup.data.classes,
+            classes=self._classes(),
             losses=tuple(record.losses),
             epoch_losses=tuple(record.epoch_losses),
             val_losses=tuple(score.loss for score in record.scores),
-            val_accuracies=tuple(score.accuracy for score in record.scores),
-            val_accuracy=record.accuracy,
+            val_accuracies=record.scores_by_name.get("accuracy", ()),
+            val_accuracy=record.kept_scores.get("accuracy"),
+            val_scores=record.scores_by_name,
+            val_score=record.kept_scores,
             wire_bytes=statistics.wire_bytes,
             baseline_wire_bytes=self._baseline_bytes(epochs),
             plan=plan,
@@ -194,6 +198,10 @@ class _Run:
             settings={**_plain_settings(settings), "weights": self._setup.network.weights},
             versions=versions(),
         )
+
+    def _classes(self) -> tuple[str, ...]:
+        targets = self._setup.data.targets
+        return self._setup.data.classes if targets is None else targets.specs[0].classes
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._began_at

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 from frostline.config import CHANGED, LoaderSettings, NodeSettings
 from frostline.core import FLOAT32, URLS
 from frostline.errors import SettingError
-from frostline.planning import POLICIES
+from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.stores.base.urls import parse_url
-from frostline.wire.recipes import Recipe
+from frostline.wire.recipes import LOSSES, Recipe
 
 __all__ = ("RANDOM", "ExtractSettings", "JobSettings", "TrainSettings")
 
@@ -43,6 +43,8 @@ class JobSettings:
         policy: the rule that chooses (``planning.POLICIES``).
         accuracy: accuracy that engine and codecs must keep (``offload``).
         augment: random crops and flips, computed anew each epoch.
+        targets: column of targets to learn (``datasets.Dataset``); None learns the classes.
+        loss: ``cross_entropy`` over classes, ``mse`` of numbers or ``bce`` over lists of classes.
         loader: how to ask.
         node: settings of the node that is started when ``near`` is None.
     """
@@ -65,6 +67,8 @@ class JobSettings:
     policy: str = POLICIES[0]
     accuracy: str | float = FLOAT32
     augment: bool = False
+    targets: str | None = None
+    loss: str = LOSSES[0]
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
 
@@ -85,6 +89,14 @@ class JobSettings:
             raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
         if not self.relist and self.changed == "rebuild":
             raise SettingError("--changed rebuild lists the data, and --no-list does not: leave one of them out")
+        if self.loss not in LOSSES:
+            raise SettingError(f"loss is one of {', '.join(LOSSES)}, not {self.loss!r}")
+        if self.loss != LOSSES[0] and self.targets is None:
+            raise SettingError(f"the loss {self.loss} needs the column of targets that it is for: name it (--targets)")
+        if self.targets is not None and self.policy == ALL_IN_STORE:
+            raise SettingError(
+                "policy all_in_store trains on classes alone: choose another policy, or leave out targets"
+            )
         if self.codec is not None and self.cut is None:
             raise SettingError(f"codec {self.codec} needs the cut that it is for: give both, or let the plan choose")
 

@@ -10,7 +10,7 @@ from frostline.jobs import Job, offload
 from frostline.models import freeze
 from frostline.training.networks import Pretrained, load_model
 from frostline.training.settings import JobSettings
-from frostline.training.start import StartedJob, begin
+from frostline.training.start import StartedJob, begin, outputs_of
 
 __all__ = ("Setup", "measured_first", "set_up")
 
@@ -61,7 +61,7 @@ def set_up(
         observe(PhaseStarted(name="building the network"))
         network = load_model(
             settings.model,
-            classes=len(begun.data.classes),
+            classes=outputs_of(begun.data, settings),
             weights=settings.weights,
             seed=settings.seed,
             augment=settings.augment,

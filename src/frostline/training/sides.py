@@ -67,7 +67,7 @@ def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
     if asked is None and name is not None and settings.val_share is None:
         for scored in scored_among(brought):
             held_out = setup.data[scored]
-            if bool((held_out.samples.labels >= 0).any()):
+            if held_out.targets is not None or bool((held_out.samples.labels >= 0).any()):
                 return Sides(train=train, held_out=held_out, train_split=name, val_split=scored)
     train, held_out = train.split(settings.held_out_share, settings.job.seed)
     return Sides(train=train, held_out=held_out, train_split=name)

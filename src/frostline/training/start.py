@@ -4,15 +4,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from frostline.config import LoaderSettings
-from frostline.datasets import Dataset
-from frostline.errors import EmptyDataset
+from frostline.datasets import Dataset, MultiLabel
+from frostline.datasets.select.target_specs import NUMBER, TargetSpec
+from frostline.errors import DataError, EmptyDataset
 from frostline.events import Observer, PhaseStarted
 from frostline.node.process.subprocess import NodeProcess
 from frostline.planning import ALL_IN_STORE
 from frostline.training.settings import JobSettings
 
-__all__ = ("StartedJob", "begin", "chosen_of")
+__all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of")
+
+_MAX_CLASSES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,13 +57,17 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
         form=settings.form,
         relist=settings.relist,
         changed=settings.changed,
+        targets=declared_of(settings),
         near=settings.listed_by,
         # One that stands in the environment is left there: data sets travel to worker processes.
         token=None if settings.loader.token == LoaderSettings().token else settings.loader.token,
         observe=observe,
     )
     data = chosen_of(whole, settings, settings.split)
-    data.require_classes(min_classes)
+    if settings.targets is None:
+        data.require_classes(min_classes)
+    else:
+        outputs_of(data, settings)  # refuses what makes no sense before a node is started
     near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
     if near is not None:
         yield StartedJob(whole=whole, data=data, near=near, process=None)
@@ -68,6 +78,46 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
     with NodeProcess(data.roots, node, "127.0.0.1", 0) as process:
         process.launch()
         yield StartedJob(whole=whole, data=data, near=None, process=process)
+
+
+def declared_of(settings: JobSettings) -> str | MultiLabel | None:
+    """The targets that a job's data set declares."""
+    if settings.targets is None or settings.loss != "bce":
+        return settings.targets
+    return MultiLabel(column=settings.targets)
+
+
+def outputs_of(data: Dataset, settings: JobSettings) -> int:
+    """How many scores a network gives for a sample: one a class, a label or a number.
+
+    Raises:
+        DataError: the column holds what the loss is not for, or samples have no value in it.
+        SettingError: there is no such column.
+    """
+    if data.targets is None:
+        return len(data.classes)
+    (spec,) = data.targets.specs
+    values = data.column(spec.column)
+    if values.null_count:
+        raise DataError(
+            f"{values.null_count} of {len(values)} samples have no value in the column {spec.name!r}: leave them out "
+            f"(--where {f'{spec.name} is not None'!r})"
+        )
+    if settings.loss == "cross_entropy":
+        return _classes_of(spec, data.whole.column(spec.column))
+    if not spec.is_fixed or 0 in spec.shape:
+        raise DataError(
+            f"the column {spec.name!r} holds values of the kind {spec.kind}, and mse is for numbers and vectors"
+        )
+    return next(iter(spec.shape), None) or 1
+
+
+def _classes_of(spec: TargetSpec, values: pa.ChunkedArray) -> int:
+    if (spec.kind, spec.dtype) == (NUMBER, "int64") and pa.types.is_integer(values.type):
+        least, most = int(pc.min(values).as_py()), int(pc.max(values).as_py())
+        if 0 <= least <= most < _MAX_CLASSES:
+            return most + 1
+    raise DataError(f"the column {spec.name!r} holds no whole numbers of classes from 0, as cross_entropy needs them")
 
 
 def chosen_of(whole: Dataset, settings: JobSettings, split: str | None) -> Dataset:

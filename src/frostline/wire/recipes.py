@@ -7,7 +7,7 @@ from typing import Any
 
 from frostline.errors import BadRequest, SettingError
 
-__all__ = ("FEW_EPOCHS", "OPTIMIZERS", "Passes", "Recipe")
+__all__ = ("FEW_EPOCHS", "LOSSES", "OPTIMIZERS", "Passes", "Recipe")
 
 _TYPES: dict[Any, tuple[type, ...]] = {
     bool: (bool,),
@@ -18,6 +18,9 @@ _TYPES: dict[Any, tuple[type, ...]] = {
 }
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
+
+LOSSES = ("cross_entropy", "bce", "mse")
+"""Cross-entropy over classes, binary cross-entropy over several labels, and the mean squared error of numbers."""
 
 FEW_EPOCHS = 5
 """Passes where nobody said how many, and each of them computes all features again."""

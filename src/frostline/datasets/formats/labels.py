@@ -43,7 +43,7 @@ OTHER_LABELS = "frostline_label"
 
 NO_CLASSES = (
     "a label says a class, by its name or by a whole number from 0, and is empty or null where a sample has none: "
-    "declare targets of other kinds, such as Dataset(url, targets='label')"
+    "declare targets of other kinds, as by Dataset(url, targets='label') or --targets label of frostline train"
 )
 """What is said of labels that are none of a class."""
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from frostline.core import EXACT
-from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds
+from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds
 from frostline.training.report.drawing import INK, SOFT, STORE, STYLE, TRAINER, WIRE, canvas, quiet, render, svg
 from frostline.training.report.plan_plots import PlanView
 from frostline.training.report.report import Report
@@ -102,6 +102,8 @@ def render_page(report: Report) -> str:
             "ways": _way_bars(report),
             "rates": _rate_bars(report),
             "epochs": _epoch_rows(report),
+            "scores": _scores(report),
+            "metric": METRICS[_metric(report)],
             "view": None if report.plan is None else PlanView.of(report.plan),
             "plots": {
                 "loss": loss_plot(report.losses, report.epoch_losses, report.val_losses),
@@ -126,7 +128,7 @@ class _Epoch:
     number: int
     loss: float | None
     val_loss: float | None
-    val_accuracy: float | None
+    score: str
     is_kept: bool
 
 
@@ -179,7 +181,8 @@ def _rate_bars(report: Report) -> list[_Bar]:
 
 def _epoch_rows(report: Report) -> list[_Epoch]:
     """The epochs, or of very many of them some at even distances, the last one, and the one whose head was kept."""
-    columns = (report.epoch_losses, report.val_losses, report.val_accuracies)
+    metric = _metric(report)
+    columns = (report.epoch_losses, report.val_losses, report.val_scores.get(metric, report.val_accuracies))
     count = max(len(column) for column in columns)
     shown = {*range(0, count, -(-count // _MAX_ROWS) or 1), count - 1, report.kept_epoch - 1}
     return [
@@ -187,12 +190,23 @@ def _epoch_rows(report: Report) -> list[_Epoch]:
             number=row + 1,
             loss=_at(columns[0], row),
             val_loss=_at(columns[1], row),
-            val_accuracy=_at(columns[2], row),
+            score=in_score(metric, _at(columns[2], row)),
             is_kept=row + 1 == report.kept_epoch,
         )
         for row in range(count)
         if row in shown
     ]
+
+
+def _metric(report: Report) -> str:
+    return next(iter(report.val_scores), "accuracy")
+
+
+def _scores(report: Report) -> list[tuple[str, str]]:
+    """What is said of the head that was kept, and its figure."""
+    if _metric(report) == "accuracy":
+        return [("of the held-out images right", in_score("accuracy", report.val_accuracy))]
+    return [(f"{METRICS[name]}, held out", in_score(name, value)) for name, value in report.val_score.items()]
 
 
 def _at(column: Sequence[float], row: int) -> float | None:

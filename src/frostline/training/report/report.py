@@ -58,8 +58,12 @@ class Report:
         losses: one for each optimisation step.
         epoch_losses: mean over each epoch's steps.
         val_losses: on the held-out split, after each epoch.
-        val_accuracies: share of the held-out samples that were right, after each epoch.
+        val_accuracies: share of the held-out samples that were right, after each epoch; none where no classes are
+            learned.
         val_accuracy: accuracy of the head that was kept; None without a held-out split.
+        val_scores: scores of the held-out samples after each epoch, by the name of the metric: ``accuracy``, ``mae``
+            and ``rmse``, or ``macro_f1``.
+        val_score: scores of the head that was kept, by the same names.
         wire_bytes: store side to trainer, bodies and headers.
         baseline_wire_bytes: the encoded images: once where features are kept between epochs, else in each epoch.
         plan: in force at the end: which share of the samples takes which way, and what every other would cost; None
@@ -104,6 +108,8 @@ class Report:
     val_losses: tuple[float, ...] = ()
     val_accuracies: tuple[float, ...] = ()
     val_accuracy: float | None = None
+    val_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    val_score: Mapping[str, float] = field(default_factory=dict)
     wire_bytes: int
     baseline_wire_bytes: int
     plan: Plan | None = None
@@ -182,11 +188,19 @@ class Record:
         self.kept: HeadKept | None = None
 
     @property
-    def accuracy(self) -> float | None:
-        """Of the head that was kept; None where nothing was scored."""
+    def scores_by_name(self) -> Mapping[str, tuple[float, ...]]:
+        """After each epoch; of errors also the root of the mean squared one, whose square is the loss."""
         if not self.scores:
-            return None
-        return self.scores[-1 if self.kept is None else self.kept.epoch].accuracy
+            return {}
+        metric = self.scores[0].metric
+        found = {metric: tuple(item.score for item in self.scores)}
+        return found | {"rmse": tuple(item.loss**0.5 for item in self.scores)} if metric == "mae" else found
+
+    @property
+    def kept_scores(self) -> Mapping[str, float]:
+        """Scores of the head that was kept; none where nothing was scored."""
+        place = -1 if self.kept is None else self.kept.epoch
+        return {name: values[place] for name, values in self.scores_by_name.items()}
 
     def __call__(self, event: Event) -> None:
         """Keep what it says, and pass it on."""
