@@ -61,8 +61,8 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: An
         func: overload of the operator.
         args: its arguments by position.
         kwargs: its arguments by name.
-        made: what it gave.
-        speed: what the device multiplies quickly.
+        made: result of the call.
+        speed: the kinds of numbers that the device multiplies quickly.
     """
     name, count = func.__name__, sum(tensor.numel() for tensor in tensors_in(made)[:1])
     if func.overloadpacket in flop_registry:
