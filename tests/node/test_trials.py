@@ -1,4 +1,5 @@
 import json
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -21,7 +22,7 @@ from frostline.node.in_process import LocalTransport
 from frostline.node.scheduling.memory_pool import Abandoned
 from frostline.node.service.profiling import NetworkProfile, under_engine
 from frostline.node.trials.selection import Trials
-from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy
+from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy, policy_of
 from frostline.node.trials.trial_processes import TrialProcess
 from frostline.profiles import CutCost, Trial
 from frostline.wire.messages import ProfileRequest
@@ -39,6 +40,7 @@ from support.nodes import (
     small_network,
     until,
 )
+from support.tenants import tenant
 
 OTHER = "torch-channels-last"
 NETWORK = small_network()
@@ -215,6 +217,36 @@ def test_does_not_use_an_engine_that_does_not_fit(chosen, folder):
             assert choice.engine == REFERENCE
             assert any("--memory" in (trial.why_not or "") for trial in choice.trials)
             assert trials.ready(DIGEST, OTHER, LAST) is None
+
+
+def test_where_others_wait_an_engine_runs_few_rows_or_is_refused(chosen, folder):
+    (found,) = [trial for trial in chosen.trials if trial.engine == OTHER and trial.cut == LAST]
+    found_s = found.seconds
+    for share, rows in ((1.5, 8), (100.0, found.rows)):
+        terms = replace(TERMS, max_run_s=share * 8 * found_s)
+        with closing(Trials(folder, terms, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
+            assert trials.ready(DIGEST, OTHER, LAST).rows == rows
+    terms = replace(TERMS, max_run_s=0.5 * 8 * found_s)
+    with closing(Trials(folder, terms, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+        assert choice.engine == REFERENCE
+        assert any("--max-operation" in (trial.why_not or "") for trial in choice.trials)
+        assert trials.ready(DIGEST, OTHER, LAST) is None
+
+
+@pytest.mark.parametrize(
+    ("tenants", "is_open", "is_bounded"),
+    [((), False, False), ((), True, True), (("ann",), False, False), (("ann", "bob"), False, True)],
+)
+def test_runs_are_bounded_where_somebody_else_may_wait(tenants, is_open, is_bounded):
+    settings = NodeSettings(tenants=tuple(map(tenant, tenants)), open_to_all=is_open, max_operation_s=0.25)
+    assert policy_of(settings).max_run_s == (0.25 if is_bounded else math.inf)
+
+
+@pytest.mark.parametrize(("rows", "max_run_s", "bounded"), [(32, 1.0, 32), (32, 0.7, 16), (32, 0.3, 8), (8, 0.3, 8)])
+def test_rows_are_cut_to_the_eights_that_end_in_time(rows, max_run_s, bounded):
+    trial = Trial(engine=OTHER, precision="fp32", cut=LAST, seconds=1 / 32, rows=rows)
+    assert replace(TERMS, max_run_s=max_run_s).bounded(trial) == replace(trial, rows=bounded)
 
 
 def test_removes_the_least_recently_used_prefix_from_a_full_trial_folder(chosen, folder):

@@ -2,7 +2,8 @@
 
 Each graph is looked at as a node looks at a stranger's, and run if it is taken; both in a child process with limits.
 What a node could not stand is a finding: a run that ends its process, that raises what is no refusal, or that takes
-more memory than was reckoned. ``python tests/support/graph_fuzz.py --seconds 600`` goes on for ten minutes.
+more memory or ten times as long as was reckoned. ``python tests/support/graph_fuzz.py --seconds 600`` goes on for ten
+minutes.
 """
 
 import argparse
@@ -72,6 +73,8 @@ MEMORY = 1 << 30
 MAX_RUN_BYTES = 64 << 20
 # Beside what was reckoned: what torch's libraries make ready at their first call, and the allocator keeps.
 SLACK_BYTES = 96 << 20
+# A run that takes longer than this, and so many times its estimate, holds others up.
+LONG_S, TOO_LONG = 1.0, 10
 LIMITS = GraphLimits(max_nodes=400, max_values=2000, max_run_s=4.0, max_operation_s=1.0, operations_per_s=5e10)
 
 
@@ -211,12 +214,15 @@ def looked_at(seed, phase):
     prefix = read_prefix(body)
     engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, memory=found.memory)
     look_anew()
-    before = resident_bytes()
+    before, began = resident_bytes(), time.process_time()
     try:
         engine.run(batch_of(seed), 2)
         became = "ran"
     except UnsafeArtifact:
         became = "failed on its values"
+    took_s, estimated_s = time.process_time() - began, found.operations[2].total / LIMITS.operations_per_s
+    if took_s > max(LONG_S, TOO_LONG * estimated_s):
+        return f"TOOK {took_s:.1f} s where {estimated_s:.3f} s was reckoned"
     more = peak_bytes() - before - int(1.25 * found.memory[2].to_here.at(8))
     return became if more < SLACK_BYTES else f"TOOK {more >> 20} MiB more than was reckoned"
 
@@ -252,7 +258,7 @@ def fuzzed(begin, end, *, longest_s=math.inf):
             for line in process.stdout:
                 last = json.loads(line)
                 if "became" in last:
-                    became[last["became"].partition(" MiB")[0] if "TOOK" in last["became"] else last["became"]] += 1
+                    became["TOOK more" if "TOOK" in last["became"] else last["became"]] += 1
                     if "TOOK" in last["became"]:
                         findings.append(f"seed {last['seed']}: {last['became']}")
                     if time.monotonic() > until:

@@ -75,6 +75,12 @@ def attacks():
         "one huge product": artifact(
             after(node("h", "aten.ones.default", [20_000, 20_000]), node("m", "aten.mm.default", *[{"ref": "h"}] * 2))
         ),
+        "a product of long integers": artifact(
+            after(
+                node("h", "aten.ones.default", [1600, 1600], dtype={"dtype": "int64"}),
+                node("m", "aten.mm.default", *[{"ref": "h"}] * 2),
+            )
+        ),
         "a long list": artifact([node("c", "aten.cat.default", [X] * 100_000, 1)]),
         "many nodes": artifact(chain("aten.relu.default", 5000)),
         "a weight of four dimensions": artifact(

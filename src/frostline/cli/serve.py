@@ -87,7 +87,7 @@ __all__ = ("serve",)
 @click.option(
     "--max-operation",
     type=click.FloatRange(min=0, min_open=True),
-    default=2.0,
+    default=1.0,
     show_default=True,
     metavar="SECONDS",
     help="Refuse networks of which one operation is estimated to take longer in such a run; others wait that long.",

@@ -6,18 +6,20 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from frostline.core import Cut, Graph
 from frostline.engines.base.operators import resolve_allowed
 from frostline.engines.base.runner import Runner
 from frostline.engines.measure.footprint import BROKEN, ROWS, bare_inputs, does_not_run, tensors_in
+from frostline.engines.measure.kernels import Multiplying, computed
 from frostline.errors import OverBudget, UnsafeArtifact
 
 __all__ = ("GraphLimits", "Operations", "count_operations")
 
 # What a core computes while it moves a byte, about: 1e11 operations and 6e9 bytes a second.
 _BYTE = 16
+# A narrower number takes as long as one of 32 bits: it is widened for whatever is done with it.
+_MIN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class GraphLimits:
         max_run_s: Estimated seconds of a run of eight samples to the frost line.
         max_operation_s: Estimated seconds of any one operation in that run.
         operations_per_s: Operations that the device does in a second, for the estimates.
+        cores: Cores that do them together; what no library computes runs on one of them. 1 for an accelerator.
+        quick_dtypes: Types of numbers that it multiplies as fast, in torch's names (``kernels.quick_dtypes``).
     """
 
     max_nodes: int
@@ -37,6 +41,8 @@ class GraphLimits:
     max_run_s: float
     max_operation_s: float
     operations_per_s: float
+    cores: int = 1
+    quick_dtypes: Sequence[str] = ("float32",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
         self._graph = graph
         self._first = first
         self._limits = limits
+        self._speed = Multiplying(cores=limits.cores, quick_dtypes=tuple(limits.quick_dtypes))
         self._now = 0
         self._values = 0
         self._after = [Operations(total=0, heaviest=0)]
@@ -102,7 +109,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
     ) -> Any:
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        self._now += _operations(func, args, kwargs, made)
+        self._now += _operations(func, args, kwargs, made, self._speed)
         return made
 
     def observe(self, index: int, values: Sequence[Any]) -> None:
@@ -133,22 +140,10 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
             )
 
 
-def _operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> int:
+def _operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any, speed: Multiplying) -> int:
     """Multiplications and additions, and what moving the bytes that are read and written costs."""
     if func.is_view:
         return 0
-    computed = 0
-    packet = func.overloadpacket
-    if packet in flop_registry:
-        computed = int(flop_registry[packet](*args, **kwargs, out_val=made))
-    elif "pool" in func.__name__ and len(args) > 1 and isinstance(args[1], list | tuple):
-        computed = sum(tensor.numel() for tensor in tensors_in(made)[:1]) * _product(args[1])
     moved = tensors_in([*args, *kwargs.values(), made])
-    return computed + _BYTE * sum(tensor.numel() * tensor.itemsize for tensor in moved)
-
-
-def _product(sides: Sequence[Any]) -> int:
-    found = 1
-    for side in sides:
-        found *= int(side)
-    return found if len(sides) > 1 else found**2
+    moved_bytes = sum(tensor.numel() * max(_MIN_BYTES, tensor.itemsize) for tensor in moved)
+    return computed(func, args, kwargs, made, speed) + _BYTE * moved_bytes

@@ -236,7 +236,10 @@ class Trials:
         if offer is None or absence(engine, self._policy.device) is not None:
             return None
         found = self._store.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
-        return None if found is None or self._room.lacks(found) is not None else found
+        if found is None or self._room.lacks(found) is not None:
+            return None
+        found = self._policy.bounded(found)
+        return None if found.samples_per_s is None else found
 
     def made(
         self,
@@ -401,9 +404,11 @@ class Trials:
             runner.requester.check()
 
     def _judged(self, trial: Trial, requester: Requester) -> Trial:
-        """The trial, failed if the node has no memory for the engine; the reference's memory is not in its trial."""
-        why_not = self._room.lacks(trial, requester.room_bytes) if trial.engine != REFERENCE else None
-        return trial if why_not is None else replace(trial, seconds=0.0, why_not=why_not)
+        """The trial, failed if the node has no memory or time for the engine; the reference is bounded elsewhere."""
+        if trial.engine == REFERENCE:
+            return trial
+        why_not = self._room.lacks(trial, requester.room_bytes)
+        return self._policy.bounded(trial) if why_not is None else replace(trial, seconds=0.0, why_not=why_not)
 
 
 def _empty(offer: Offer, cut: int, pixels: Pixels, levels: Levels | None) -> Trial:

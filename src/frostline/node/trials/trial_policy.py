@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frostline.batching import ROWS
 from frostline.config import NodeSettings
@@ -29,6 +29,8 @@ class TrialPolicy:
         max_bytes: memory limit of one trial.
         niceness: niceness added to a trial, so that serving goes first.
         here: whether engines that are ready in a moment are tried in the node's own process.
+        max_run_s: longest run of an engine other than eager torch, whose runs can be interrupted; infinite where no
+            other tenant waits.
     """
 
     device: str
@@ -38,6 +40,22 @@ class TrialPolicy:
     max_bytes: int
     niceness: int = 0
     here: bool = False
+    max_run_s: float = math.inf
+
+    def bounded(self, trial: Trial) -> Trial:
+        """The trial with so few rows that a run ends in time; failed if the fewest take too long.
+
+        Args:
+            trial: trial of an engine that runs a batch as a whole.
+        """
+        if ROWS * trial.seconds > self.max_run_s:
+            why_not = (
+                f"takes {ROWS * trial.seconds:.2g} s for {ROWS} samples, during which no other tenant is served, and "
+                f"this node allows {self.max_run_s:g} s: start it with more --max-operation"
+            )
+            return replace(trial, seconds=0.0, why_not=why_not)
+        most = self.max_run_s / (ROWS * trial.seconds) if trial.seconds else math.inf
+        return trial if trial.rows <= ROWS * most else replace(trial, rows=ROWS * int(most))
 
 
 def policy_of(settings: NodeSettings) -> TrialPolicy:
@@ -52,6 +70,7 @@ def policy_of(settings: NodeSettings) -> TrialPolicy:
         max_bytes=max(settings.memory_bytes // 2, min(settings.memory_bytes, _TRIAL_BYTES)),
         niceness=settings.trial_niceness,
         here=settings.trials_here,
+        max_run_s=settings.max_operation_s if _is_shared(settings) else math.inf,
     )
 
 
@@ -87,6 +106,11 @@ class EngineMemory:
         else:
             return None
         return f"needs {needs} for that: start it with more --memory"
+
+
+def _is_shared(settings: NodeSettings) -> bool:
+    """Whether somebody else may wait for a tenant's run."""
+    return len(settings.tenants) > 1 or (not settings.tenants and settings.open_to_all)
 
 
 def _threads(settings: NodeSettings) -> tuple[int, ...]:

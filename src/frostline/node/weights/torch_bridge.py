@@ -145,6 +145,8 @@ class TorchBridge:
 
 
 def _limits(settings: NodeSettings) -> "GraphLimits":
+    from frostline.engines.machine.hardware import abilities
+    from frostline.engines.measure.kernels import quick_dtypes
     from frostline.engines.measure.operations import GraphLimits
 
     return GraphLimits(
@@ -153,6 +155,8 @@ def _limits(settings: NodeSettings) -> "GraphLimits":
         max_run_s=settings.max_run_s,
         max_operation_s=settings.max_operation_s,
         operations_per_s=_operations_per_s(settings),
+        cores=settings.compute_threads if settings.device == "cpu" else 1,
+        quick_dtypes=quick_dtypes(abilities(settings.device)),
     )
 
 

@@ -1,0 +1,136 @@
+"""What an operation takes is near its estimate, whatever its kind of numbers; usual networks are taken."""
+
+import math
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from frostline.config import NodeSettings
+from frostline.engines.measure.kernels import quick_dtypes
+from frostline.engines.measure.operations import GraphLimits, count_operations
+from frostline.errors import OverBudget
+from frostline.models import cut_network
+from frostline.models.files.artifact import read_prefix
+from support.hostile import after, artifact, node
+from support.networks import build
+
+CORE_PER_S = 5e10
+LIMITS = GraphLimits(
+    max_nodes=4000, max_values=20_000, max_run_s=math.inf, max_operation_s=math.inf, operations_per_s=CORE_PER_S
+)
+# Ten times the estimate is what nobody may take; a busy machine makes anything slower.
+MOST = 10
+WHOLE = ("int64", "int32", "uint8")
+REAL = ("float32", "float64", "bfloat16", "float16")
+
+
+def estimated_s(op, dtype, shapes, *args, **kwargs):
+    """What an operation on ones of some shapes is estimated to take on one core."""
+    leaves = {f"leaf{number}": torch.ones(shape, dtype=getattr(torch, dtype)) for number, shape in enumerate(shapes)}
+    found = read_prefix(artifact(after(node("n", op, *({"ref": name} for name in leaves), *args, **kwargs)), leaves))
+    counted = count_operations(found.graph, [found.tensors[name] for name in leaves], found.cuts, LIMITS)
+    return counted[2].heaviest / CORE_PER_S
+
+
+def took_s(call, dtype, shapes):
+    """Seconds of a core, of the quicker of two runs."""
+    tensors = [torch.ones(shape, dtype=getattr(torch, dtype)) for shape in shapes]
+    runs = []
+    for _ in range(2):
+        began = time.thread_time()
+        call(*tensors)
+        runs.append(time.thread_time() - began)
+    return min(runs)
+
+
+@pytest.fixture(autouse=True)
+def _on_one_core():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def assert_near(op, call, dtype, shapes, *args):
+    call_s = took_s(lambda *tensors: call(*tensors, *args), dtype, shapes)
+    assert call_s < MOST * estimated_s(op, dtype, shapes, *args)
+
+
+@pytest.mark.parametrize("dtype", [*REAL, *WHOLE])
+def test_a_product_takes_no_more_than_ten_times_its_estimate(dtype):
+    assert_near("aten.mm.default", torch.mm, dtype, [(400, 400)] * 2)
+    assert_near("aten.bmm.default", torch.bmm, dtype, [(4, 200, 200)] * 2)
+    assert_near("aten.linear.default", F.linear, dtype, [(400, 400)] * 2)
+
+
+@pytest.mark.parametrize("dtype", [*REAL, *WHOLE])
+@pytest.mark.parametrize(("channels", "groups", "side"), [(32, 1, 28), (1, 1, 128), (64, 64, 56), (32, 16, 56)])
+def test_a_convolution_takes_no_more_than_ten_times_its_estimate(dtype, channels, groups, side):
+    shapes = [(8, channels, side, side), (channels, channels // groups, 3, 3)]
+    assert_near("aten.conv2d.default", F.conv2d, dtype, shapes, None, [1, 1], [1, 1], [1, 1], groups)
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("kind", ["bicubic", "bilinear"])
+def test_enlarging_takes_no_more_than_ten_times_its_estimate(dtype, kind):
+    def enlarged(pixels, *_):
+        return F.interpolate(pixels, (192, 192), mode=kind)
+
+    assert_near(f"aten.upsample_{kind}2d.vec", enlarged, dtype, [(8, 3, 48, 48)], [192, 192], False, None)
+
+
+@pytest.mark.parametrize("window", [3, 21])
+@pytest.mark.parametrize(("name", "call"), [("max_pool2d", F.max_pool2d), ("avg_pool2d", F.avg_pool2d)])
+def test_a_pool_takes_no_more_than_ten_times_its_estimate(name, call, window):
+    sides, halves = [window] * 2, [window // 2] * 2
+    assert_near(f"aten.{name}.default", call, "float32", [(8, 4, 48, 48)], sides, [1, 1], halves)
+
+
+def test_a_device_with_instructions_for_16_bits_is_taken_to_multiply_them_as_fast():
+    assert quick_dtypes(frozenset({"avx2"})) == ("float32",)
+    assert quick_dtypes(frozenset({"avx512_bf16"})) == ("float32", "bfloat16")
+    assert quick_dtypes(frozenset({"cuda"})) == ("float32", "bfloat16", "float16", "float64")
+
+
+class Narrow(nn.Module):
+    """A network that computes in 16 bits on the pixels of 32 that it is given."""
+
+    def __init__(self, network, dtype):
+        super().__init__()
+        self.network, self.dtype = network.to(dtype), dtype
+
+    def forward(self, pixels):
+        return self.network(pixels.to(self.dtype)).float()
+
+
+def counted(network, cores, max_operation_s):
+    prefix = cut_network(network.eval().requires_grad_(False), (3, 224, 224)).prefix
+    limits = GraphLimits(
+        max_nodes=4000,
+        max_values=20_000,
+        max_run_s=NodeSettings().max_run_s,
+        max_operation_s=max_operation_s,
+        operations_per_s=cores * CORE_PER_S,
+        cores=cores,
+    )
+    return count_operations(
+        prefix.graph, [prefix.tensors[name] for _, name in prefix.graph.leaves], prefix.cuts, limits
+    )
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+@pytest.mark.parametrize("name", ["resnet18", "vit_small"])
+def test_usual_networks_in_16_bits_are_taken_by_a_node_without_instructions_for_them(name, cores):
+    network = Narrow(build(name, side=224), torch.bfloat16)
+    assert counted(network, cores, NodeSettings().max_operation_s)
+
+
+def test_the_heaviest_of_the_usual_networks_is_taken_by_a_node_of_one_core():
+    # of VGG-16
+    network = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1))
+    assert counted(network, 1, NodeSettings().max_operation_s)
+    with pytest.raises(OverBudget, match="--max-operation"):
+        counted(network, 1, 0.3)
