@@ -259,7 +259,7 @@ class Job:
         """
         check_names(options)
         self._refuse_loops()
-        if augment is not None:
+        if augment is not None or "bfloat16" in self.frost_line.dtypes:
             from frostline.loaders.torch.loader import in_arrays
 
             options["change"] = in_arrays(augment)

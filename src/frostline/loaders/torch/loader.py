@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from frostline.core import View
 from frostline.errors import SettingError
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
-from frostline.loaders.epoch.numpy_batch import Arrays
+from frostline.loaders.epoch.numpy_batch import Arrays, widened_batch
 from frostline.loaders.epoch.rows import EpochStream, Following
 from frostline.loaders.epoch.worker_state import WorkerState
 from frostline.loaders.torch.augment import Augment
@@ -231,11 +231,11 @@ class Pass(Iterator[Batch]):
             self._arrays.begin_whole()
 
 
-def in_arrays(augment: Augment) -> Change:
-    """The same change, of arrays."""
+def in_arrays(augment: Augment | None) -> Change:
+    """The same change, of arrays; as these are handed out they hold no bfloat16."""
 
     def change(arrays: Arrays, view: View) -> Arrays:
-        return arrays_of(augment(batch_of(arrays), view))
+        return widened_batch(arrays if augment is None else arrays_of(augment(batch_of(arrays), view)))
 
     return change
 
