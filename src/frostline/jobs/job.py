@@ -207,7 +207,7 @@ class Job:
             TypeError: An option is unknown.
         """
         augment = options.pop("augment", None)
-        if augment is None:
+        if augment is None and "bfloat16" not in self.frost_line.dtypes:
             return self._arrays("arrays", batch_size, options, encoded=encoded)
         from frostline.loaders.torch.loader import in_arrays
 

@@ -22,6 +22,9 @@ from frostline.profiles import PRECISIONS
 __all__ = ("OFFERS", "Offer", "absence", "build", "offered")
 
 
+_16_BITS = (torch.bfloat16, torch.float16)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """An engine that can be built where its parts are.
@@ -62,6 +65,7 @@ class _Entry:
         packages: packages that it needs beside torch.
         extra: extra of Frostline, which brings them.
         needs: says what else is missing.
+        holds_16_bits: whether it computes a network that has 16-bit weights in these, as its owner does.
     """
 
     offer: Offer
@@ -70,6 +74,7 @@ class _Entry:
     packages: tuple[str, ...] = ()
     extra: str = ""
     needs: Callable[[], str | None] = _nothing
+    holds_16_bits: bool = True
 
 
 def offered(name: str) -> Offer:
@@ -150,6 +155,8 @@ def build(
         raise EngineUnfit(f"{offer_name(name)} takes no pixels as they are kept")
     if levels_of(name) and (levels is None or levels.digest != levels_of(name)):
         raise EngineUnfit(f"{name} takes pixels that mean something else than those of this preprocessing")
+    if not _entry(name).holds_16_bits and any(tensor.dtype in _16_BITS for tensor in tensors.values()):
+        raise EngineUnfit(f"{_entry(name).offer.title} computes networks of 16-bit weights in another precision")
     order = EngineRecipe(
         graph=graph,
         cuts=cuts,
@@ -200,6 +207,7 @@ def _onnx(name: str, precision: str, title: str, form: str, *, provider: str | N
         packages=("onnx", "onnxruntime", "onnxscript"),
         extra="onnxruntime",
         needs=_nothing if provider is None else partial(_provider, provider),
+        holds_16_bits=False,
     )
 
 
@@ -210,6 +218,7 @@ def _openvino(name: str, precision: str, title: str, form: str, *packages: str) 
         devices=("cpu",),
         packages=(*packages, "openvino"),
         extra="openvino",
+        holds_16_bits=False,
     )
 
 

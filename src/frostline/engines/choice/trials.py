@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph, Levels
+from frostline.core.features import widened
 from frostline.engines.backends.catalog import build, offered
 from frostline.engines.base.identity import Pixels, calibrating, judging, levels_of
 from frostline.engines.base.protocols import Engine, Footprint
@@ -308,9 +309,9 @@ def _peak(engine: Engine, pixels: Pixels, cut: int, rows: int) -> int:
 
 
 def _error(tensors: Arrays, reference: Arrays) -> float:
-    if any(not np.isfinite(tensor).all() for tensor in tensors if tensor.dtype.kind == "f"):
+    if any(not np.isfinite(tensor).all() for tensor in map(widened, tensors) if tensor.dtype.kind == "f"):
         return float("inf")
-    return max(relative_error(ours, theirs) for ours, theirs in zip(reference, tensors, strict=True))
+    return max(relative_error(widened(ours), widened(theirs)) for ours, theirs in zip(reference, tensors, strict=True))
 
 
 def _timed(trial: Trial, runs: npt.NDArray[np.float64]) -> _Timed:

@@ -34,6 +34,10 @@ def ranks(strategy: "tf.distribute.Strategy | None" = None) -> Ranks:
     return Ranks(rank=tasks.index(own), world_size=len(tasks), gather=partial(_gather, strategy))
 
 
+_HANDED_OUT = {"object": tf.string, "bfloat16": tf.float32}
+"""What arrays hold where tensors have a dtype that NumPy has not."""
+
+
 class TensorFlowLoader:
     """A loader as a data set of TensorFlow, and how far the loop over it is.
 
@@ -145,7 +149,7 @@ class TensorFlowLoader:
     def _signature(self) -> tuple[Any, ...]:
         rows = self._one.whole_rows
         features = [
-            tf.TensorSpec((rows, *tensor.shape), tf.string if tensor.dtype == "object" else tensor.dtype)
+            tf.TensorSpec((rows, *tensor.shape), _HANDED_OUT.get(tensor.dtype, tensor.dtype))
             for tensor in self._one.tensors
         ]
         specs = {

@@ -1,13 +1,14 @@
 """The batch that belongs to no framework: activations at the frost line, labels and sample ids, as NumPy arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from frostline.core.features import widened
 from frostline.datasets.select.target_columns import TargetValues
 
-__all__ = ("Array", "Arrays", "MixedArrays")
+__all__ = ("Array", "Arrays", "MixedArrays", "widened_batch")
 
 Array = npt.NDArray[np.generic]
 
@@ -30,8 +31,8 @@ class Arrays:
     """One batch, in CPU memory, the caller's own: contiguous, writable, and never written again by Frostline.
 
     Features have the type of the tensors that cross the frost line: ``float32`` for pixels and for most networks,
-    ``float16``, ``float64`` or whole numbers where the network has those. NumPy has no ``bfloat16``, and none comes:
-    what travels narrowed to it is ``float32`` again when it is here.
+    ``float16``, ``float64`` or whole numbers where the network has those. NumPy has no ``bfloat16``: what a network of
+    16 bits gives is handed out as ``float32`` (``widened_batch``), and as tensors it is what it was.
 
     Attributes:
         features: activations at the frost line ``[batch, ...]``; a tuple where several tensors cross it; the
@@ -53,3 +54,9 @@ class Arrays:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def widened_batch(batch: Arrays) -> Arrays:
+    """The same batch with features that hold bits of bfloat16 as ``float32``, which has all its values."""
+    features = batch.features
+    return replace(batch, features=tuple(map(widened, features)) if isinstance(features, tuple) else widened(features))

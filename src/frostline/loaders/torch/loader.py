@@ -16,7 +16,7 @@ from frostline.core import View
 from frostline.errors import SettingError
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
 from frostline.loaders.epoch.epochs import Epochs
-from frostline.loaders.epoch.numpy_batch import Arrays
+from frostline.loaders.epoch.numpy_batch import Arrays, widened_batch
 from frostline.loaders.epoch.rows import EpochStream, NextPass
 from frostline.loaders.epoch.worker_state import WorkerState
 from frostline.loaders.torch.augment import Augment
@@ -243,11 +243,11 @@ class Pass(Iterator[Batch]):
             self._arrays.begin_whole()
 
 
-def in_arrays(augment: Augment) -> Change:
-    """The same change, of arrays."""
+def in_arrays(augment: Augment | None) -> Change:
+    """The same change, of arrays; as these are handed out they hold no bfloat16."""
 
     def change(arrays: Arrays, view: View) -> Arrays:
-        return arrays_of(augment(batch_of(arrays), view))
+        return widened_batch(arrays if augment is None else arrays_of(augment(batch_of(arrays), view)))
 
     return change
 

@@ -17,8 +17,10 @@ import pyarrow.parquet as pq
 import torch
 
 from frostline.core import REFERENCE, SampleTable, Skipped
+from frostline.core.features import widened
 from frostline.core.samples import taken
 from frostline.datasets import Dataset
+from frostline.engines.base.runner import as_array
 from frostline.errors import DataError, ModelError
 from frostline.events import Counted, Observer, PhaseStarted
 from frostline.loaders import Batch
@@ -238,6 +240,10 @@ def extract(
         )
 
 
+_HANDED_OUT = {"bfloat16": "float32"}
+"""What tables hold, which have no bfloat16 as NumPy has none."""
+
+
 class _Work:
     """The parts of one extraction, and the job that makes those that are missing.
 
@@ -249,7 +255,7 @@ class _Work:
         line = setup.job.frost_line
         if len(line.tensors) != 1:
             raise ModelError("extraction writes one tensor a sample, and several cross this frost line")
-        self.shape, self.dtype = line.shapes[0], line.dtypes[0]
+        self.shape, self.dtype = line.shapes[0], _HANDED_OUT.get(line.dtypes[0], line.dtypes[0])
         self._setup = setup
         self._store = None if setup.job.situation is None else setup.job.situation.store
         self._ranges = Ranges(
@@ -342,7 +348,7 @@ class _Piece:
 
 def _features(batch: Batch) -> npt.NDArray[Any]:
     assert isinstance(batch.features, torch.Tensor)
-    features: npt.NDArray[Any] = batch.features.numpy()
+    features: npt.NDArray[Any] = widened(as_array(batch.features))
     return features
 
 
