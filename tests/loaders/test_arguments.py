@@ -45,7 +45,7 @@ def test_an_option_of_another_type_is_refused_by_its_name(job, kind, options, sa
 @pytest.mark.parametrize("kind", ["loader", "arrays", "epochs"])
 def test_an_option_that_there_is_not_is_refused_in_the_name_of_the_method_that_was_called(job, kind):
     given = (BATCH, range(2)) if kind == "epochs" else (BATCH,)
-    with pytest.raises(TypeError, match=r"^Job\.\w+\(\) got an unexpected keyword argument 'shufle'"):
+    with pytest.raises(TypeError, match=rf"^Job\.{kind}\(\) got an unexpected keyword argument 'shufle'"):
         getattr(job, kind)(*given, shufle=True)
 
 

@@ -257,7 +257,7 @@ class Job:
             SettingError: as ``loader``; or there are no encoded samples to give.
             TypeError: An option is unknown.
         """
-        check_names(options)
+        check_names(options, "arrays")
         self._refuse_loops()
         if augment is not None:
             from frostline.loaders.torch.loader import in_arrays
@@ -278,7 +278,9 @@ class Job:
 
         Raises:
             SettingError: as ``loader``; or there is no epoch, or one comes twice.
+            TypeError: An option is unknown.
         """
+        check_names(options, "epochs")
         return Epochs(self.loader(batch_size, **options), epochs)
 
     def train(

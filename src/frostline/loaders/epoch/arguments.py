@@ -41,8 +41,12 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return checked(options, _OPTIONS)
 
 
-def check_names(options: Iterable[str]) -> None:
-    """Make sure that these are options of ``Job.arrays``, as Python does it where a function names them.
+def check_names(options: Iterable[str], function: str) -> None:
+    """Make sure that these are options of a function of ``Job``, as Python does it where a function names them.
+
+    Args:
+        options: names that were given.
+        function: name of the function.
 
     Raises:
         TypeError: An option is unknown.
@@ -50,7 +54,7 @@ def check_names(options: Iterable[str]) -> None:
     known = {*_OPTIONS, "augment", "weights"}
     for name in options:
         if name not in known:
-            raise TypeError(f"Job.arrays() got an unexpected keyword argument {name!r}{nearest(name, known)}")
+            raise TypeError(f"Job.{function}() got an unexpected keyword argument {name!r}{nearest(name, known)}")
 
 
 def check_epochs(numbers: object) -> None:
