@@ -81,6 +81,13 @@ def test_members_of_shards_that_say_other_targets_are_refused(store, label):
     refused(store, "'[0, 1]'" if label == b"[0, 1]" else f"'{float(label)}'".removesuffix(".0'"))
 
 
+@pytest.mark.parametrize("label", [-1, 0.25, "-1", "0.5", [0, 1]])
+def test_json_in_shards_that_says_other_targets_is_refused(store, label):
+    members = [("1.jpg", b"x"), ("1.json", json.dumps({"label": label}).encode())]
+    store.write("x.tar", tar_of([*members, ("2.jpg", b"x"), ("2.json", b'{"label": 3}')]))
+    refused(store, repr(str(label)))
+
+
 @pytest.mark.parametrize("label", ["0.5", "-4", '"[1, 2]"'])
 def test_lists_that_say_other_targets_are_refused(store, label):
     store.write("1.jpg", b"x")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from frostline.config import NodeSettings
-from frostline.engines.measure.kernels import quick_dtypes
+from frostline.engines.machine.hardware import quick_dtypes
 from frostline.engines.measure.operations import GraphLimits, count_operations
 from frostline.errors import OverBudget
 from frostline.models import cut_network

@@ -205,6 +205,19 @@ class TestStatefulDataLoaderWithWorkers(Stateful):
         rest = self.whole(self.make(job, 3, merge_worker_states(saved), shuffle=True))
         assert flat(first) + flat(rest) == flat(reference(job))
 
+    @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has cores
+    @pytest.mark.parametrize("workers", [1, 4])
+    def test_the_state_right_after_a_load_is_what_was_loaded_with_any_number_of_workers(self, job, workers):
+        made = StatefulDataLoader(job.loader(BATCH, shuffle=True), batch_size=None, num_workers=workers)
+        first, saved = self.stop(made, 3, self.save)
+        again = StatefulDataLoader(job.loader(BATCH, shuffle=True), batch_size=None, num_workers=workers)
+        again.load_state_dict(saved)
+        state = merge_worker_states(again.state_dict())
+        assert state == merge_worker_states(saved)
+        rest = job.loader(BATCH, shuffle=True)
+        rest.load_state_dict(state)
+        assert first + ids_of(rest) == reference(job)
+
     def test_a_state_that_is_older_than_its_batches_is_refused_as_that_of_a_run(self, job):
         loader = StatefulDataLoader(job.loader(BATCH), batch_size=None, num_workers=2, snapshot_every_n_steps=3)
         passing = iter(loader)

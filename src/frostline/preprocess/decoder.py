@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
-from PIL import Image, ImageEnhance, UnidentifiedImageError
+from PIL import (
+    BmpImagePlugin,
+    Image,
+    ImageEnhance,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
 
 from frostline.errors import SampleError
 from frostline.preprocess.steps import ColorJitter
@@ -127,7 +137,18 @@ def _header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], bool, np.dtyp
 Size = tuple[int, int]
 
 # Only what the suffixes of a data set can name: Pillow's other readers start programs or fetch files.
-_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+# Pillow knows a format once its module is imported.
+_FORMATS = {
+    "JPEG": JpegImagePlugin,
+    "PNG": PngImagePlugin,
+    "PPM": PpmImagePlugin,
+    "BMP": BmpImagePlugin,
+    "TIFF": TiffImagePlugin,
+    "WEBP": WebPImagePlugin,
+}
+_LONGEST_MAGIC = 16
+# What Pillow takes for the sign that bytes are of another format.
+_OTHER_FORMAT = (SyntaxError, IndexError, TypeError, struct.error)
 _MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV"}
 _CLASS_MODES = {"1", "L", "P", "I", "I;16", "I;16B", "I;16L"}
 
@@ -147,8 +168,6 @@ _BROKEN = (
     struct.error,
     zlib.error,
 )
-# What they raise on headers that say too many pixels; the warning where warnings are errors.
-_TOO_LARGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def decoded(
@@ -171,7 +190,7 @@ def decoded(
         image = Image.fromarray(pixels_of(encoded))
         return image if image.mode == mode else image.convert(mode)
     with _in_words(max_pixels):
-        image = Image.open(BytesIO(encoded), formats=_FORMATS)
+        image = _opened(encoded)
         check_size(image.size, max_pixels, "it has")
         if image.mode not in _MODES:
             raise SampleError(f"pixels of kind {image.mode} are not read: 8 bits a channel are")
@@ -195,7 +214,7 @@ def decoded_classes(encoded: bytes | memoryview, *, max_pixels: int) -> npt.NDAr
     if is_array(encoded):
         return classes_of(encoded, max_pixels)
     with _in_words(max_pixels):
-        image = Image.open(BytesIO(encoded), formats=_FORMATS)
+        image = _opened(encoded)
         check_size(image.size, max_pixels, "it has")
         if image.mode not in _CLASS_MODES:
             raise SampleError(
@@ -205,6 +224,29 @@ def decoded_classes(encoded: bytes | memoryview, *, max_pixels: int) -> npt.NDAr
         return np.asarray(image)
 
 
+def _opened(encoded: bytes | memoryview) -> Image.Image:
+    """The image, of which the header is read; as ``Image.open`` does it.
+
+    That one warns on stderr of more pixels than its own limit, where ours is another, and a warning cannot be silenced
+    in one thread alone. What it refuses is refused here.
+    """
+    magic = bytes(encoded[:_LONGEST_MAGIC])
+    for name in _FORMATS:
+        try:
+            open_as, accepts = Image.OPEN[name]
+            if accepts is None or accepts(magic) is True:
+                return _of_a_size(open_as(BytesIO(encoded), ""))
+        except _OTHER_FORMAT:
+            continue
+    raise UnidentifiedImageError
+
+
+def _of_a_size(image: Image.Image) -> Image.Image:
+    if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > 2 * Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError
+    return image
+
+
 @contextmanager
 def _in_words(max_pixels: int) -> Iterator[None]:
     """Say what Pillow found wrong."""
@@ -212,7 +254,7 @@ def _in_words(max_pixels: int) -> Iterator[None]:
         yield
     except UnidentifiedImageError as error:
         raise SampleError("not an image of a known format, or its header is broken") from error
-    except _TOO_LARGE as error:
+    except Image.DecompressionBombError as error:
         raise SampleError(f"too many pixels: the most are {max_pixels}") from error
     except _BROKEN as error:
         raise SampleError(f"broken image: {_reason(error)}") from error
@@ -223,8 +265,8 @@ def size_of(encoded: bytes | memoryview) -> Size:
     if is_array(encoded):
         return size_of_array(encoded)
     try:
-        return Image.open(BytesIO(encoded), formats=_FORMATS).size
-    except (*_BROKEN, *_TOO_LARGE):
+        return _opened(encoded).size
+    except (*_BROKEN, Image.DecompressionBombError):
         return 0, 0
 
 

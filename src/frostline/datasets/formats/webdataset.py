@@ -232,7 +232,9 @@ def _label(shard: str, key: str, group: dict[str, Member], about: dict[str, Any]
             return said_by(about[field])
         if "cls" in group:
             return said_by((group["cls"].contents or b"").decode())
-    except (DataError, UnicodeDecodeError) as error:
+    except DataError as error:
+        raise DataError(f"the label of {key!r} in {shard}: {error}") from error
+    except UnicodeDecodeError as error:
         raise DataError(f"the label of {key!r} in {shard} is no name and no whole number") from error
     folder, slash, _ = key.partition("/")
     return folder if slash else None

@@ -5,7 +5,7 @@ import importlib.util
 import platform
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
@@ -21,12 +21,18 @@ __all__ = (
     "imported",
     "is_accelerator",
     "is_installed",
+    "quick_dtypes",
     "version_of",
     "versions",
 )
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CPU = Path("/proc/cpuinfo")
+_QUICK: Mapping[str, frozenset[str]] = {
+    "bfloat16": frozenset({"cuda", "amx_bf16", "avx512_bf16", "bf16"}),
+    "float16": frozenset({"cuda", "amx_fp16", "avx512_fp16", "asimdhp"}),
+    "float64": frozenset({"cuda"}),
+}
 
 
 def hardware_name(device: str) -> str:
@@ -55,6 +61,15 @@ def abilities(device: str) -> frozenset[str]:
     lines = _CPU.read_text().splitlines() if _CPU.exists() else []
     named = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
     return frozenset(next(named, ()))
+
+
+def quick_dtypes(abilities: Set[str]) -> tuple[str, ...]:
+    """The types of numbers that a device multiplies at its full speed, in torch's names.
+
+    Args:
+        abilities: flags of the device (``abilities``).
+    """
+    return ("float32", *(name for name, flags in _QUICK.items() if flags & abilities))
 
 
 def is_accelerator(device: str) -> bool:

@@ -4,7 +4,7 @@ The factors were measured against a core's 5e10 operations a second, on a proces
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,8 @@ from torch.utils.flop_counter import flop_registry
 
 from frostline.engines.measure.footprint import tensors_in
 
-__all__ = ("Multiplying", "computed", "quick_dtypes")
+__all__ = ("Multiplying", "computed")
 
-_QUICK: Mapping[str, frozenset[str]] = {
-    "bfloat16": frozenset({"cuda", "amx_bf16", "avx512_bf16", "bf16"}),
-    "float16": frozenset({"cuda", "amx_fp16", "avx512_fp16", "asimdhp"}),
-    "float64": frozenset({"cuda"}),
-}
 # No library multiplies these: torch's own loops do, on one core whatever there are. The first factor is for rows times
 # columns that lie together, as layers have them; the second for all other products, and the third for convolutions.
 _HALF = (8, 40, 24)
@@ -43,15 +38,6 @@ class Multiplying:
 
     cores: int = 1
     quick_dtypes: tuple[str, ...] = ("float32",)
-
-
-def quick_dtypes(abilities: Set[str]) -> tuple[str, ...]:
-    """The types of numbers that a device multiplies at its full speed, in torch's names.
-
-    Args:
-        abilities: flags of the device (``engines.machine.hardware.abilities``).
-    """
-    return ("float32", *(name for name, flags in _QUICK.items() if flags & abilities))
 
 
 def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any, speed: Multiplying) -> int:

@@ -33,7 +33,7 @@ class GraphLimits:
         max_operation_s: Estimated seconds of any one operation in that run.
         operations_per_s: Operations that the device does in a second, for the estimates.
         cores: Cores that do them together; what no library computes runs on one of them. 1 for an accelerator.
-        quick_dtypes: Types of numbers that it multiplies as fast, in torch's names (``kernels.quick_dtypes``).
+        quick_dtypes: Types of numbers that it multiplies as fast, in torch's names (``hardware.quick_dtypes``).
     """
 
     max_nodes: int

@@ -145,8 +145,7 @@ class TorchBridge:
 
 
 def _limits(settings: NodeSettings) -> "GraphLimits":
-    from frostline.engines.machine.hardware import abilities
-    from frostline.engines.measure.kernels import quick_dtypes
+    from frostline.engines.machine.hardware import abilities, quick_dtypes
     from frostline.engines.measure.operations import GraphLimits
 
     return GraphLimits(
