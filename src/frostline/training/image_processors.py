@@ -23,7 +23,7 @@ class Processor:
 
     Attributes:
         preprocess: steps that come nearest to what the file says.
-        otherwise: what they do otherwise, in sentences; mostly nothing.
+        otherwise: sentences on where they differ from it; mostly none.
     """
 
     preprocess: Preprocess

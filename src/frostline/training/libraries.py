@@ -159,7 +159,7 @@ def fetching(name: str, url: str, remedy: str, observe: Observer) -> Iterator[No
     Args:
         name: the model, as the user gave it.
         url: where the file is.
-        remedy: what to do where it cannot be had.
+        remedy: advice where it cannot be had.
         observe: told of the file and its size.
 
     Raises:
