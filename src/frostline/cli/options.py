@@ -136,7 +136,7 @@ _JOB = (
         "--model",
         required=True,
         metavar="NAME",
-        help="torchvision:NAME, timm:NAME, package.module:factory or demo:efficientnet_lite0.",
+        help="torchvision:NAME, timm:NAME, hf:OWNER/NAME or FOLDER, package.module:factory or demo:efficientnet_lite0.",
     ),
     click.option(
         "--until", required=True, metavar="LAYER", help="Last frozen module, or 'features': all but the classifier."

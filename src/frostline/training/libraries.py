@@ -21,7 +21,7 @@ from frostline.events import Observer, PhaseStarted
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet
 from frostline.training.settings import RANDOM
 
-__all__ = ("Built", "from_timm", "from_torchvision", "import_package")
+__all__ = ("Built", "fetching", "from_timm", "from_torchvision", "import_package", "no_bars", "reading")
 
 _TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 _UNREADABLE = (EOFError, LookupError, OSError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError)
@@ -68,7 +68,7 @@ def from_torchvision(name: str, observe: Observer, *, pretrained: bool) -> Built
     if default is None:
         raise WeightsMissing(f"torchvision publishes no weights of {wanted}: {_OWN}")
     file = _in_torch_cache(name, default.url, observe)
-    with _reading(name, file):
+    with reading(name, file):
         model = models.get_model(wanted, weights=default, progress=False)
     return Built(model=model, preprocess=preprocess, weights=f"{default} of torchvision, from {file}")
 
@@ -110,7 +110,7 @@ def _pretrained_timm(timm: Any, name: str, wanted: str, observe: Observer) -> tu
         file, source = _in_hub_cache(name, config, observe), f"{config.hf_hub_id} of the Hugging Face hub"
     else:
         file, source = _in_torch_cache(name, config.url, observe), f"{wanted} of timm"
-    with _reading(name, file):
+    with reading(name, file):
         # Given as a file, it is read without asking the network whether there is a newer one.
         overlay = {"file": str(file), "custom_load": config.custom_load}
         model = timm.create_model(wanted, pretrained=True, pretrained_cfg_overlay=overlay)
@@ -121,7 +121,7 @@ def _in_torch_cache(name: str, url: str, observe: Observer) -> Path:
     """The path of a file in the cache of torch's hub, which is fetched where it is not there yet."""
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
     if not file.exists():
-        with _fetching(name, url, f"put {file.name} into {file.parent}, {_OWN}", observe):
+        with fetching(name, url, f"put {file.name} into {file.parent}, {_OWN}", observe):
             file.parent.mkdir(parents=True, exist_ok=True)
             digest = torch.hub.HASH_REGEX.search(file.name)
             torch.hub.download_url_to_file(url, str(file), digest and digest.group(1), progress=False)
@@ -139,7 +139,7 @@ def _in_hub_cache(name: str, config: Any, observe: Observer) -> Path:
             return Path(found)
     url = hub.hf_hub_url(repository, files[0], revision=revision or None)
     remedy = f"bring {files[0]} of {repository} and give it with --weights FILE, or {_LEARNED_NOTHING}"
-    with _fetching(name, url, remedy, observe), _no_bars(hub.utils):
+    with fetching(name, url, remedy, observe), no_bars(hub.utils):
         return Path(_first_there(hub, repository, files, revision or None))
 
 
@@ -153,8 +153,18 @@ def _first_there(hub: Any, repository: str, files: Sequence[str], revision: str 
 
 
 @contextmanager
-def _fetching(name: str, url: str, remedy: str, observe: Observer) -> Iterator[None]:
-    """Ask for the head of a file before its body is fetched: libraries wait long for a network that is not there."""
+def fetching(name: str, url: str, remedy: str, observe: Observer) -> Iterator[None]:
+    """Ask for the head of a file before its body is fetched: libraries wait long for a network that is not there.
+
+    Args:
+        name: the model, as the user gave it.
+        url: where the file is.
+        remedy: advice where it cannot be had.
+        observe: told of the file and its size.
+
+    Raises:
+        WeightsMissing: The file cannot be fetched.
+    """
     try:
         observe(PhaseStarted(name=f"fetching weights, {_announced(url)}"))
         yield
@@ -178,7 +188,7 @@ def _announced(url: str) -> str:
 
 
 @contextmanager
-def _no_bars(utils: Any) -> Iterator[None]:
+def no_bars(utils: Any) -> Iterator[None]:
     """Keep the hub's progress bars off a terminal that has one."""
     if utils.are_progress_bars_disabled():
         yield
@@ -191,7 +201,16 @@ def _no_bars(utils: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _reading(name: str, file: Path) -> Iterator[None]:
+def reading(name: str, file: Path) -> Iterator[None]:
+    """Say what was read, where a library cannot read it.
+
+    Args:
+        name: the model, as the user gave it.
+        file: file or folder of its weights.
+
+    Raises:
+        ModelError: The library fails.
+    """
     try:
         yield
     except _UNREADABLE as error:

@@ -1,9 +1,10 @@
-"""Builds the network that a name means: torchvision, timm, a factory of the user's, or the demo's pretrained one."""
+"""Builds the network that a name means: torchvision, timm, transformers, the user's factory, or the demo's network."""
 
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,13 +15,14 @@ from frostline.errors import ModelError, UnknownModel, WeightsMismatch, nearest
 from frostline.events import Event, Observer, WeightsLoaded
 from frostline.models.freezing import classifier_of, used_parameters
 from frostline.preprocess import Preprocess, RandomHorizontalFlip, RandomResizedCrop, efficientnet_lite, imagenet
+from frostline.training.hugging_face import from_hugging_face
 from frostline.training.libraries import Built, from_timm, from_torchvision, import_package
 from frostline.training.settings import RANDOM
 
 __all__ = ("Pretrained", "load_model")
 
 _DEMO = "demo:efficientnet_lite0"
-_FAMILIES = ("torchvision", "timm", "demo")
+_FAMILIES = ("torchvision", "timm", "hf", "demo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,8 +54,8 @@ def load_model(
     """Build a network by name, for this many classes.
 
     Args:
-        name: ``torchvision:resnet18``, ``timm:NAME``, ``package.module:factory`` (called without arguments), or
-            ``demo:efficientnet_lite0`` (needs the extra ``demo``).
+        name: ``torchvision:resnet18``, ``timm:NAME``, ``hf:OWNER/NAME``, ``hf:FOLDER``, ``package.module:factory``
+            (called without arguments), or ``demo:efficientnet_lite0`` (needs the extra ``demo``).
         classes: outputs of the classifier. A classifier of another size is replaced by a fresh one.
         weights: a safetensors file of the whole network's ``state_dict``; ``"random"`` for weights that have learned
             nothing; None takes those that come with the name, which are fetched once where they are not in the
@@ -70,8 +72,8 @@ def load_model(
     """
     observe = observe or _ignore
     if not name.partition(":")[2]:
-        families = "torchvision:NAME, timm:NAME, demo:efficientnet_lite0 or package.module:factory"
-        raise UnknownModel(f"model {name!r} names no family: write {families}")
+        known = "torchvision:NAME, timm:NAME, hf:OWNER/NAME, hf:FOLDER, demo:efficientnet_lite0, package.module:factory"
+        raise UnknownModel(f"model {name!r} names no family: write one of {known}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         found = _built(name, weights, observe)
@@ -105,6 +107,8 @@ def _built(name: str, weights: str | None, observe: Observer) -> Built:
             return from_torchvision(name, observe, pretrained=pretrained)
         case "timm":
             return from_timm(name, observe, pretrained=pretrained)
+        case "hf":
+            return from_hugging_face(name, observe, pretrained=pretrained)
         case "demo":
             return _from_demo(name, pretrained=pretrained)
     if weights == RANDOM:
@@ -194,6 +198,7 @@ def _fit_classifier(model: nn.Module, classes: int, input_shape: tuple[int, ...]
 def _replace_classifier(model: nn.Module, path: str, old: nn.Linear, classes: int) -> None:
     if old.out_features == classes:
         return
-    new = nn.Linear(old.in_features, classes, bias=old.bias is not None, device=old.weight.device)
+    like: dict[str, Any] = {"device": old.weight.device, "dtype": old.weight.dtype}
+    new = nn.Linear(old.in_features, classes, bias=old.bias is not None, **like)
     owner, _, name = path.rpartition(".")
     setattr(model.get_submodule(owner), name, new)

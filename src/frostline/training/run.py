@@ -102,7 +102,8 @@ class _Run:
     def _check_head(self) -> None:
         """Score one sample of zeros, so that a network that gives no scores is refused before any work."""
         line = self._job.frost_line
-        zeros = [torch.zeros((2, *shape)) for shape in line.shapes]
+        crossing = zip(line.shapes, line.dtypes, strict=True)
+        zeros = [torch.zeros((2, *shape), dtype=getattr(torch, dtype)) for shape, dtype in crossing]
         self._job.head.train()  # as it was traced: in eval mode it would be traced again, before the first step
         with torch.no_grad(), torch.random.fork_rng(), kept_buffers(self._setup.network.model):
             scores = self._job.head(zeros)
