@@ -20,6 +20,7 @@ from frostline.preprocess import (
     Preprocess,
     RandomHorizontalFlip,
     Resize,
+    Squeeze,
     decoder,
     imagenet,
 )
@@ -79,6 +80,21 @@ def test_resize_and_crop_give_torchvisions_pixels(size, expected):
     for shorter, crop in ((256, 224), (232, 224), (41, 32), (255, 224)):
         whole = Image.open(BytesIO(data)).convert("RGB")
         assert np.array_equal(decoded(pixels(shorter, crop), data), expected(whole, shorter, crop))
+
+
+@pytest.mark.parametrize("size", [(100, 80), (64, 300), (48, 48)])
+@pytest.mark.parametrize("filter", ["bilinear", "bicubic"])
+def test_a_squeezed_image_is_all_of_it_scaled_by_pillow(size, filter):
+    image = picture(*size)
+    data, preprocess = encoded(image, "PNG"), Preprocess(steps=(Decode(), Squeeze(48, filter), PIXELS))
+    assert preprocess.shape == (3, 48, 48)
+    assert Preprocess.from_json(preprocess.to_json()) == preprocess
+    kernel = Image.Resampling.BICUBIC if filter == "bicubic" else Image.Resampling.BILINEAR
+    expected = np.asarray(image.resize((48, 48), kernel)).transpose(2, 0, 1)
+    needed = pixels_needed(preprocess, data)
+    np.testing.assert_array_equal(decoded(preprocess, data, max_pixels=needed), expected)
+    with pytest.raises(SampleError, match="pixels"):
+        decoded(preprocess, data, max_pixels=needed - 1)
 
 
 @pytest.mark.parametrize("size", [(100, 80), (79, 300), (301, 79)])

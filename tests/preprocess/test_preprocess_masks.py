@@ -19,6 +19,7 @@ from frostline.preprocess import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    Squeeze,
     imagenet,
 )
 from frostline.preprocess.apply import decode_into
@@ -28,6 +29,8 @@ PLAIN = Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)
 WAYS = {
     "middle": (Resize(48), CenterCrop(40)),
     "enlarged": (Resize(200, "bicubic"), CenterCrop(160)),
+    "squeezed": (Squeeze(40),),
+    "squeezed, then the middle": (Squeeze(56, "bicubic"), CenterCrop(40)),
     "random": (RandomResizedCrop(64), RandomHorizontalFlip(0.5)),
     "random, then the middle": (RandomResizedCrop(64, 0.5), Resize(48), RandomHorizontalFlip(0.5), CenterCrop(32)),
     # Amounts of nothing change no colour, but colours draw all the same.

@@ -16,7 +16,7 @@ from frostline.errors import ModelError, UnknownModel, WeightsMismatch, WeightsM
 from frostline.models.cutting.cut import cut_network
 from frostline.models.freezing import freeze
 from frostline.node.process.subprocess import start_node
-from frostline.preprocess import CenterCrop, Decode, Normalize, Resize
+from frostline.preprocess import CenterCrop, Decode, Normalize, Resize, Squeeze
 from frostline.training.image_processors import processor_of
 from frostline.training.networks import load_model
 
@@ -178,15 +178,22 @@ def test_convnexts_crop_is_a_share_of_the_shorter_side(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("says", "sentence"),
+    ("says", "steps"),
     [
-        ({"do_center_crop": False, "size": {"height": 40, "width": 40}}, "squeezed to 40 x 40"),
-        ({"resample": 1}, "resized by filter 1"),
+        ({"do_center_crop": False, "size": {"height": 40, "width": 40}}, (Squeeze(size=40, filter="bicubic"),)),
+        ({"size": {"height": 40, "width": 40}}, (Squeeze(size=40, filter="bicubic"), CenterCrop(size=SIDE))),
+        ({"do_center_crop": False, "size": {"shortest_edge": 384}}, (Squeeze(size=384, filter="bicubic"),)),
     ],
 )
-def test_what_steps_cannot_say_is_said_in_a_sentence(says, sentence, tmp_path):
-    [reason] = read(tmp_path, **says).otherwise
-    assert sentence in reason
+def test_images_are_squeezed_where_the_processor_says_so(says, steps, tmp_path):
+    found = read(tmp_path, **says)
+    assert found.preprocess.steps[1:-1] == steps
+    assert found.otherwise == ()
+
+
+def test_a_filter_that_steps_do_not_have_is_said_in_a_sentence(tmp_path):
+    [reason] = read(tmp_path, resample=1).otherwise
+    assert "resized by filter 1" in reason
 
 
 def test_levels_that_are_not_rescaled_or_not_normalised_keep_their_meaning(tmp_path):

@@ -10,6 +10,7 @@ from frostline.preprocess.steps import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    Squeeze,
     Step,
     Stored,
 )
@@ -24,6 +25,7 @@ __all__ = (
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",
+    "Squeeze",
     "Step",
     "Stored",
     "efficientnet_lite",

@@ -20,6 +20,7 @@ from frostline.preprocess.steps import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    Squeeze,
     Step,
 )
 
@@ -133,7 +134,7 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
                 scaled_width, scaled_height = scaled_size(step, (width, height))
                 most = max(most, max(scaled_width, 1) * max(scaled_height, height))
                 width, height = scaled_width, scaled_height
-            case RandomResizedCrop():
+            case RandomResizedCrop() | Squeeze():
                 most = max(most, step.size * max(height, step.size))
                 width = height = step.size
             case CenterCrop():
@@ -187,6 +188,9 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", max_pi
     match step:
         case Resize():
             return _resized(step, image, max_pixels)
+        case Squeeze():
+            check_size((step.size, max(step.size, image.height)), max_pixels, "scaled it has")
+            return image.resize((step.size, step.size), _FILTERS[step.filter])
         case CenterCrop():
             return image.crop(middle(image.size, step.size))
         case RandomResizedCrop():

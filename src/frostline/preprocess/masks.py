@@ -18,6 +18,7 @@ from frostline.preprocess.steps import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    Squeeze,
     Step,
 )
 
@@ -135,6 +136,9 @@ def _applied(step: Step, mask: Image.Image, draw: Callable[[], float], max_pixel
             width, height = scaled_size(step, mask.size)
             check_size((max(width, 1), max(height, mask.height)), max_pixels, "scaled it has")
             return mask.resize((width, height), _NEAREST)
+        case Squeeze():
+            check_size((step.size, max(step.size, mask.height)), max_pixels, "scaled it has")
+            return mask.resize((step.size, step.size), _NEAREST)
         case CenterCrop():
             return _cropped(mask, middle(mask.size, step.size))
         case RandomResizedCrop():

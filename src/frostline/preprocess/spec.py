@@ -24,6 +24,7 @@ from frostline.preprocess.steps import (
     RandomResizedCrop,
     RandomStep,
     Resize,
+    Squeeze,
     Step,
     Stored,
 )
@@ -52,6 +53,7 @@ _STEPS: dict[str, type[Step]] = {
     "random_horizontal_flip": RandomHorizontalFlip,
     "random_resized_crop": RandomResizedCrop,
     "resize": Resize,
+    "squeeze": Squeeze,
     "stored": Stored,
 }
 _NAMES = {kind: name for name, kind in _STEPS.items()}
@@ -62,8 +64,8 @@ class Preprocess:
     """The steps from an encoded image to ``float32[C, H, W]``.
 
     Attributes:
-        steps: ``Decode`` first, ``Normalize`` last, between them at least one crop, so that the size is known. Where
-            the data is a ready form, ``Stored`` is first, and alone where it holds 16-bit floats.
+        steps: ``Decode`` first, ``Normalize`` last, between them at least one crop or ``Squeeze``, so that the size is
+            known. Where the data is a ready form, ``Stored`` is first, and alone where it holds 16-bit floats.
     """
 
     steps: tuple[Step, ...]
@@ -197,17 +199,19 @@ def _check_rest(between: Sequence[Step], last: Normalize, mode: str) -> None:
 def _size(steps: Sequence[Step], size: int | None) -> tuple[int, int]:
     for step in steps:
         match step:
-            case CenterCrop() | RandomResizedCrop():
+            case CenterCrop() | RandomResizedCrop() | Squeeze():
                 size = step.size
             case Resize() if size is not None:
                 size = step.shorter
             case ColorJitter() if size is None:
                 # Its work and memory then have a bound, and it changes no pixels that are cut away.
-                raise SettingError("ColorJitter stands behind CenterCrop or RandomResizedCrop")
+                raise SettingError("ColorJitter stands behind CenterCrop, RandomResizedCrop or Squeeze")
             case _:
                 pass
     if size is None:
-        raise SettingError("preprocessing needs CenterCrop or RandomResizedCrop, so that all samples have one size")
+        raise SettingError(
+            "preprocessing needs CenterCrop, RandomResizedCrop or Squeeze, so that all samples have one size"
+        )
     return size, size
 
 

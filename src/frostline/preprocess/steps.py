@@ -17,6 +17,7 @@ __all__ = (
     "RandomResizedCrop",
     "RandomStep",
     "Resize",
+    "Squeeze",
     "Step",
     "Stored",
 )
@@ -59,6 +60,18 @@ class Resize:
 
     def __post_init__(self) -> None:
         _side("shorter", self.shorter)
+        _one_of("filter", self.filter, ("bilinear", "bicubic"))
+
+
+@dataclass(frozen=True, slots=True)
+class Squeeze:
+    """Scale the whole image to a square of ``size`` pixels, whatever its proportions; as many of transformers' do."""
+
+    size: int
+    filter: Filter = "bilinear"
+
+    def __post_init__(self) -> None:
+        _side("size", self.size)
         _one_of("filter", self.filter, ("bilinear", "bicubic"))
 
 
@@ -184,7 +197,9 @@ class Stored:
 
 
 RandomStep = RandomResizedCrop | RandomHorizontalFlip | ColorJitter
-Step = Decode | Stored | Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | ColorJitter | Normalize
+Step = (
+    Decode | Stored | Resize | Squeeze | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | ColorJitter | Normalize
+)
 
 
 def _side(name: str, value: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from frostline.errors import ModelError
-from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize
+from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, Squeeze, Step
 
 __all__ = ("Processor", "processor_of")
 
@@ -43,37 +43,30 @@ def processor_of(file: Path) -> Processor:
 
 
 def _processor(says: Mapping[str, Any]) -> Processor:
-    shorter, side, is_squeezed = _sizes(says)
     kernel = int(says.get("resample", 2))
     otherwise = []
-    if is_squeezed:
-        otherwise.append(
-            f"its images are squeezed to {side} x {side} pixels where it was made, and here the shorter side becomes "
-            f"{shorter} and the centre is cropped"
-        )
     if kernel not in _FILTERS:
         otherwise.append(f"its images are resized by filter {kernel} of Pillow where it was made, and here by bicubic")
     levels = _levels(says)
-    steps = (
-        Decode(mode="L" if len(levels.mean) == 1 else "RGB"),
-        Resize(shorter=shorter, filter=_FILTERS.get(kernel, "bicubic")),
-        CenterCrop(size=side),
-        levels,
-    )
+    scaled = _scaled(says, _FILTERS.get(kernel, "bicubic"))
+    steps = (Decode(mode="L" if len(levels.mean) == 1 else "RGB"), *scaled, levels)
     return Processor(preprocess=Preprocess(steps=steps), otherwise=tuple(otherwise))
 
 
-def _sizes(says: Mapping[str, Any]) -> tuple[int, int, bool]:
-    """What the shorter side becomes, the side of the crop, and whether the whole image is squeezed into it instead."""
+def _scaled(says: Mapping[str, Any], kernel: Literal["bilinear", "bicubic"]) -> tuple[Step, ...]:
+    """How an image becomes a square: its shorter side is scaled and the middle cut out, or all of it is squeezed."""
     size = says.get("size")
     shortest = size.get("shortest_edge") if isinstance(size, Mapping) else None
     if says.get("do_center_crop"):
-        side = _square(says["crop_size"])
-        return (int(shortest) if shortest else _square(size)), side, not shortest and _square(size) != side
+        crop = CenterCrop(size=_square(says["crop_size"]))
+        if shortest:
+            return Resize(shorter=int(shortest), filter=kernel), crop
+        whole = Squeeze(size=_square(size), filter=kernel)
+        return (whole,) if whole.size == crop.size else (whole, crop)
     if shortest and "crop_pct" in says and int(shortest) < _SQUEEZED_FROM:
-        return int(int(shortest) / float(says["crop_pct"] or 0.875)), int(shortest), False
-    side = int(shortest) if shortest else _square(size)
-    return side, side, True
+        shorter = int(int(shortest) / float(says["crop_pct"] or 0.875))
+        return Resize(shorter=shorter, filter=kernel), CenterCrop(size=int(shortest))
+    return (Squeeze(size=int(shortest) if shortest else _square(size), filter=kernel),)
 
 
 def _square(size: object) -> int:
