@@ -1,4 +1,4 @@
-"""Parquet files with a column of images, as Hugging Face keeps data sets: samples are cells, read in place."""
+"""Parquet files with a column of images or texts, as Hugging Face keeps data sets: samples are cells, read in place."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ class ColumnRoles:
     """What the columns of a file are.
 
     Attributes:
-        image: path of the leaf with the encoded images.
+        image: path of the leaf with the encoded images, or with what else the samples are.
         mask: path of the leaf with the encoded masks; None where no column is one.
         label: name of the column; None where no column is one.
         other: name of a column that is called as labels are and holds something else; None where none is.
@@ -60,25 +60,30 @@ class ColumnRoles:
     about: tuple[str, ...]
 
 
-def columns_of_schema(schema: pa.Schema) -> ColumnRoles | None:
-    """What the columns are; None where none can hold images.
+def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRoles | None:
+    """What the columns are; None where none can hold samples, or the chosen one cannot.
 
     Args:
         schema: schema of the file; the metadata of Hugging Face's ``datasets`` names images, labels and classes.
+        column: name of the column with the samples, of texts or of binary; by default the one with images.
     """
     features = _features(schema)
     leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
     named = [name for name in leaves if _kind(features.get(name)) == "Image"]
     likely = [*named, *(name for name in _IMAGE_NAMES if name in leaves), *leaves]
     image = next(iter([*(name for name in likely if name not in _MASK_NAMES), *likely]), None)
-    if image is None:
+    if column is not None:
+        image, chosen = column, _chosen_leaf(schema, column)
+        leaves = {} if chosen is None else {column: chosen}
+    if image not in leaves:
         return None
     mask = next((name for name in _MASK_NAMES if name in leaves and name != image), None)
     numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
     wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
-    label = next((name for name in wanted if name in schema.names and is_label(schema.field(name).type)), None)
+    can_be = {name for name in schema.names if name != image and is_label(schema.field(name).type)}
+    label = next((name for name in wanted if name in can_be), None)
     other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
-    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name != label)
+    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name not in (label, image))
     classes = features[label].get("names") if label is not None and label in numbered else None
     names = tuple(map(str, classes)) if isinstance(classes, list) else ()
     return ColumnRoles(
@@ -110,6 +115,13 @@ def _image_leaf(field: pa.Field) -> str | None:
     if pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
         return f"{field.name}.bytes" if _is_binary(field.type.field("bytes").type) else None
     return None
+
+
+def _chosen_leaf(schema: pa.Schema, column: str) -> str | None:
+    if schema.names.count(column) != 1:
+        return None
+    field = schema.field(column)
+    return column if _is_text(field.type) else _image_leaf(field)
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -149,17 +161,24 @@ class _File(NamedTuple):
 
 
 class Parquet:
-    """Files with images as ``struct{bytes, path}`` or plain binary, and a label as a number or a name.
+    """Files with images as ``struct{bytes, path}`` or plain binary, or a column of texts, and a label beside them.
 
     What the schema's ``huggingface`` metadata says of columns and classes holds. Parquet tells the size of no cell but
     with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
     change only the end is read again. Scalar columns become metadata. A second column of images, called ``mask``,
     ``segmentation``, ``annotation`` or ``label``, is that of the masks. Files whose names or folders say ``train``,
     ``val``, ``test`` or the like are splits (``formats.split_names``).
+
+    Args:
+        column: name of the column with the samples; by default the one with images. The format's name then has it
+            behind a colon, as in ``parquet:text``, so that nodes and manifests agree on it.
     """
 
-    name = "parquet"
     is_incremental = True
+
+    def __init__(self, column: str | None = None) -> None:
+        self.name = "parquet" if column is None else f"parquet:{column}"
+        self._column = column
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Format.claims``: one Parquet file is enough."""
@@ -167,7 +186,8 @@ class Parquet:
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_RULE, filter(is_parquet, entries))
+        rule = _RULE if self._column is None else f"{_RULE} {self._column}"
+        return digest_of(rule, filter(is_parquet, entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Format.read``."""
@@ -176,11 +196,11 @@ class Parquet:
             raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
         known = known_parts(before, cells_of)
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
-            files = list(threads.map(partial(_read, store, known), found))
+            files = list(threads.map(partial(_read, store, known, self._column), found))
         tables = [file.table for file in files]
         table, is_divided = with_splits(joined(tables), [entry.object for entry in found], list(map(len, tables)))
         if not len(table):
-            raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds an image")
+            raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds a sample")
         names = {file.classes for file in files if file.classes}
         labels, classes = classified(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
         return ListedSamples(
@@ -197,14 +217,11 @@ def is_parquet(entry: Entry) -> bool:
     return entry.object.lower().endswith(".parquet") and not is_hidden(entry.object)
 
 
-def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
+def _read(store: Versioned, known: Parts, column: str | None, entry: Entry) -> _File:
     with opened(store, entry.object, entry.size) as (parquet, source):
-        columns = columns_of_schema(parquet.schema_arrow)
+        columns = columns_of_schema(parquet.schema_arrow, column)
         if columns is None:
-            raise DataError(
-                f"{entry.object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
-                f"its columns are {', '.join(parquet.schema_arrow.names)[:200]}{_hint(parquet.schema_arrow)}"
-            )
+            raise DataError(_lacks(entry, parquet.schema_arrow, column))
         if columns.other is not None:
             kind = parquet.schema_arrow.field(columns.other).type
             raise DataError(f"{entry.object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
@@ -216,10 +233,22 @@ def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
     return _File(table, columns.classes)
 
 
+def _lacks(entry: Entry, schema: pa.Schema, column: str | None) -> str:
+    names = ", ".join(schema.names)[:200]
+    if column is not None:
+        return f"{entry.object} has no column {column!r} of texts or of binary values; its columns are {names}"
+    return (
+        f"{entry.object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
+        f"its columns are {names}{_hint(schema)}"
+    )
+
+
 def _hint(schema: pa.Schema) -> str:
-    texts = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+    texts = [field.name for field in schema if _is_text(field.type)]
     url = next((name for name in URL_FIELDS if name in texts), None)
-    return "" if url is None else f"; if {url} says where images are, name the form: form='urls', or --form urls"
+    if url is not None:
+        return f"; if {url} says where images are, name the form: form='urls', or --form urls"
+    return f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}" if texts else ""
 
 
 def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> pa.Table:
