@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ("TEXTS", "tokenizer_of_words", "write_reviews")
+__all__ = ("TEXTS", "small_bert", "small_distilbert", "tokenizer_of_words", "write_reviews")
 
 _WORDS = [
     "the",
@@ -57,3 +57,30 @@ def write_reviews(path, rows=24, seed=0):
     )
     pq.write_table(table, path, row_group_size=10)
     return texts
+
+
+def small_bert(seed=0):
+    """A BERT that classifies texts, with random weights."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    return BertForSequenceClassification(config)
+
+
+def small_distilbert(seed=0):
+    """A DistilBERT that classifies texts, with random weights."""
+    import torch
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    torch.manual_seed(seed)
+    config = DistilBertConfig(vocab_size=64, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=64)
+    return DistilBertForSequenceClassification(config)

@@ -100,6 +100,16 @@ class Preprocess:
         return "float32" if self.tokens is None else "int64"
 
     @property
+    def sample(self) -> TensorSpec:
+        """Shape and type of a sample."""
+        return TensorSpec(self.shape, self.dtype)
+
+    @property
+    def shipped_from(self) -> int:
+        """First cut at which a node needs the prefix: for texts already cut 1, as their tokenizer comes with it."""
+        return 2 if self.tokens is None else 1
+
+    @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Inputs of a network that takes such samples, as ``freeze`` takes them: one image, or token ids and mask."""
         if self.tokens is None:
@@ -146,8 +156,11 @@ class Preprocess:
         """The same with the tokenizer that its step names.
 
         Raises:
-            SettingError: it is another one.
+            SettingError: it is another one, or samples are images.
         """
+        if self.tokens is None:
+            raise SettingError("images are decoded without a tokenizer")
+        checked_content(content, self.tokens.tokenizer)
         return replace(self, tokenizer=content)
 
     def to_json(self) -> dict[str, Any]:

@@ -33,10 +33,12 @@ _NICE = 5
 _MAX_FILES = 64
 
 
-def request_of(header: bytes, *, max_rows: int, max_check_s: float, limits: GraphLimits) -> bytes:
-    """The message to a child: a line of JSON, then the header of the prefix's file."""
-    terms = {"max_rows": max_rows, "max_check_s": max_check_s, "limits": asdict(limits)}
-    return json.dumps(terms).encode() + b"\n" + header
+def request_of(
+    header: bytes, *, max_rows: int, max_check_s: float, limits: GraphLimits, tokenizer: bytes = b""
+) -> bytes:
+    """The message to a child: a line of JSON, then the header of the prefix's file, then its tokenizer."""
+    terms = {"max_rows": max_rows, "max_check_s": max_check_s, "limits": asdict(limits), "header": len(header)}
+    return b"".join((json.dumps(terms).encode(), b"\n", header, tokenizer))
 
 
 def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
@@ -66,11 +68,12 @@ def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
 def _answer(peer: socket.socket) -> None:
     with peer, peer.makefile("rb") as request:
         terms: dict[str, Any] = json.loads(request.readline())
-        header = request.read()
+        header, tokenizer = request.read(terms["header"]), request.read()
         _bound_this_process(terms["max_check_s"])
         try:
             limits = GraphLimits(**terms["limits"])
-            answer = inspect_prefix(header, max_rows=terms["max_rows"], limits=limits).to_json()
+            found = inspect_prefix(header, max_rows=terms["max_rows"], limits=limits, tokenizer=tokenizer)
+            answer = found.to_json()
         except FrostlineError as error:
             answer = json.dumps(error_to_json(error))
         peer.sendall(answer.encode())
