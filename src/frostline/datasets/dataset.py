@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frostline.checks import check_type
 from frostline.config import CHANGED, cache_folder
 from frostline.core import URLS, SampleTable
 from frostline.datasets.formats.columns import SelectedRows
@@ -33,6 +34,7 @@ from frostline.preprocess import Applied, Preprocess
 __all__ = ("Dataset", "DatasetStatistics")
 
 _MAX_PARTS = 255
+_PARQUET = "parquet"
 
 
 class Dataset:
@@ -47,6 +49,8 @@ class Dataset:
         cache: folder for manifests and splits that do not lie beside the data; the user's cache folder by default.
         beside: keep them beside the data, in ``.frostline``, in a local folder too, for everybody who reads it.
         form: name of the format that the data has, where more than one lies there; by default what it looks like.
+        column: name of the column of Parquet files that has the samples: texts, or encoded images where several columns
+            have some. It is kept as part of the form: ``form="parquet:text"``.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
         changed: policy for objects that have changed since they were listed; their samples are never
@@ -76,6 +80,7 @@ class Dataset:
         cache: Path | None = None,
         beside: bool = False,
         form: str | None = None,
+        column: str | None = None,
         relist: bool = True,
         changed: str = CHANGED[0],
         targets: str | MultiLabel | Sequence[str | MultiLabel] | None = None,
@@ -87,6 +92,7 @@ class Dataset:
             raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
         self._url = canonical_url(str(url), near)
         form = None if form is None else format_named(form).name
+        form = form if column is None else _with_column(form, column)
         self._asked: dict[str, Any] = {
             "cache": cache,
             "beside": beside,
@@ -442,3 +448,10 @@ class Dataset:
         names = (*self.splits_brought, *saved)
         known = f"only {', '.join(names)}" if names else "and none at all: save_splits and index --split make them"
         raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
+
+
+def _with_column(form: str | None, column: str) -> str:
+    check_type("column", column, str)
+    if form not in (None, _PARQUET):
+        raise SettingError(f"column= chooses a column of Parquet files: form is {_PARQUET} or left out, not {form!r}")
+    return format_named(f"{_PARQUET}:{column}").name

@@ -98,13 +98,14 @@ def tried(context: JobContext) -> FeatureRequest:
 
 def request_of(context: JobContext, samples: Samples, *, cut: int) -> FeatureRequest:
     """A request for some samples up to a cut, by the names under which the node has data and prefix."""
+    preprocess = context.preprocess
     return FeatureRequest(
         data=context.data.url,
         reading=context.data.reading,
         samples=samples,
-        prefix=context.shipment.digest if context.shipment is not None and cut > 1 else None,
+        prefix=context.shipment.digest if context.shipment is not None and cut >= preprocess.shipped_from else None,
         cut=cut,
-        preprocess=context.preprocess.to_json(),
+        preprocess=preprocess.to_json(),
         view=context.view,
     )
 

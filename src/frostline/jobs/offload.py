@@ -26,7 +26,7 @@ from frostline.loaders.epoch.fetch import Fetcher, NodeEngine
 from frostline.loaders.epoch.local_stage import LocalStage
 from frostline.loaders.epoch.retry import RetryPolicy
 from frostline.loaders.torch.forked import serve_forked
-from frostline.models.graph.cuts import pixel_cuts
+from frostline.models.graph.cuts import input_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, imagenet
 from frostline.processors import collector_rests, usable_cores
@@ -126,12 +126,12 @@ def offload(
             # PyTorch takes a second to import and 220 MB, of which a plain loader has no use.
             from frostline.jobs.partition import PartitionedModel
 
-            network = PartitionedModel.of(model, preprocess.shape, frozen_in_eval=frozen_in_eval)
+            network = PartitionedModel.of(model, preprocess, frozen_in_eval=frozen_in_eval)
             for reason in filter(None, (network.parts.fallback, network.not_averaged)):
                 observe(NotAsAsked(reason=reason))
         asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
         shipment = None if network is None else network.ship(transport, asking, observe)
-        cuts = pixel_cuts(preprocess.shape) if network is None else network.parts.cuts
+        cuts = input_cuts([preprocess.sample]) if network is None else network.parts.cuts
         context = JobContext(
             data=data,
             preprocess=preprocess,
@@ -157,7 +157,8 @@ def offload(
         begun = begin(context, network, nodes, lacking, policy=policy, codec=codec)
         if begun.measuring is not None:
             stack.callback(begun.measuring.close)
-        line = 0 if begun.refused else cuts[-1].number
+        # A node has the tokenizer of texts from the prefix alone.
+        line = 0 if begun.refused or (preprocess.tokens is not None and shipment is None) else cuts[-1].number
         cut = _plain_cut(nodes, preprocess) if network is None else line
         router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
         fetcher, scope = _fetcher(context, network, router, collector, begun.engine), _scope(context, network)

@@ -22,8 +22,10 @@ from frostline.loaders.epoch.retry import RetryPolicy
 from frostline.models.cutting.cut import CutNetwork, cut_network
 from frostline.models.files.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.graph.split import after
+from frostline.models.tracing.row_inputs import takes_rows
 from frostline.models.wrappers import not_averaged
 from frostline.planning import Situation
+from frostline.preprocess import Preprocess
 from frostline.transport.protocol import Cancellation, Transport
 from frostline.wire.messages import ProfileRequest
 
@@ -73,19 +75,21 @@ class PartitionedModel:
         parts: parts that it was cut into.
         device: where the trainer runs its own, in torch's words.
         not_averaged: why its gradients are not averaged over processes, though the user's are; None where all is well.
+        tokenizer: JSON of the tokenizer that is shipped with its frozen part; empty where samples are images.
     """
 
     parts: CutNetwork
     device: str
     not_averaged: str | None = None
+    tokenizer: bytes = b""
 
     @classmethod
-    def of(cls, model: nn.Module, shape: tuple[int, ...], *, frozen_in_eval: bool) -> "PartitionedModel":
+    def of(cls, model: nn.Module, preprocess: Preprocess, *, frozen_in_eval: bool) -> "PartitionedModel":
         """Find the frost line of a network.
 
         Args:
             model: see ``offload``.
-            shape: shape of a sample that it takes.
+            preprocess: makes the samples that it takes.
             frozen_in_eval: see ``offload``.
 
         Raises:
@@ -93,8 +97,11 @@ class PartitionedModel:
         """
         parameter = next(model.parameters(), None)
         device = "cpu" if parameter is None else str(parameter.device)
-        parts = cut_network(model, shape, frozen_in_eval=frozen_in_eval)
-        return cls(parts=parts, device=device, not_averaged=not_averaged(model))
+        not_whole = not_averaged(model)
+        if preprocess.tokens is not None:
+            model = takes_rows(model, preprocess.tokens.names)
+        parts = cut_network(model, (preprocess.sample,), frozen_in_eval=frozen_in_eval)
+        return cls(parts=parts, device=device, not_averaged=not_whole, tokenizer=preprocess.tokenizer)
 
     @property
     def computed_by(self) -> str:
@@ -114,7 +121,7 @@ class PartitionedModel:
         if self.parts.prefix is None:
             return None
         observe(PhaseStarted(name="shipping the frozen layers"))
-        artifact = write_prefix(self.parts.prefix)
+        artifact = write_prefix(replace(self.parts.prefix, tokenizer=self.tokenizer))
         shipment = Shipment(digest=digest_of(artifact), artifact=artifact)
         try:
             asking(lambda: transport.put_prefix(shipment.digest, shipment.artifact))

@@ -211,7 +211,7 @@ class TrainerProfiler:
     def _rows(self) -> int:
         return min(self.device_batch, _MAX_ROWS)
 
-    def _network(self, pixels: npt.NDArray[np.float32]) -> MeasuredPrefix:
+    def _network(self, pixels: npt.NDArray[np.generic]) -> MeasuredPrefix:
         if self.prefix is None:
             return MeasuredPrefix(cuts=(), codecs=())
         packed = worth_packing(self.prefix.cuts, self.encoded_bytes) if self.codecs else ()
@@ -229,7 +229,7 @@ class TrainerProfiler:
             self.kept.put(key, found)
         return found
 
-    def _measure(self, prefix: Prefix, pixels: npt.NDArray[np.float32], packed: Sequence[Cut]) -> MeasuredPrefix:
+    def _measure(self, prefix: Prefix, pixels: npt.NDArray[np.generic], packed: Sequence[Cut]) -> MeasuredPrefix:
         cuts, device = prefix.cuts, self.device
         engine = TorchEngine(prefix.graph, cuts, prefix.tensors, device=device, max_rows=self.device_batch)
         seconds = engine.cut_seconds(pixels, repeats=_REPEATS, clock=time.perf_counter)
@@ -256,6 +256,6 @@ def _cost(cut: Cut, engine: TorchEngine, seconds: float, spread_s: float) -> Cut
     )
 
 
-def _repeated(pixels: npt.NDArray[np.generic], rows: int) -> npt.NDArray[np.float32]:
+def _repeated(pixels: npt.NDArray[np.generic], rows: int) -> npt.NDArray[np.generic]:
     """So many rows, repeated where there are too few."""
-    return np.resize(pixels, (rows, *pixels.shape[1:])).astype(np.float32, copy=False)
+    return np.resize(pixels, (rows, *pixels.shape[1:]))

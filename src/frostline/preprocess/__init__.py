@@ -13,7 +13,9 @@ from frostline.preprocess.steps import (
     Squeeze,
     Step,
     Stored,
+    Tokenize,
 )
+from frostline.preprocess.tokens import TextTokenizer, content_digest, fitted
 
 __all__ = (
     "Applied",
@@ -28,8 +30,10 @@ __all__ = (
     "Squeeze",
     "Step",
     "Stored",
+    "Tokenize",
     "efficientnet_lite",
     "imagenet",
+    "text",
 )
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -50,6 +54,27 @@ def efficientnet_lite(size: int) -> Preprocess:
     """What EfficientNet-lite expects: bicubic, the middle 7/8, pixels as ``(x - 127) / 128``."""
     normalise = Normalize(mean=(127.0,) * 3, std=(128.0,) * 3)
     return Preprocess(steps=(Decode(), Resize(size * 8 // 7, "bicubic"), CenterCrop(size), normalise))
+
+
+def text(
+    tokenizer: TextTokenizer, max_length: int = 128, *, names: tuple[str, str] = ("input_ids", "attention_mask")
+) -> Preprocess:
+    """What networks for text expect: token ids and attention mask, ``int64[2, max_length]``.
+
+    They are those of a fast tokenizer of transformers with ``padding="max_length"`` and ``truncation=True``.
+
+    Args:
+        tokenizer: path of a ``tokenizer.json``, a ``tokenizers.Tokenizer``, or a fast tokenizer of transformers.
+        max_length: number of tokens that every text is padded or cut to.
+        names: arguments of the network's ``forward`` that take the ids and the mask.
+
+    Raises:
+        SettingError: The tokenizer is of none of these kinds, is broken, has no token to pad with or is too large, the
+            ``tokenizers`` package is not installed, or another argument makes no sense.
+    """
+    step = Tokenize("0" * 64, max_length, names)
+    content = fitted(tokenizer, step.max_length)
+    return Preprocess(steps=(Tokenize(content_digest(content), max_length, step.names),), tokenizer=content)
 
 
 def _geometry(size: int, augment: bool) -> tuple[Step, ...]:

@@ -1,7 +1,8 @@
-"""Runs a declared preprocessing on one encoded image, with Pillow and NumPy: the same numbers on every side."""
+"""Runs a declared preprocessing on one encoded sample, with Pillow and NumPy: the same numbers on every side."""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,32 +24,35 @@ from frostline.preprocess.steps import (
     Squeeze,
     Step,
 )
+from frostline.preprocess.tokens import tokens_into
 
 __all__ = ("MAX_PIXELS", "decode_applied", "decode_into", "pixels_into", "pixels_needed", "scratch_bytes")
 
 MAX_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 
+# A token of one byte takes about 250 bytes while its text is tokenized, and a pixel 22.
+_PIXELS_PER_BYTE_OF_TEXT = 12
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 def decode_into(
     preprocess: Preprocess,
     encoded: bytes | memoryview,
-    out: npt.NDArray[np.float32],
+    out: npt.NDArray[Any],
     *,
     id: int,
     view: View | None,
     max_pixels: int = MAX_PIXELS,
 ) -> None:
-    """Decode one image and write the network's input into ``out``.
+    """Decode one image, or tokenize one text, and write the network's input into ``out``.
 
     The orientation noted in EXIF is not applied, as with torchvision's data sets. An image of several frames
     gives its first one. JPEGs are decoded in full, unless the steps allow a reduced scale.
 
     Args:
         preprocess: the steps.
-        encoded: the image, or the record of a ready form, as stored; read, not kept.
-        out: ``float32[C, H, W]`` of ``preprocess.shape``; its content is undefined after a ``SampleError``.
+        encoded: the image, the record of a ready form or the text in UTF-8, as stored; read, not kept.
+        out: of ``preprocess.shape`` and ``dtype``; its content is undefined after a ``SampleError``.
         id: id of the sample; with the view it seeds the random steps, so that every side draws the same.
         view: which random view; None where no step is random.
         max_pixels: maximum pixels of the image and of every intermediate image; checked before decoding, so that
@@ -61,7 +65,9 @@ def decode_into(
     Safe for use by several threads at once; decoding, scaling and arithmetic run without the interpreter's lock.
     """
     levels = preprocess.levels
-    if levels is not None:
+    if preprocess.tokens is not None:
+        tokens_into(preprocess.tokenizer, encoded, out)
+    elif levels is not None:
         levels.into(_pixels(preprocess, encoded, draws(preprocess, id, view), max_pixels), out)
     else:
         assert preprocess.stored is not None
@@ -122,8 +128,11 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
     """The least ``max_pixels`` with which ``decode_into`` takes an image, from its header alone.
 
     Returns:
-        0 where the header is broken: decoding says why and needs next to nothing for it.
+        0 where the header is broken: decoding says why and needs next to nothing for it. Of a text, as many pixels
+        as take the memory of its tokens.
     """
+    if preprocess.tokens is not None:
+        return _PIXELS_PER_BYTE_OF_TEXT * len(encoded)
     width, height = _size(preprocess, encoded)
     if not width or not height:
         return 0

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import PIL
 from PIL import features
 
-from frostline.core import Levels, View
+from frostline.core import Levels, TensorSpec, View
 from frostline.errors import BadRequest, SettingError
 from frostline.preprocess.steps import (
     CHANNELS,
@@ -27,7 +27,9 @@ from frostline.preprocess.steps import (
     Squeeze,
     Step,
     Stored,
+    Tokenize,
 )
+from frostline.preprocess.tokens import checked_content, tokenizers_name
 
 __all__ = (
     "Box",
@@ -55,35 +57,72 @@ _STEPS: dict[str, type[Step]] = {
     "resize": Resize,
     "squeeze": Squeeze,
     "stored": Stored,
+    "tokenize": Tokenize,
 }
 _NAMES = {kind: name for name, kind in _STEPS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """The steps from an encoded image to ``float32[C, H, W]``.
+    """The steps from an encoded image to ``float32[C, H, W]``, or from a text to ``int64[2, max_length]``.
 
     Attributes:
         steps: ``Decode`` first, ``Normalize`` last, between them at least one crop or ``Squeeze``, so that the size is
             known. Where the data is a ready form, ``Stored`` is first, and alone where it holds 16-bit floats.
+            ``Tokenize`` is alone.
+        tokenizer: JSON of the tokenizer, whose SHA-256 is in ``Tokenize``. It is no part of ``to_json``; empty where
+            images are decoded, and where it has still to be attached.
     """
 
     steps: tuple[Step, ...]
+    tokenizer: bytes = field(default=b"", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.steps) > _MAX_STEPS:
             raise SettingError(f"preprocessing has up to {_MAX_STEPS} steps, not {len(self.steps)}")
-        if self.steps and isinstance(self.steps[0], Stored):
+        if self.steps and isinstance(self.steps[0], Tokenize):
+            _check_tokenize(self.steps[0], self.steps[1:], self.tokenizer)
+        elif self.steps and isinstance(self.steps[0], Stored):
             _check_stored(self.steps[0], self.steps[1:])
         else:
             _check_decoded(self.steps)
 
     @cached_property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the result."""
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a sample: channels, height and width; or 2 and the number of tokens: ids and attention mask."""
+        if self.tokens is not None:
+            return 2, self.tokens.max_length
         stored = self.stored
         height, width = _size(self.steps[1:-1], None if stored is None else stored.side)
         return CHANNELS[self.mode], height, width
+
+    @property
+    def dtype(self) -> str:
+        """Type of a sample's numbers: ``float32``, or ``int64`` of tokens."""
+        return "float32" if self.tokens is None else "int64"
+
+    @property
+    def sample(self) -> TensorSpec:
+        """Shape and type of a sample."""
+        return TensorSpec(self.shape, self.dtype)
+
+    @property
+    def shipped_from(self) -> int:
+        """First cut at which a node needs the prefix: for texts already cut 1, as their tokenizer comes with it."""
+        return 2 if self.tokens is None else 1
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Inputs of a network that takes such samples, as ``freeze`` takes them: one image, or token ids and mask."""
+        if self.tokens is None:
+            return (TensorSpec(self.shape),)
+        return (TensorSpec((self.tokens.max_length,), "int64"),) * len(self.tokens.names)
+
+    @cached_property
+    def tokens(self) -> Tokenize | None:
+        """The one step of text; None where samples are images."""
+        first = self.steps[0]
+        return first if isinstance(first, Tokenize) else None
 
     @cached_property
     def stored(self) -> Stored | None:
@@ -111,9 +150,20 @@ class Preprocess:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the steps and of the decoder with its version: equal digests give equal pixels."""
-        content = {**self.to_json(), "decoder": decoder_name()}
+        """SHA-256 of the steps and of the decoder with its version: equal digests give equal samples."""
+        content = {**self.to_json(), "decoder": decoder_name() if self.tokens is None else tokenizers_name()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def with_tokenizer(self, content: bytes) -> "Preprocess":
+        """The same with the tokenizer that its step names.
+
+        Raises:
+            SettingError: it is another one, or samples are images.
+        """
+        if self.tokens is None:
+            raise SettingError("images are decoded without a tokenizer")
+        checked_content(content, self.tokens.tokenizer)
+        return replace(self, tokenizer=content)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -179,6 +229,13 @@ def _check_decoded(steps: tuple[Step, ...]) -> None:
     _size(between, None)
 
 
+def _check_tokenize(first: Tokenize, rest: tuple[Step, ...], content: bytes) -> None:
+    if rest:
+        raise SettingError("Tokenize is the only step of its preprocessing")
+    if content:
+        checked_content(content, first.tokenizer)
+
+
 def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
     if first.dtype == "fp16":
         if rest:
@@ -190,8 +247,8 @@ def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
 
 
 def _check_rest(between: Sequence[Step], last: Normalize, mode: str) -> None:
-    if any(isinstance(step, Decode | Stored | Normalize) for step in between):
-        raise SettingError("Decode and Normalize stand once in a preprocessing")
+    if any(isinstance(step, Decode | Stored | Normalize | Tokenize) for step in between):
+        raise SettingError("Decode and Normalize stand once in a preprocessing, and Tokenize alone")
     if not len(last.mean) == len(last.std) == CHANNELS[mode]:
         raise SettingError(f"mean and std need {CHANNELS[mode]} numbers each for {mode}")
 

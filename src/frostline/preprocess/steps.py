@@ -20,6 +20,7 @@ __all__ = (
     "Squeeze",
     "Step",
     "Stored",
+    "Tokenize",
 )
 
 Filter = Literal["bilinear", "bicubic"]
@@ -28,6 +29,9 @@ _MAX_SIDE = 4096
 CHANNELS = {"RGB": 3, "L": 1}
 """The number of channels of each mode that pixels are decoded to."""
 _DTYPES = ("uint8", "fp16")
+_MAX_TOKENS = 8192
+_MAX_NAME = 64
+_INPUTS = 2
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -196,15 +200,61 @@ class Stored:
             raise SettingError("applied must be a SHA-256 in hexadecimal digits")
 
 
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Turn text into token ids and an attention mask; always the only step, which ``preprocess.text`` makes.
+
+    Attributes:
+        tokenizer: SHA-256 of the tokenizer's JSON, in which padding and truncation are set.
+        max_length: number of tokens that every text is padded or cut to.
+        names: arguments of the network's ``forward`` that take the ids and the mask.
+    """
+
+    tokenizer: str
+    max_length: int
+    names: tuple[str, str] = ("input_ids", "attention_mask")
+
+    def __post_init__(self) -> None:
+        if not _DIGEST.fullmatch(str(self.tokenizer)):
+            raise SettingError("tokenizer must be a SHA-256 in hexadecimal digits")
+        _whole("max_length", self.max_length, _MAX_TOKENS)
+        _two_arguments(self.names)
+        object.__setattr__(self, "names", tuple(self.names))
+
+
 RandomStep = RandomResizedCrop | RandomHorizontalFlip | ColorJitter
 Step = (
-    Decode | Stored | Resize | Squeeze | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | ColorJitter | Normalize
+    Decode
+    | Stored
+    | Tokenize
+    | Resize
+    | Squeeze
+    | CenterCrop
+    | RandomResizedCrop
+    | RandomHorizontalFlip
+    | ColorJitter
+    | Normalize
 )
 
 
+def _two_arguments(names: object) -> None:
+    if not isinstance(names, list | tuple) or not all(map(_is_argument, names)):
+        raise SettingError("names must be names of arguments, such as input_ids and attention_mask")
+    if len(set(names)) != len(names) or len(names) != _INPUTS:
+        raise SettingError("names must be two: of the argument for token ids, and of that for the mask")
+
+
+def _is_argument(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= _MAX_NAME and name.isidentifier()
+
+
 def _side(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIDE:
-        raise SettingError(f"{name} must be a whole number from 1 to {_MAX_SIDE}")
+    _whole(name, value, _MAX_SIDE)
+
+
+def _whole(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise SettingError(f"{name} must be a whole number from 1 to {most}")
 
 
 def _between(name: str, value: object, least: float, most: float) -> float:

@@ -39,6 +39,7 @@ MAX_SPLITS = 1000
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
+_FORM = re.compile(r"[a-z0-9-]{1,40}(:[^\x00-\x1f]{1,200})?")  # with the name of a column behind the colon
 _LIMIT = 1 << 63
 _MAX_URL = 4096
 _MAX_TEXT = 200
@@ -80,7 +81,7 @@ class ListingRequest:
         data, form, known = body.get("data"), body["form"], body["known"]
         if not isinstance(data, str) or not 0 < len(data) <= _MAX_URL or "\0" in data:
             raise BadRequest(f"data must be a URL of up to {_MAX_URL} characters")
-        if form is not None and not (isinstance(form, str) and _NAME.fullmatch(form)):
+        if form is not None and not (isinstance(form, str) and _FORM.fullmatch(form)):
             raise BadRequest("form must be null or the name of a form")
         if not isinstance(body["relist"], bool):
             raise BadRequest("relist must be true or false")

@@ -27,7 +27,7 @@ class ColumnRoles:
     """What the columns of a file are.
 
     Attributes:
-        image: path of the leaf with the encoded images.
+        image: path of the leaf with the encoded images, or with what else the samples are.
         mask: path of the leaf with the encoded masks; None where no column is one.
         label: name of the column; None where no column is one.
         other: name of a column that is called as labels are and holds something else; None where none is.
@@ -45,26 +45,31 @@ class ColumnRoles:
     lists: tuple[str, ...] = ()
 
 
-def columns_of_schema(schema: pa.Schema) -> ColumnRoles | None:
-    """What the columns are; None where none can hold images.
+def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRoles | None:
+    """What the columns are; None where none can hold samples, or the chosen one cannot.
 
     Args:
         schema: schema of the file; the metadata of Hugging Face's ``datasets`` names images, labels and classes.
+        column: name of the column with the samples, of texts or of binary; by default the one with images.
     """
     features = _features(schema)
     leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
     named = [name for name in leaves if _kind(features.get(name)) == "Image"]
     likely = [*named, *(name for name in _IMAGE_NAMES if name in leaves), *leaves]
     image = next(iter([*(name for name in likely if name not in _MASK_NAMES), *likely]), None)
-    if image is None:
+    if column is not None:
+        image, chosen = column, _chosen_leaf(schema, column)
+        leaves = {} if chosen is None else {column: chosen}
+    if image is None or image not in leaves:
         return None
     mask = next((name for name in _MASK_NAMES if name in leaves and name != image), None)
     numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
     wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
-    label = next((name for name in wanted if name in schema.names and is_label(schema.field(name).type)), None)
+    can_be = {name for name in schema.names if name != image and is_label(schema.field(name).type)}
+    label = next((name for name in wanted if name in can_be), None)
     other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
     other = other if label is None else None
-    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name not in (label, other))
+    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name not in (label, other, image))
     classes = features[label].get("names") if label is not None and label in numbered else None
     names = tuple(map(str, classes)) if isinstance(classes, list) else ()
     return ColumnRoles(
@@ -99,6 +104,13 @@ def _image_leaf(field: pa.Field) -> str | None:
     return None
 
 
+def _chosen_leaf(schema: pa.Schema, column: str) -> str | None:
+    if schema.names.count(column) != 1:
+        return None
+    field = schema.field(column)
+    return column if _is_text(field.type) else _image_leaf(field)
+
+
 def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
@@ -128,32 +140,42 @@ def is_scalar(kind: pa.DataType) -> bool:
     return pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain) or _is_text(plain)
 
 
-def roles_in(object: str, schema: pa.Schema) -> ColumnRoles:
-    """What the columns of a file are, where it holds images and labels of classes.
+def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> ColumnRoles:
+    """What the columns of a file are, where it holds samples and labels that can be.
 
     Args:
         object: name of the file, for the sentences.
         schema: schema of the file.
+        column: as of ``columns_of_schema``.
 
     Raises:
-        DataError: no column can hold images, or labels are targets of another kind; the sentence names the columns.
+        DataError: no column can hold samples, or labels are targets of no kind; the sentence names the columns.
     """
-    columns = columns_of_schema(schema)
+    columns = columns_of_schema(schema, column)
     if columns is None:
-        raise DataError(
-            f"{object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
-            f"its columns are {', '.join(schema.names)[:200]}{_hint(schema)}"
-        )
+        raise DataError(_lacks(object, schema, column))
     kind = None if columns.other is None else schema.field(columns.other).type
     if kind is not None and not is_target(kind):
         raise DataError(f"{object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
     return columns
 
 
+def _lacks(object: str, schema: pa.Schema, column: str | None) -> str:
+    names = ", ".join(schema.names)[:200]
+    if column is not None:
+        return f"{object} has no column {column!r} of texts or of binary values; its columns are {names}"
+    return (
+        f"{object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
+        f"its columns are {names}{_hint(schema)}"
+    )
+
+
 def _hint(schema: pa.Schema) -> str:
-    texts = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+    texts = [field.name for field in schema if _is_text(field.type)]
     url = next((name for name in URL_FIELDS if name in texts), None)
-    return "" if url is None else f"; if {url} says where images are, name the form: form='urls', or --form urls"
+    if url is not None:
+        return f"; if {url} says where images are, name the form: form='urls', or --form urls"
+    return f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}" if texts else ""
 
 
 # What Hugging Face writes for a sample without a class, where classes have names.

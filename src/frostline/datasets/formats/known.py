@@ -38,11 +38,14 @@ def format_of(entries: Sequence[Entry]) -> Format:
 
 
 def format_named(name: str) -> Format:
-    """The format of that name.
+    """The format of that name; ``parquet:COLUMN`` is Parquet with its samples in that column.
 
     Raises:
         SettingError: no format has that name.
     """
+    kind, _, column = name.partition(":")
+    if kind == Parquet().name and column:
+        return Parquet(column)
     names = [form.name for form in FORMATS]
     if name not in names:
         raise SettingError(f"form: there is no {name!r}, only {', '.join(names)}{nearest(name, names)}")

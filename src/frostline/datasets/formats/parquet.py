@@ -1,4 +1,4 @@
-"""Parquet files with a column of images, as Hugging Face keeps data sets: samples are cells, read in place."""
+"""Parquet files with a column of images or texts, as Hugging Face keeps data sets: samples are cells, read in place."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,17 +35,24 @@ class _File(NamedTuple):
 
 
 class Parquet:
-    """Files with images as ``struct{bytes, path}`` or plain binary, and a label as a number or a name.
+    """Files with images as ``struct{bytes, path}`` or plain binary, or a column of texts, and a label beside them.
 
     What the schema's ``huggingface`` metadata says of columns and classes holds. Parquet tells the size of no cell but
     with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
     change only the end is read again. Scalar columns become metadata. A second column of images, called ``mask``,
     ``segmentation``, ``annotation`` or ``label``, is that of the masks. Files whose names or folders say ``train``,
     ``val``, ``test`` or the like are splits (``formats.split_names``).
+
+    Args:
+        column: name of the column with the samples; by default the one with images. The format's name then has it
+            behind a colon, as in ``parquet:text``, so that nodes and manifests agree on it.
     """
 
-    name = "parquet"
     is_incremental = True
+
+    def __init__(self, column: str | None = None) -> None:
+        self.name = "parquet" if column is None else f"parquet:{column}"
+        self._column = column
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Format.claims``: one Parquet file is enough."""
@@ -53,7 +60,8 @@ class Parquet:
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_RULE, filter(is_parquet, entries))
+        rule = _RULE if self._column is None else f"{_RULE} {self._column}"
+        return digest_of(rule, filter(is_parquet, entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Format.read``."""
@@ -62,11 +70,11 @@ class Parquet:
             raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
         known = known_parts(before, cells_of)
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
-            files = list(threads.map(partial(_read, store, known), found))
+            files = list(threads.map(partial(_read, store, known, self._column), found))
         tables = [file.table for file in files]
         table, is_divided = with_splits(joined(tables), [entry.object for entry in found], list(map(len, tables)))
         if not len(table):
-            raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds an image")
+            raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds a sample")
         names = {file.classes for file in files if file.classes}
         said = labelled(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
         return ListedSamples(
@@ -83,9 +91,9 @@ def is_parquet(entry: Entry) -> bool:
     return entry.object.lower().endswith(".parquet") and not is_hidden(entry.object)
 
 
-def _read(store: Versioned, known: Parts, entry: Entry) -> _File:
+def _read(store: Versioned, known: Parts, column: str | None, entry: Entry) -> _File:
     with opened(store, entry.object, entry.size) as (parquet, source):
-        columns = roles_in(entry.object, parquet.schema_arrow)
+        columns = roles_in(entry.object, parquet.schema_arrow, column)
         if entry.etag and (entry.object, entry.etag) in known:
             return _File(known[entry.object, entry.etag], columns.classes)
         table = _table(parquet, entry, columns)

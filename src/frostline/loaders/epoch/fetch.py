@@ -141,7 +141,9 @@ class Fetcher:
             data=self.url,
             reading=self.reading,
             samples=samples,
-            prefix=self.shipment.digest if self.shipment is not None and route.cut > 1 else None,
+            prefix=self.shipment.digest
+            if self.shipment is not None and route.cut >= self.preprocess.shipped_from
+            else None,
             cut=route.cut,
             preprocess=self.preprocess.to_json(),
             view=view,

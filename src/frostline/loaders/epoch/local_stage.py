@@ -63,7 +63,7 @@ def undecoded_bytes(samples: SampleTable, preprocess: Preprocess, window_bytes: 
         return window_bytes
     rows = np.linspace(0, len(samples) - 1, min(len(samples), _LOOKED_AT)).astype(np.int64)
     encoded_bytes = samples.take(rows).encoded_bytes / len(rows)
-    decoded_bytes = max(1, math.prod(preprocess.shape) * np.dtype(np.float32).itemsize)
+    decoded_bytes = max(1, math.prod(preprocess.shape) * np.dtype(preprocess.dtype).itemsize)
     return max(1, min(window_bytes, int(window_bytes * encoded_bytes / decoded_bytes)))
 
 
@@ -279,7 +279,7 @@ def decode(
         view: which random view.
         memory: where pixels lie.
     """
-    pixels = memory.empty((len(batch), *preprocess.shape), np.dtype(np.float32))
+    pixels = memory.empty((len(batch), *preprocess.shape), np.dtype(preprocess.dtype))
     kept: list[int] = []
     skipped = list(batch.skipped)
     for row, (id, encoded) in enumerate(zip(batch.ids.tolist(), batch.encoded, strict=True)):

@@ -34,13 +34,24 @@ from frostline.models.files.graph_file import (
 )
 from frostline.models.graph.flow import changes, is_random, reads, uses_batch_statistics
 from frostline.models.graph.frontiers import DTYPE_BYTES
+from frostline.preprocess.tokens import MAX_TOKENIZER_BYTES
 
-__all__ = ("Prefix", "digest_of", "header_of", "read_outline", "read_prefix", "save_prefix", "write_prefix")
+__all__ = (
+    "Prefix",
+    "digest_of",
+    "header_of",
+    "read_outline",
+    "read_prefix",
+    "save_prefix",
+    "tokenizer_of",
+    "write_prefix",
+)
 
 _FORMAT = 2
 # Bytes that tell the length of the header.
 _LENGTH = 8
 _KEY = "frostline.prefix"
+_TOKENIZER = "frostline.tokenizer"
 # How safetensors names dtypes (its format's description, "dtype").
 _SAFETENSORS = {
     torch.bool: "BOOL",
@@ -64,11 +75,13 @@ class Prefix:
         graph: its operations.
         cuts: every place where it may stop, cut 1 (the inputs) first, the frost line last.
         tensors: its weights by name, as in ``graph.leaves``, each in the memory order of the network's own.
+        tokenizer: JSON of the tokenizer that makes its input of texts; empty where there is none.
     """
 
     graph: Graph
     cuts: tuple[Cut, ...]
     tensors: Mapping[str, torch.Tensor]
+    tokenizer: bytes = b""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -96,13 +109,15 @@ def write_prefix(prefix: Prefix) -> bytes:
     if strange:
         raise ModelError(f"the frozen part uses {', '.join(strange)}, which a node does not run; freeze less of it")
     tensors, _ = flattened(prefix.tensors)
+    if prefix.tokenizer:
+        tensors[_TOKENIZER] = torch.frombuffer(bytearray(prefix.tokenizer), dtype=torch.uint8)
     about = json.dumps(_to_json(prefix), sort_keys=True, separators=(",", ":"), allow_nan=False)
     # One key only: safetensors writes several in no fixed order, and the digest would change.
     return save_tensors(tensors, metadata={_KEY: about})
 
 
 def save_prefix(prefix: Prefix, file: IO[bytes]) -> None:
-    """Write the same prefix, tensor by tensor, so that it takes no memory beside the largest one.
+    """Write the same prefix without its tokenizer, tensor by tensor, so that it takes no memory beside the largest one.
 
     ``read_prefix`` reads it; its bytes, and so its digest, may differ from those of ``write_prefix``.
     """
@@ -143,6 +158,24 @@ def header_of(body: bytes | memoryview) -> bytes:
     return bytes(body[_LENGTH : _LENGTH + header_bytes(body)])
 
 
+def tokenizer_of(body: bytes | memoryview) -> bytes:
+    """The JSON of the tokenizer in a prefix's file, before anything else of it is read; empty where there is none.
+
+    Raises:
+        UnsafeArtifact: It is no such file, or the tokenizer is too large.
+    """
+    header = header_of(body)
+    try:
+        entry = json.loads(header).get(_TOKENIZER)
+        start, stop = (0, 0) if entry is None else map(integer, entry["data_offsets"])
+    except BROKEN as error:
+        raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
+    if not 0 <= stop - start <= MAX_TOKENIZER_BYTES:
+        raise UnsafeArtifact(f"the tokenizer of a prefix is JSON of up to {MAX_TOKENIZER_BYTES >> 20} MiB")
+    first = _LENGTH + len(header)
+    return bytes(body[first + start : first + stop])
+
+
 def read_outline(header: bytes) -> Prefix:
     """A prefix from the header of its file alone; its tensors have shapes and dtypes, and no data.
 
@@ -168,7 +201,7 @@ def _bare(declared: dict[str, Any]) -> torch.Tensor:
 def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
     if value["format"] != _FORMAT:
         raise UnsafeArtifact(f"this prefix is of format {value['format']}; this node reads format {_FORMAT}")
-    graph = graph_from_json(value)
+    graph, tokenizer = graph_from_json(value), _tokenizer(tensors.pop(_TOKENIZER, None))
     data = _data(graph)
     changing = [node.op for node in graph.nodes if is_random(node) or uses_batch_statistics(node, data)]
     if changing:
@@ -180,7 +213,15 @@ def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
         raise UnsafeArtifact("the first cut of a prefix is its input")
     if any(cut.after >= other.after for cut, other in pairwise(cuts)):
         raise UnsafeArtifact("the cuts of a prefix stand in order, one behind a node at most")
-    return Prefix(graph=graph, cuts=cuts, tensors=restored(tensors, value["orders"]))
+    return Prefix(graph=graph, cuts=cuts, tensors=restored(tensors, value["orders"]), tokenizer=tokenizer)
+
+
+def _tokenizer(entry: torch.Tensor | None) -> bytes:
+    if entry is None:
+        return b""
+    if entry.dtype != torch.uint8 or entry.dim() != 1 or entry.nbytes > MAX_TOKENIZER_BYTES:
+        raise UnsafeArtifact(f"the tokenizer of a prefix is JSON of up to {MAX_TOKENIZER_BYTES >> 20} MiB")
+    return b"" if entry.is_meta else entry.numpy().tobytes()
 
 
 def _data(graph: Graph) -> set[str]:

@@ -12,7 +12,9 @@ from frostline.engines.base.protocols import Footprint
 from frostline.engines.base.runner import leaf_values
 from frostline.engines.measure.footprint import CutMemory, dry_run
 from frostline.engines.measure.operations import GraphLimits, Operations, count_operations
+from frostline.errors import SettingError, UnsafeArtifact
 from frostline.models.files.artifact import read_outline
+from frostline.preprocess.tokens import has_tokenizers, opened_tokenizer
 
 __all__ = ("Inspection", "inspect_graph", "inspect_prefix")
 
@@ -48,18 +50,21 @@ class Inspection:
         return [*sides[0], *sides[1], counted.total, counted.heaviest]
 
 
-def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits) -> Inspection:
+def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits, tokenizer: bytes = b"") -> Inspection:
     """Check a prefix and run it on shapes alone, without its weights.
 
     Args:
         header: The header of its file (``artifact.header_of``).
         max_rows: The largest batch, a multiple of 8.
         limits: limits of the process.
+        tokenizer: JSON of the tokenizer that came with it; empty where none did.
 
     Raises:
         UnsafeArtifact: It names or declares what is not allowed, or does not hold together.
         OverBudget: The graph computes more than it may.
     """
+    if tokenizer:
+        _try_tokenizer(tokenizer)
     prefix = read_outline(header)
     leaves = leaf_values(prefix.graph, prefix.tensors)
     return inspect_graph(prefix.graph, leaves, prefix.cuts, max_rows=max_rows, limits=limits)
@@ -71,6 +76,16 @@ def inspect_graph(
     """As ``inspect_prefix``, once the file is read."""
     operations = count_operations(graph, leaves, cuts, limits)
     return Inspection(memory=dry_run(graph, leaves, cuts, max_rows=max_rows), operations=operations)
+
+
+def _try_tokenizer(content: bytes) -> None:
+    """Read a tokenizer and use it once: whatever is wrong with it then happens here, and not in the node."""
+    if not has_tokenizers():
+        return  # the node says so when texts are asked for, and the trainer then tokenizes
+    try:
+        opened_tokenizer(content).encode("a")
+    except SettingError as error:
+        raise UnsafeArtifact(str(error)) from error
 
 
 def _memory(numbers: list[Any]) -> CutMemory:

@@ -16,7 +16,7 @@ from frostline.models.graph.frontiers import (
     per_sample,
 )
 
-__all__ = ("enumerate_cuts", "input_cuts", "origin", "pixel_cuts", "straightened", "transposed")
+__all__ = ("enumerate_cuts", "input_cuts", "origin", "straightened", "transposed")
 
 _FLAT = "__flat"
 _BACK = "__back"
@@ -88,11 +88,6 @@ def enumerate_cuts(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int) ->
     encoded, first = input_cuts(inputs)
     cuts = [_cut(number, frontier, graph, names, nonnegative) for number, frontier in enumerate(kept, start=2)]
     return (encoded, replace(first, tensors=graph.inputs), *cuts)
-
-
-def pixel_cuts(input_shape: tuple[int, ...]) -> tuple[Cut, Cut]:
-    """The two cuts that every job on images has: 0, the encoded sample, and 1, the preprocessed pixels."""
-    return input_cuts([TensorSpec(input_shape)])
 
 
 def input_cuts(inputs: Sequence[TensorSpec]) -> tuple[Cut, Cut]:

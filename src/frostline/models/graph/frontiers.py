@@ -66,7 +66,8 @@ def frontiers(graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[G
 
     One stands after each data node at which at most two values are still needed later. Two are worth it only where
     they ship less than the nearest place before or behind that one tensor crosses; where there is no such place on a
-    side, that side does not object. Of two, one that is made cheaply from a value that is no larger (an attention mask
+    side, that side does not object. Nor does an input of whole numbers: token ids are smaller than what any layer makes
+    of them. Of two, one that is made cheaply from a value that is no larger (an attention mask
     for every row, from one for the whole text) does not cross: that value does, and the other is made again.
 
     Args:
@@ -76,7 +77,8 @@ def frontiers(graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[G
     """
     first = _input_frontier(graph, inputs)
     found = list(_legal(graph, first, may_cross))
-    singles = [frontier for frontier in (first, *found) if len(frontier.values) == 1]
+    places = found if all(value.dtype.startswith("int") for value in first.values) else [first, *found]
+    singles = [frontier for frontier in places if len(frontier.values) == 1]
     return [frontier for frontier in found if len(frontier.values) == 1 or _is_worth_two(frontier, singles)]
 
 

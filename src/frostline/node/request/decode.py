@@ -23,7 +23,7 @@ from frostline.stores.reads.readahead import ReadAhead
 
 __all__ = ("SampleReader", "SharedDecoder", "StoredSamples")
 
-Row = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+Row = npt.NDArray[np.float32] | npt.NDArray[np.uint8] | npt.NDArray[np.int64]
 """The row of a sample: ``float32[C, H, W]`` as the network takes it, ``uint8[H, W, C]`` for the pixels before that."""
 
 # Copies of the encoded bytes: as read, Pillow's own, and the metadata that Pillow keeps.

@@ -168,7 +168,7 @@ class NodeCache:
         store, shared = self._store, self._shared
         if (store is None and shared is None) or not request.samples.versions or not comes_again:
             return None
-        shapes, dtypes = crossing or ((preprocess.shape,), ("float32",))
+        shapes, dtypes = crossing or ((preprocess.shape,), (preprocess.dtype,))
         scope = Scope(
             data=read_as(normalise_url(request.data), request.reading),
             prefix=request.prefix or "",

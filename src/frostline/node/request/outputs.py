@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretches_of_bytes, stretches_of_work
 from frostline.cache.rows import Tensors
-from frostline.core import EXACT, FeatureBatch, Samples, Skipped
+from frostline.core import EXACT, FeatureBatch, Samples, Skipped, TensorSpec
 from frostline.core.features import array_dtype
 from frostline.errors import OverBudget
 from frostline.node.request.decode import SampleReader
@@ -132,7 +132,7 @@ class Decoded:
     Args:
         samples: samples of the request.
         reader: reads and decodes the samples.
-        shape: shape of one decoded sample.
+        sample: shape and type of one decoded sample.
         memory: access to the memory for batches.
         packing: packs the answers.
         max_rows: maximum rows of a batch.
@@ -148,7 +148,7 @@ class Decoded:
         self,
         samples: Samples,
         reader: SampleReader,
-        shape: tuple[int, ...],
+        sample: TensorSpec,
         memory: Lane,
         packing: Packing,
         *,
@@ -159,13 +159,12 @@ class Decoded:
     ) -> None:
         self._samples = samples
         self._reader = reader
-        shipped: tuple[tuple[int, ...], type[np.generic]] = (shape, np.float32)
-        self._shape, self._dtype = shipped if run is None else run.takes
+        self._shape, self._dtype = (sample.shape, np.dtype(sample.dtype)) if run is None else run.takes
         self._run = run
         self._packing = packing
-        pixels = math.prod(self._shape) * np.dtype(self._dtype).itemsize
+        pixels = math.prod(self._shape) * self._dtype.itemsize
         self._answer_bytes = pixels if run is None else run.answer_bytes
-        packed = packing.memory([shape], ["float32"]) if run is None else packing.memory(*run.crossing)
+        packed = packing.memory([sample.shape], [sample.dtype]) if run is None else packing.memory(*run.crossing)
         # At cut 1 the pixels are the answer. The answer is counted twice, since it is copied if samples were skipped,
         # and the packed answer once more.
         self._made_bytes = pixels if run is None else pixels + self._answer_bytes

@@ -18,7 +18,7 @@ from frostline.stores.base.protocols import Buffer
 
 __all__ = ("BatchStream", "Ending", "Made", "PendingBatch", "RequestOutput", "Slab", "batches")
 
-Slab = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+Slab = npt.NDArray[np.float32] | npt.NDArray[np.uint8] | npt.NDArray[np.int64]
 """Samples as the device takes them: ``float32[n, C, H, W]``, or pixels ``uint8[n, H, W, C]``."""
 Made = Skipped | Buffer | None
 """The result of reading one sample: it was skipped, it stays encoded, or None if it was decoded into the slab."""

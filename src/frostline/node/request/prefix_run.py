@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,12 @@ class PrefixRun:
         return self._cut.shapes, self._cut.dtypes
 
     @property
-    def takes(self) -> tuple[tuple[int, ...], type[np.generic]]:
+    def takes(self) -> tuple[tuple[int, ...], "np.dtype[Any]"]:
         """The shape and dtype of a row of the engine's input: the network's input, or the pixels before that."""
         channels, *sides = self._resident.prefix.input_shape
         if levels_of(self._resident.engine.name):
-            return (*sides, channels), np.uint8
-        return (channels, *sides), np.float32
+            return (*sides, channels), np.dtype(np.uint8)
+        return (channels, *sides), np.dtype(self._resident.prefix.inputs[0].dtype)
 
     @property
     def answer_bytes(self) -> int:

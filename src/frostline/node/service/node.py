@@ -269,6 +269,7 @@ class Node:
         scope: CancelScope,
         held: ExitStack,
     ) -> RequestOutput:
+        preprocess = self._opener.equipped(request, preprocess, account, held)
         reader = self._opener.reader(request, preprocess, account, counters, scope, held)
         lane = self._resources.lane(account)
         if request.cut == 0:
@@ -285,7 +286,7 @@ class Node:
         return Decoded(
             request.samples,
             reader,
-            preprocess.shape,
+            preprocess.sample,
             lane,
             packing,
             max_rows=most,

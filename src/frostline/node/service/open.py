@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from frostline.config import NodeSettings
 from frostline.core import OBJECTS, REFERENCE
-from frostline.errors import BadRequest
+from frostline.errors import BadRequest, OverBudget, SettingError
 from frostline.node.request.decode import SampleReader, SharedDecoder
 from frostline.node.request.local_tier import NodeTier
 from frostline.node.request.validation import Stores, read_ahead
@@ -21,6 +21,7 @@ from frostline.node.scheduling.tenants import Account
 from frostline.node.service.resources import Resources
 from frostline.node.weights.prefix_registry import Prefixes, Resident
 from frostline.preprocess import Preprocess
+from frostline.preprocess.tokens import has_tokenizers, opened_tokenizer
 from frostline.stores.base.protocols import Place, Versioned
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.objects.disk_tier import TierStatistics
@@ -123,6 +124,30 @@ class RequestOpener:
         lane = self._waiters.lane(account.name)
         return self._blocks.open(store, reading, lane, max_bytes, partial(self._tier.has, data))
 
+    def equipped(
+        self, request: FeatureRequest, preprocess: Preprocess, account: Account, held: ExitStack
+    ) -> Preprocess:
+        """The preprocessing with what it needs: the tokenizer for texts, which came with the request's prefix.
+
+        Raises:
+            BadRequest: if the request names no prefix, or one with another tokenizer.
+            OverBudget: if this node cannot tokenize.
+            Refused: see ``Prefixes.used``.
+        """
+        if preprocess.tokens is None or request.cut == 0:
+            return preprocess
+        if request.prefix is None:
+            raise BadRequest("prefix: texts are tokenized with the tokenizer that came with a prefix; name it")
+        if not has_tokenizers():
+            raise OverBudget("this node has no package tokenizers, which texts need: pip install 'frostline[text]'")
+        resident = held.enter_context(self.prefixes.used(request.prefix, asker=account))
+        try:
+            equipped = preprocess.with_tokenizer(resident.prefix.tokenizer)
+            opened_tokenizer(equipped.tokenizer)
+        except SettingError as error:
+            raise BadRequest(f"preprocess: {error}") from error
+        return equipped
+
     def reader(
         self,
         request: FeatureRequest,
@@ -174,10 +199,10 @@ class RequestOpener:
             return None
         used = self.prefixes.used(request.prefix, engine, request.cut, account, preprocess.levels)
         resident = held.enter_context(used)
-        if preprocess.shape != tuple(resident.prefix.input_shape):
+        if preprocess.sample != resident.prefix.inputs[0]:
             raise BadRequest(
-                f"preprocess gives samples of shape {list(preprocess.shape)}, "
-                f"and the prefix takes {list(resident.prefix.input_shape)}"
+                f"preprocess gives samples of shape {list(preprocess.shape)} and {preprocess.dtype}, and the prefix "
+                f"takes {list(resident.prefix.input_shape)} and {resident.prefix.inputs[0].dtype}"
             )
         return resident
 

@@ -72,7 +72,7 @@ class Profiler:
     def profile(self, wanted: ProfileRequest, account: Account, scope: CancelScope, held: ExitStack) -> Profile:
         """See ``Node.profile``; its memory is released when ``held`` is closed."""
         request, counters = wanted.features, Counters()
-        preprocess = checked_preprocess(request)
+        preprocess = self._opener.equipped(request, checked_preprocess(request), account, held)
         reader = self._opener.reader(request, preprocess, account, counters, scope, held, is_measured=True)
         resident = self._opener.resident(request, preprocess, account, held)
         run = (
@@ -84,7 +84,7 @@ class Profiler:
         shape = (padded(rows), *preprocess.shape)
         # The node's hardware and reference engine never change, so they are not part of the key.
         key = (request.prefix, padded(rows), preprocess.digest)
-        lane, nbytes = self._resources.lane(account), 2 * _FLOAT * math.prod(shape)
+        lane, nbytes = self._resources.lane(account), 2 * np.dtype(preprocess.dtype).itemsize * math.prod(shape)
         measurement = (
             self._measurement(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         )
@@ -95,7 +95,7 @@ class Profiler:
         tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
         # The samples for trials are read when those of the measurement have been freed.
         room = held.enter_context(lane.reserve(max(nbytes, tried_bytes), scope.is_cancelled))
-        slab = np.zeros(shape, np.float32)
+        slab = np.zeros(shape, preprocess.dtype)
         readers = self._resources.readers.lane(account.name)
         loaded = load(reader, slab, rows, readers, scope, counters)
         network = None if measurement is None else measurement.network(slab)
@@ -107,7 +107,9 @@ class Profiler:
         if network is None or resident is None or run is None:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         reference = MeasuredReference(run, network, resident.prefix.cuts)
-        if not self._bridge.trials.are_wanted(wanted, reference.seconds(len(resident.prefix.cuts))):
+        if preprocess.tokens is not None or not self._bridge.trials.are_wanted(
+            wanted, reference.seconds(len(resident.prefix.cuts))
+        ):
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         room.shrink(tried_bytes)  # trials may take minutes, in other processes
         pixels: Slab = np.zeros(tried, kind)
@@ -137,7 +139,8 @@ class Profiler:
         run.check()
         shape = _shape_of_tried(wanted, preprocess, lane.total_bytes // _PART)
         some = np.zeros((ROWS, *preprocess.shape), np.float32)
-        is_wanted = shape[0] and wanted.accuracy != EXACT
+        # Engines are tried on pixels: tokens have the reference.
+        is_wanted = shape[0] and wanted.accuracy != EXACT and preprocess.tokens is None
         network = NetworkProfile(seconds=run.seconds(some, repeats=_REPEATS)) if is_wanted else None
         if network is None:
             return self._profile_of(_NOTHING, (), (), choice)

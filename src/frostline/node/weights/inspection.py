@@ -67,7 +67,14 @@ class Inspector:
         return self._process.pid
 
     def inspect(
-        self, header: bytes, *, max_rows: int, max_check_s: float, limits: "GraphLimits", tenant: str = ""
+        self,
+        header: bytes,
+        *,
+        max_rows: int,
+        max_check_s: float,
+        limits: "GraphLimits",
+        tenant: str = "",
+        tokenizer: bytes = b"",
     ) -> "Inspection":
         """Inspect a prefix; see ``models.files.inspection.inspect_prefix``.
 
@@ -77,6 +84,7 @@ class Inspector:
             max_check_s: limit of processor seconds.
             limits: limits of its graph.
             tenant: name of the tenant that asks.
+            tokenizer: JSON of the tokenizer that came with it; empty where none did.
 
         Raises:
             UnsafeArtifact: if it is not a prefix, or its check was ended.
@@ -87,7 +95,7 @@ class Inspector:
         from frostline.models.files.inspection import Inspection
         from frostline.node.weights.inspection_process import MAX_CHECK_BYTES, request_of
 
-        request = request_of(header, max_rows=max_rows, max_check_s=max_check_s, limits=limits)
+        request = request_of(header, max_rows=max_rows, max_check_s=max_check_s, limits=limits, tokenizer=tokenizer)
         key = hashlib.sha256(b"\n".join((__version__.encode(), version("torch").encode(), request))).hexdigest()
         known = None if self._kept is None else self._kept.get(key)
         if known is not None:

@@ -35,10 +35,12 @@ _NICE = 5
 _MAX_FILES = 64
 
 
-def request_of(header: bytes, *, max_rows: int, max_check_s: float, limits: GraphLimits) -> bytes:
-    """The message to a child: a line of JSON, then the header of the prefix's file."""
-    terms = {"max_rows": max_rows, "max_check_s": max_check_s, "limits": asdict(limits)}
-    return json.dumps(terms).encode() + b"\n" + header
+def request_of(
+    header: bytes, *, max_rows: int, max_check_s: float, limits: GraphLimits, tokenizer: bytes = b""
+) -> bytes:
+    """The message to a child: a line of JSON, then the header of the prefix's file, then its tokenizer."""
+    terms = {"max_rows": max_rows, "max_check_s": max_check_s, "limits": asdict(limits), "header": len(header)}
+    return b"".join((json.dumps(terms).encode(), b"\n", header, tokenizer))
 
 
 def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
@@ -69,11 +71,11 @@ def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
 def _answer(peer: socket.socket) -> None:
     with peer, peer.makefile("rb") as request:
         terms: dict[str, Any] = json.loads(request.readline())
-        header = request.read()
+        header, tokenizer = request.read(terms["header"]), request.read()
         _bound_this_process(terms["max_check_s"])
         with _FailureReporter(peer):
             limits = GraphLimits(**terms["limits"])
-            answer = inspect_prefix(header, max_rows=terms["max_rows"], limits=limits).to_json()
+            answer = inspect_prefix(header, max_rows=terms["max_rows"], limits=limits, tokenizer=tokenizer).to_json()
             peer.sendall(answer.encode())
 
 

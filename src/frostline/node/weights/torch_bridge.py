@@ -89,7 +89,7 @@ class TorchBridge:
 
         See ``Inspector.inspect`` for the errors.
         """
-        from frostline.models.files.artifact import header_of
+        from frostline.models.files.artifact import header_of, tokenizer_of
 
         if self._inspector is None:
             return None
@@ -100,6 +100,7 @@ class TorchBridge:
             max_check_s=settings.max_check_s,
             limits=_limits(settings),
             tenant=tenant,
+            tokenizer=tokenizer_of(body),
         )
 
     def reference(self, prefix: "Prefix", inspection: "Inspection | None" = None) -> "TorchEngine":

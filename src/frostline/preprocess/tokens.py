@@ -1,0 +1,186 @@
+"""Turns text into token ids and an attention mask, with the ``tokenizers`` package: the same ids on every side."""
+
+import hashlib
+import json
+from functools import cache, lru_cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.errors import SampleError, SettingError
+
+__all__ = (
+    "MAX_TOKENIZER_BYTES",
+    "TextTokenizer",
+    "checked_content",
+    "content_digest",
+    "fitted",
+    "has_tokenizers",
+    "opened_tokenizer",
+    "tokenizers_name",
+    "tokens_into",
+)
+
+TextTokenizer = Any
+"""Path of a ``tokenizer.json``, a ``tokenizers.Tokenizer``, or a fast tokenizer of transformers."""
+
+MAX_TOKENIZER_BYTES = 32 << 20
+"""Maximum size of a tokenizer's JSON; those of large multilingual models take 17 MB."""
+
+_MAX_TEXT_BYTES = 1 << 20  # half a million words: whoever means more keeps documents, not samples
+# Tokens to pad with, where nothing says which: those of BERT's and of RoBERTa's and T5's families.
+_PADS = ("[PAD]", "<pad>")
+_LACKING = "text needs the package tokenizers: pip install 'frostline[text]'"
+
+
+@cache
+def tokenizers_name() -> str:
+    """What tokenizes here, with its version."""
+    try:
+        return f"tokenizers {version('tokenizers')}"
+    except PackageNotFoundError:
+        return "tokenizers, not installed"
+
+
+def has_tokenizers() -> bool:
+    """Whether the ``tokenizers`` package is installed."""
+    try:
+        import_module("tokenizers")
+    except ImportError:
+        return False
+    return True
+
+
+def content_digest(content: bytes) -> str:
+    """SHA-256 of a tokenizer's JSON, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def checked_content(content: bytes, digest: str) -> None:
+    """Make sure that a tokenizer is the one that a preprocessing names.
+
+    Raises:
+        SettingError: it is another one.
+    """
+    if content_digest(content) != digest:
+        raise SettingError("the tokenizer is not the one that the preprocessing names: its SHA-256 is another")
+
+
+def fitted(tokenizer: TextTokenizer, max_length: int) -> bytes:
+    """The JSON of a tokenizer that pads and cuts every text to one length.
+
+    Args:
+        tokenizer: see ``preprocess.text``; it stays as it is.
+        max_length: number of tokens.
+
+    Raises:
+        SettingError: see ``preprocess.text``.
+    """
+    content, pad, sides = _said(tokenizer)
+    copy = _parsed(content)
+    copy.enable_truncation(max_length, direction=sides["truncation"])
+    copy.enable_padding(length=max_length, direction=sides["padding"], **(pad or _pad_of(copy)))
+    # Sorted, so that the same tokenizer has the same digest whatever order its package writes in.
+    fit = json.dumps(json.loads(copy.to_str()), sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(fit) > MAX_TOKENIZER_BYTES:
+        raise SettingError(f"a tokenizer takes up to {MAX_TOKENIZER_BYTES >> 20} MiB as JSON, not {len(fit)} bytes")
+    return fit
+
+
+def tokens_into(tokenizer: bytes, encoded: bytes | memoryview, out: npt.NDArray[np.int64]) -> None:
+    """Tokenize one text. Safe for threads.
+
+    Args:
+        tokenizer: JSON that ``fitted`` made.
+        encoded: text in UTF-8.
+        out: ``int64[2, max_length]``; row 0 takes token ids, row 1 the attention mask.
+
+    Raises:
+        SampleError: it is no UTF-8, or too long.
+    """
+    assert tokenizer, "a text is tokenized with a tokenizer"
+    if len(encoded) > _MAX_TEXT_BYTES:
+        raise SampleError(f"its text has {len(encoded)} bytes, and up to {_MAX_TEXT_BYTES} are tokenized")
+    try:
+        found = opened_tokenizer(tokenizer).encode(str(encoded, "utf-8"))
+    except UnicodeDecodeError as error:
+        raise SampleError("it is no text in UTF-8") from error
+    if len(found.ids) != out.shape[1]:
+        raise SampleError(f"its tokenizer gives {len(found.ids)} tokens, not {out.shape[1]}")
+    out[0], out[1] = found.ids, found.attention_mask
+
+
+@lru_cache(maxsize=8)
+def opened_tokenizer(content: bytes) -> Any:
+    """A tokenizer of its JSON, made once.
+
+    Raises:
+        SettingError: it is none, or the ``tokenizers`` package is not installed.
+    """
+    return _parsed(content)
+
+
+def _said(tokenizer: TextTokenizer) -> tuple[bytes, dict[str, Any] | None, dict[str, str]]:
+    """The JSON of a tokenizer, what it pads with where it says so, and on which sides it pads and cuts."""
+    sides = {"padding": "right", "truncation": "right"}
+    if isinstance(tokenizer, str | PathLike):
+        return _file(Path(tokenizer)), None, sides
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is not None:  # a fast tokenizer of transformers says these itself
+        sides = {"padding": tokenizer.padding_side, "truncation": tokenizer.truncation_side}
+        return inner.to_str().encode(), _pad_of_transformers(tokenizer), sides
+    if not hasattr(tokenizer, "to_str"):
+        raise SettingError(
+            "tokenizer takes a path of a tokenizer.json, a tokenizers.Tokenizer or a fast tokenizer of transformers, "
+            f"not {type(tokenizer).__name__}"
+        )
+    return tokenizer.to_str().encode(), None, sides
+
+
+def _file(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise SettingError(f"tokenizer: {path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB")
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"tokenizer: {path} cannot be read: {error.strerror}") from error
+
+
+def _parsed(content: bytes) -> Any:
+    if not has_tokenizers():
+        raise SettingError(_LACKING)
+    with _Said():
+        return import_module("tokenizers").Tokenizer.from_buffer(content)
+
+
+class _Said:
+    """Translates the errors of the ``tokenizers`` package, which have no class of their own."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is Exception or kind is ValueError:
+            raise SettingError(f"tokenizer: this is no tokenizer.json: {str(error)[:200]}") from error
+
+
+def _pad_of_transformers(tokenizer: TextTokenizer) -> dict[str, Any]:
+    if tokenizer.pad_token_id is None:
+        raise SettingError("tokenizer has no token to pad with: set tokenizer.pad_token, such as to its eos_token")
+    token = str(tokenizer.pad_token)
+    return {"pad_id": tokenizer.pad_token_id, "pad_token": token, "pad_type_id": tokenizer.pad_token_type_id}
+
+
+def _pad_of(tokenizer: Any) -> dict[str, Any]:
+    kept = tokenizer.padding
+    if kept is not None:
+        return {name: kept[name] for name in ("pad_id", "pad_token", "pad_type_id")}
+    token = next((token for token in _PADS if tokenizer.token_to_id(token) is not None), None)
+    if token is None:
+        raise SettingError(f"tokenizer has none of {' and '.join(_PADS)} to pad with: call its enable_padding first")
+    return {"pad_id": tokenizer.token_to_id(token), "pad_token": token}

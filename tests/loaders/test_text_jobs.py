@@ -1,0 +1,167 @@
+"""Texts from Parquet, classified by a DistilBERT with frozen layers: the same losses as a plain loop."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
+from frostline.errors import BadRequest
+from frostline.events import NotAsAsked
+from frostline.node.process.subprocess import start_node
+from frostline.node.service import open as opener
+from support.texts import small_distilbert, tokenizer_of_words, write_reviews
+
+TOKENS = 12
+FROST_LINE = 8
+UNTIL = "distilbert.transformer.layer.0"
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    (tmp_path / "data").mkdir()
+    texts = write_reviews(tmp_path / "data" / "train.parquet")
+    return Dataset(tmp_path / "data", cache=tmp_path / "cache", column="text"), texts
+
+
+def tokens():
+    return preprocess.text(tokenizer_of_words(), max_length=TOKENS)
+
+
+def plain_losses(model, texts, labels, orders):
+    """What a loop over the whole network loses, its frozen part in eval mode."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of_words(), pad_token="[PAD]")
+    optimiser = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
+    losses = []
+    for rows in orders:
+        some = tokenizer([texts[row] for row in rows], padding="max_length", truncation=True, max_length=TOKENS)
+        ids, mask = (torch.tensor(some[name]) for name in ("input_ids", "attention_mask"))
+        logits = model(input_ids=ids, attention_mask=mask).logits
+        losses.append(step(logits, torch.tensor(labels)[rows], optimiser))
+    return losses
+
+
+def step(logits, labels, optimiser):
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+    return loss.item()
+
+
+def job_losses(job, data, epochs=2):
+    """The losses of a job's head, and the rows of each batch."""
+    places = {id: row for row, id in enumerate(data.samples.ids.tolist())}
+    optimiser = torch.optim.SGD([value for value in job.head.parameters() if value.requires_grad], lr=0.1)
+    losses, orders = [], []
+    for epoch in range(epochs):
+        for batch in job.loader(batch_size=8, shuffle=True, seed=3, epoch=epoch):
+            losses.append(step(job.head(batch.features), batch.labels, optimiser))
+            orders.append([places[id] for id in batch.ids.tolist()])
+    return losses, orders
+
+
+def frozen(seed=0):
+    model = small_distilbert(seed)
+    model.dropout.p = 0.0
+    for layer in model.modules():  # dropout draws in another order where rows are cached
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+    for block in model.distilbert.transformer.layer:
+        block.attention.dropout_rate = 0.0
+    return freeze(model.train(), UNTIL, input_shape=tokens().inputs)
+
+
+@pytest.mark.parametrize("cut", [None, 0, 1])
+def test_losses_of_the_head_are_those_of_a_plain_loop(reviews, cut):
+    data, texts = reviews
+    model, twin = frozen(), frozen()
+    settings, node = LoaderSettings(follow=False), NodeSettings(memory_bytes=1 << 29, device_batch=8)
+    with offload(model, data, preprocess=tokens(), cut=cut, settings=settings, node=node, frozen_in_eval=True) as job:
+        assert job.fallback is None
+        assert UNTIL in job.frost_line.name
+        losses, orders = job_losses(job, data)
+    meant = plain_losses(twin, texts, data.samples.labels, orders)
+    np.testing.assert_allclose(losses, meant, atol=1e-6, rtol=0)
+    assert sorted(row for rows in orders[: len(orders) // 2] for row in rows) == list(range(len(texts)))
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """A node in a process of its own, and the folder that it serves."""
+    folder = tmp_path_factory.mktemp("served")
+    texts = write_reviews(folder / "train.parquet")
+    with start_node((str(folder),), NodeSettings(memory_bytes=1 << 29, device_batch=8)) as process:
+        yield process.url, folder, texts
+
+
+@pytest.mark.parametrize("cut", [None, 1, -1])
+def test_a_node_tokenizes_and_the_second_epoch_moves_no_bytes(node, tmp_path, cut):
+    url, folder, texts = node
+    data, model, twin = Dataset(folder, cache=tmp_path, column="text"), frozen(), frozen()
+    settings = LoaderSettings(follow=False)
+    cut = FROST_LINE if cut == -1 else cut
+    asked = {"preprocess": tokens(), "near": url, "cut": cut, "settings": settings, "frozen_in_eval": True}
+    with offload(model, data, **asked) as job:
+        assert job.fallback is None
+        assert UNTIL in job.frost_line.name
+        losses, orders = job_losses(job, data, epochs=1)
+        received = job.statistics().wire_bytes
+        assert received > 0
+        more, later = job_losses(job, data, epochs=1)
+        assert job.statistics().wire_bytes == received
+    meant = plain_losses(twin, texts, data.samples.labels, [*orders, *later])
+    np.testing.assert_allclose([*losses, *more], meant, atol=1e-6, rtol=0)
+
+
+def test_a_node_lists_the_column_for_a_trainer(node, tmp_path):
+    url, folder, texts = node
+    data = Dataset(folder, cache=tmp_path, column="text", near=url)
+    assert len(data) == len(texts)
+    batch = next(iter(loader(data, 8, preprocess=tokens())))
+    assert batch.features.shape == (8, 2, TOKENS)
+
+
+def test_a_broken_text_is_skipped_and_named(tmp_path):
+    (tmp_path / "data").mkdir()
+    table = pa.table({"text": [b"good film", b"\xff\xfe", b"bad film"] * 4, "label": [0, 1, 1] * 4})
+    pq.write_table(table, tmp_path / "data" / "x.parquet")
+    data = Dataset(tmp_path / "data", cache=tmp_path / "cache", column="text")
+    settings = LoaderSettings(skip_allowance=0.5)
+    small = NodeSettings(memory_bytes=1 << 29, device_batch=8)
+    asked = {"preprocess": tokens(), "settings": settings, "node": small, "observe": lambda _: None}
+    with offload(frozen(), data, frozen_in_eval=True, **asked) as job:
+        assert sum(len(batch) for batch in job.loader(batch_size=4)) == 8
+        assert len(job.statistics().skipped) == 4
+
+
+def test_a_node_refuses_a_tokenizer_that_did_not_come_with_the_prefix(reviews):
+    data, _ = reviews
+    other = preprocess.text(tokenizer_of_words("more"), max_length=TOKENS)
+    small = NodeSettings(memory_bytes=1 << 29, device_batch=8)
+    with offload(frozen(), data, preprocess=tokens(), node=small, cut=1, frozen_in_eval=True) as job:
+        with pytest.raises(BadRequest, match="SHA-256"):
+            next(iter(job.loader(8, preprocess=other)))
+
+
+def test_a_node_without_the_package_leaves_the_work_to_the_trainer(reviews, monkeypatch):
+    data, texts = reviews
+    monkeypatch.setattr(opener, "has_tokenizers", lambda: False)
+    events, model, twin = [], frozen(), frozen()
+    small = NodeSettings(memory_bytes=1 << 29, device_batch=8)
+    with offload(model, data, preprocess=tokens(), node=small, frozen_in_eval=True, observe=events.append) as job:
+        assert "no package tokenizers" in job.fallback
+        losses, orders = job_losses(job, data, epochs=1)
+    meant = plain_losses(twin, texts, data.samples.labels, orders)
+    np.testing.assert_allclose(losses, meant, atol=1e-6, rtol=0)
+    assert any("tokenizers" in event.reason for event in events if isinstance(event, NotAsAsked))
+
+
+def test_a_job_without_a_model_gives_tokens(reviews):
+    data, _ = reviews
+    batch = next(iter(loader(data, 8, preprocess=tokens())))
+    assert batch.features.dtype == torch.int64
+    assert batch.features.shape == (8, 2, TOKENS)

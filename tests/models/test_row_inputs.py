@@ -1,0 +1,80 @@
+"""Networks of transformers that take token ids and mask as rows of one array, cut and joined again."""
+
+import pytest
+import torch
+
+from frostline import freeze
+from frostline.core import TensorSpec
+from frostline.errors import ModelError
+from frostline.models.cutting.cut import cut_network
+from frostline.models.tracing.row_inputs import takes_rows
+from support.texts import small_bert, small_distilbert
+
+TOKENS = 16
+NAMES = ("input_ids", "attention_mask")
+INPUTS = (TensorSpec((TOKENS,), "int64"),) * 2
+UNTIL = {small_bert: "bert.encoder.layer.0", small_distilbert: "distilbert.transformer.layer.0"}
+
+
+def rows_of(seed, batch=6):
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 20, (batch, TOKENS), generator=draw)
+    lengths = torch.randint(1, TOKENS + 1, (batch, 1), generator=draw)
+    return torch.stack([ids, (torch.arange(TOKENS) < lengths).long()], dim=1)
+
+
+def frozen(make):
+    return freeze(make(), UNTIL[make], input_shape=INPUTS)
+
+
+@pytest.mark.parametrize("make", UNTIL)
+def test_is_the_same_network_that_takes_one_array(make):
+    model, rows = make().eval(), rows_of(1)
+    taking = takes_rows(model, NAMES)
+    meant = model(input_ids=rows[:, 0], attention_mask=rows[:, 1]).logits
+    assert torch.equal(taking(rows), meant)
+    assert list(taking.state_dict()) == list(model.state_dict())
+    assert [path for path, _ in taking.named_modules()] == [path for path, _ in model.named_modules()]
+    taking.train()
+    assert model.training
+    model.eval()
+    assert not taking.training
+
+
+@pytest.mark.parametrize("make", UNTIL)
+def test_prefix_and_head_together_are_the_network_with_its_own_parameters(make):
+    model = frozen(make)
+    cut = cut_network(takes_rows(model, NAMES), (TensorSpec((2, TOKENS), "int64"),), frozen_in_eval=True)
+    assert cut.fallback is None
+    assert UNTIL[make] in cut.frost_line.name
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    assert trained == {id(parameter) for parameter in cut.head.parameters() if parameter.requires_grad}
+    assert set(cut.head.state_dict()) <= set(model.state_dict())
+    model.eval()
+    rows = rows_of(2)
+    from frostline.engines.base.runner import Runner, leaf_values
+
+    graph = cut.prefix.graph
+    with torch.no_grad():
+        features = Runner(graph).run([rows], leaf_values(graph, cut.prefix.tensors))
+        cut.head.eval()
+        meant = model(input_ids=rows[:, 0], attention_mask=rows[:, 1]).logits
+        torch.testing.assert_close(cut.head(*features), meant, rtol=1e-6, atol=1e-6)
+
+
+def test_takes_the_first_tensor_where_there_are_no_logits():
+    class Pair(torch.nn.Module):
+        def forward(self, a, b):
+            return {"sum": a + b, "more": a}
+
+    rows = rows_of(3)
+    assert torch.equal(takes_rows(Pair(), ("a", "b"))(rows), rows.sum(1))
+
+
+def test_refuses_a_network_that_gives_no_tensor():
+    class Nothing(torch.nn.Module):
+        def forward(self, a, b):
+            return "none"
+
+    with pytest.raises(ModelError, match="no tensor, but str"):
+        takes_rows(Nothing(), ("a", "b"))(rows_of(4))
