@@ -142,9 +142,9 @@ def test_a_node_refuses_a_tokenizer_that_did_not_come_with_the_prefix(reviews):
     data, _ = reviews
     other = preprocess.text(tokenizer_of_words("more"), max_length=TOKENS)
     small = NodeSettings(memory_bytes=1 << 29, device_batch=8)
-    with offload(frozen(), data, preprocess=tokens(), node=small, cut=1, frozen_in_eval=True) as job:
-        with pytest.raises(BadRequest, match="SHA-256"):
-            next(iter(job.loader(8, preprocess=other)))
+    asked = {"preprocess": tokens(), "node": small, "cut": 1, "frozen_in_eval": True}
+    with offload(frozen(), data, **asked) as job, pytest.raises(BadRequest, match="SHA-256"):
+        next(iter(job.loader(8, preprocess=other)))
 
 
 def test_a_node_without_the_package_leaves_the_work_to_the_trainer(reviews, monkeypatch):

@@ -52,7 +52,7 @@ def decode_into(
     Args:
         preprocess: the steps.
         encoded: the image, the record of a ready form or the text in UTF-8, as stored; read, not kept.
-        out: of ``preprocess.shape`` and ``dtype``; its content is undefined after a ``SampleError``.
+        out: array with the shape and type of ``preprocess.sample``; its content is undefined after a ``SampleError``.
         id: id of the sample; with the view it seeds the random steps, so that every side draws the same.
         view: which random view; None where no step is random.
         max_pixels: maximum pixels of the image and of every intermediate image; checked before decoding, so that

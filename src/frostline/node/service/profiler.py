@@ -10,11 +10,10 @@ import numpy as np
 from frostline.batching import ROWS, batch_size, padded
 from frostline.config import NodeSettings
 from frostline.core import EXACT, REFERENCE
-from frostline.engines.base.identity import levels_of
+from frostline.engines.base.identity import Pixels, levels_of
 from frostline.engines.choice.choice import Choice
 from frostline.engines.machine.hardware import hardware_name, host_digest
 from frostline.node.request.decode import SampleReader
-from frostline.node.request.pipeline import Slab
 from frostline.node.request.prefix_run import PrefixRun
 from frostline.node.request.validation import checked_preprocess
 from frostline.node.scheduling.cancel_scope import CancelScope
@@ -112,7 +111,7 @@ class Profiler:
         ):
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         room.shrink(tried_bytes)  # trials may take minutes, in other processes
-        pixels: Slab = np.zeros(tried, kind)
+        pixels: Pixels = np.zeros(tried, kind)
         kept = load(reader, pixels, len(pixels), readers, scope, counters)
         requester = self._requester(request, account, scope)
         choice = self._bridge.trials.wanted(wanted, resident.prefix, pixels, reference, requester, preprocess.levels)
@@ -146,7 +145,7 @@ class Profiler:
             return self._profile_of(_NOTHING, (), (), choice)
         reference = MeasuredReference(run, network, resident.prefix.cuts)
         if self._bridge.trials.are_wanted(wanted, reference.seconds(len(resident.prefix.cuts))):
-            pixels: Slab = np.zeros(shape, np.dtype(np.float32 if preprocess.levels is None else np.uint8))
+            pixels: Pixels = np.zeros(shape, np.dtype(np.float32 if preprocess.levels is None else np.uint8))
             held.enter_context(lane.reserve(pixels.nbytes, scope.is_cancelled))
             load(reader, pixels, len(pixels), self._resources.readers.lane(account.name), scope, Counters())
             requester = self._requester(wanted.features, account, scope)
