@@ -349,7 +349,7 @@ class TargetTests(LoaderTests):
         """
         raise NotImplementedError("say in `with_targets` what a batch of your adapter has")
 
-    @pytest.mark.parametrize("options", [{}, {"shuffle": True, "epoch": 2}, {"shuffle": True, "drop_last": True}])
+    @pytest.mark.parametrize("options", [{}, {"shuffle": True, "epoch": 2}, {"shuffle": True, "last": "drop"}])
     def test_targets_of_every_kind_are_those_of_their_samples(self, tmp_path: Path, options: dict[str, Any]) -> None:
         with targets_job(tmp_path) as job:
             rows = {id: row for row, id in enumerate(job.data.samples.ids.tolist())}
