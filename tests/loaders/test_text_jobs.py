@@ -117,6 +117,18 @@ def test_a_node_tokenizes_and_the_second_epoch_moves_no_bytes(node, tmp_path, cu
     np.testing.assert_allclose([*losses, *more], meant, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("cut", [None, 1])
+def test_features_may_be_narrowed_and_token_ids_are_not(node, tmp_path, cut):
+    url, folder, texts = node
+    data, twin = Dataset(folder, cache=tmp_path, column="text"), frozen()
+    settings = LoaderSettings(follow=False, measure_first=cut is None)
+    asked = {"preprocess": tokens(), "near": url, "cut": cut, "settings": settings, "frozen_in_eval": True}
+    with offload(frozen(), data, accuracy="fp16", **asked) as job:
+        losses, orders = job_losses(job, data, epochs=1)
+    meant = plain_losses(twin, texts, data.samples.labels, orders)
+    np.testing.assert_allclose(losses, meant, atol=1e-6 if cut == 1 else 1e-2, rtol=0)
+
+
 def test_a_node_lists_the_column_for_a_trainer(node, tmp_path):
     url, folder, texts = node
     data = Dataset(folder, cache=tmp_path, column="text", near=url)

@@ -42,8 +42,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 form_option = click.option(
     "--form",
     metavar="NAME",
-    help="Form of the data, where several lie there: folders, masks, webdataset, parquet (or parquet:COLUMN), arrow, "
-    "urls, cql or ready.",
+    help="Form of the data, where several lie there: folders, masks, webdataset, parquet (parquet:COLUMN for texts), "
+    "arrow, urls, cql or ready.",
 )
 changed_option = click.option(
     "--changed",
