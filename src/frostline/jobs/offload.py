@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
@@ -114,84 +115,104 @@ def offload(
         near = near or data.near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[int] = set()
-
-        def left_out(number: int, engine: str, why: EngineNotReady) -> None:
-            lacking.add(number)
-            observe(NodeLeftOut(url=nodes[number], engine=engine, reason=str(why)))
-
-        transport = reach(nodes, data, settings, node, left_out, stack)
-        network = None
-        if model is not None:
-            observe(PhaseStarted(name="tracing the network"))
-            # PyTorch takes a second to import and 220 MB, of which a plain loader has no use.
-            from frostline.jobs.partition import PartitionedModel
-
-            network = PartitionedModel.of(model, preprocess, frozen_in_eval=frozen_in_eval)
-            for reason in filter(None, (network.parts.fallback, network.not_averaged)):
-                observe(NotAsAsked(reason=reason))
+        transport = reach(nodes, data, settings, node, partial(_left_out, nodes, lacking, observe), stack)
+        network = None if model is None else _partitioned(model, preprocess, observe, frozen_in_eval=frozen_in_eval)
         asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
-        shipment = None if network is None else network.ship(transport, asking, observe)
-        cuts = input_cuts([preprocess.sample]) if network is None else network.parts.cuts
         context = JobContext(
             data=data,
             preprocess=preprocess,
             transport=transport,
             asking=asking,
-            cuts=cuts,
+            cuts=input_cuts([preprocess.sample]) if network is None else network.parts.cuts,
             prefix=None if network is None else network.parts.prefix,
-            shipment=shipment,
+            shipment=None if network is None else network.ship(transport, asking, observe),
             device="cpu" if network is None else network.device,
             settings=settings,
             accuracy=accuracy,
             epochs=epochs,
             cut=cut,
         )
-        skipped = SkipLog()
-        collector = StatisticsCollector(
-            observe,
-            max_skipped=settings.max_skipped(len(data)),
-            refuses_changes=data.changed == "refuse",
-            shared=skipped,
-        )
-        stack.callback(collector.close)
         begun = begin(context, network, nodes, lacking, policy=policy, codec=codec)
-        if begun.measuring is not None:
-            stack.callback(begun.measuring.close)
-        # A node has the tokenizer of texts from the prefix alone.
-        line = 0 if begun.refused or (preprocess.tokens is not None and shipment is None) else cuts[-1].number
-        cut = _plain_cut(nodes, preprocess) if network is None else line
-        router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
-        fetcher, scope = _fetcher(context, network, router, collector, begun.engine), _scope(context, network)
-        return Job(
+        return _made(context, network, begun, nodes, node, policy, observe, stack)
+
+
+def _left_out(
+    nodes: Sequence[str], lacking: set[int], observe: Observer, number: int, engine: str, why: EngineNotReady
+) -> None:
+    """Remember and tell of a node that cannot run the engine that was chosen."""
+    lacking.add(number)
+    observe(NodeLeftOut(url=nodes[number], engine=engine, reason=str(why)))
+
+
+def _partitioned(
+    model: "nn.Module", preprocess: Preprocess, observe: Observer, *, frozen_in_eval: bool
+) -> "PartitionedModel":
+    """Trace the network, and tell where it is not divided as it was meant."""
+    observe(PhaseStarted(name="tracing the network"))
+    # PyTorch takes a second to import and 220 MB, of which a plain loader has no use.
+    from frostline.jobs.partition import PartitionedModel
+
+    network = PartitionedModel.of(model, preprocess, frozen_in_eval=frozen_in_eval)
+    for reason in filter(None, (network.parts.fallback, network.not_averaged)):
+        observe(NotAsAsked(reason=reason))
+    return network
+
+
+def _made(
+    context: JobContext,
+    network: "PartitionedModel | None",
+    begun: Beginning,
+    nodes: Sequence[str],
+    node: NodeSettings,
+    policy: str,
+    observe: Observer,
+    stack: ExitStack,
+) -> Job:
+    """Put the parts of a job together; what ``stack`` holds is closed with the job from then on."""
+    data, settings, skipped = context.data, context.settings, SkipLog()
+    collector = StatisticsCollector(
+        observe,
+        max_skipped=settings.max_skipped(len(data)),
+        refuses_changes=data.changed == "refuse",
+        shared=skipped,
+    )
+    stack.callback(collector.close)
+    if begun.measuring is not None:
+        stack.callback(begun.measuring.close)
+    line = 0 if begun.refused else context.cuts[-1].number
+    cut = _plain_cut(nodes, context.preprocess) if network is None else line
+    router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
+    fetcher, scope = _fetcher(context, network, router, collector, begun.engine), _scope(context, network)
+    return Job(
+        data=data,
+        fetcher=fetcher,
+        cache_policy=_cache_policy(context, scope, stack),
+        worker_setup=WorkerSetup(
             data=data,
-            fetcher=fetcher,
-            cache_policy=_cache_policy(context, scope, stack),
-            worker_setup=WorkerSetup(
-                data=data,
-                nodes=nodes,
-                node=node,
-                settings=settings,
-                cuts=tuple(cuts),
-                scope=scope,
-                preprocess=preprocess,
-                shipment=shipment,
-                device=context.device,
-                engine=fetcher.engine,
-                tried=tried(context),
-                skipped=skipped,
-                forked=serve_forked(nodes, transport, data, settings, node, stack),
-            ),
-            router=router,
-            collector=collector,
-            measuring=begun.measuring,
-            cuts=cuts,
-            head=None if network is None else network.parts.head,
-            fallback=_fallback(network, begun),
+            nodes=nodes,
+            node=node,
             settings=settings,
-            near=", ".join(nodes) or None,
-            trains_in_store=policy == ALL_IN_STORE,
-            close=stack.pop_all().close,
-        )
+            cuts=tuple(context.cuts),
+            scope=scope,
+            preprocess=context.preprocess,
+            shipment=context.shipment,
+            device=context.device,
+            engine=fetcher.engine,
+            tried=tried(context),
+            skipped=skipped,
+            forked=serve_forked(nodes, context.transport, data, settings, node, stack),
+        ),
+        router=router,
+        collector=collector,
+        measuring=begun.measuring,
+        cuts=context.cuts,
+        head=None if network is None else network.parts.head,
+        fallback=_fallback(network, begun),
+        settings=settings,
+        near=", ".join(nodes) or None,
+        trains_in_store=policy == ALL_IN_STORE,
+        close=stack.pop_all().close,
+    )
 
 
 def _fallback(network: "PartitionedModel | None", begun: Beginning) -> str | None:
