@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
 from frostline.errors import BadRequest
@@ -135,6 +136,16 @@ def test_a_node_lists_the_column_for_a_trainer(node, tmp_path):
     assert len(data) == len(texts)
     batch = next(iter(loader(data, 8, preprocess=tokens())))
     assert batch.features.shape == (8, 2, TOKENS)
+
+
+def test_workers_of_a_data_loader_tokenize(reviews):
+    data, texts = reviews
+    small = NodeSettings(memory_bytes=1 << 29, device_batch=8)
+    with offload(None, data, preprocess=tokens(), node=small) as job:
+        meant = [batch.features for batch in job.loader(8)]
+        found = [batch.features for batch in DataLoader(job.loader(8), batch_size=None, num_workers=1)]
+    assert torch.equal(torch.cat(found), torch.cat(meant))
+    assert len(torch.cat(found)) == len(texts)
 
 
 def test_a_broken_text_is_skipped_and_named(tmp_path):

@@ -162,7 +162,8 @@ class Preprocess:
         """
         if self.tokens is None:
             raise SettingError("images are decoded without a tokenizer")
-        checked_content(content, self.tokens.tokenizer)
+        if not content:
+            raise SettingError("there is no tokenizer with the SHA-256 that the preprocessing names")
         return replace(self, tokenizer=content)
 
     def to_json(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ MAX_TOKENIZER_BYTES = 32 << 20
 """Maximum size of a tokenizer's JSON; those of large multilingual models take 17 MB."""
 
 _MAX_TEXT_BYTES = 1 << 20  # half a million words: whoever means more keeps documents, not samples
+_KEPT = 4  # tokenizers that are open at once in a process; each takes several times its JSON
 # Tokens to pad with, where nothing says which: those of BERT's and of RoBERTa's and T5's families.
 _PADS = ("[PAD]", "<pad>")
 _LACKING = "text needs the package tokenizers: pip install 'frostline[text]'"
@@ -115,7 +116,7 @@ def tokens_into(tokenizer: bytes, encoded: bytes | memoryview, out: npt.NDArray[
     out[0], out[1] = found.ids, found.attention_mask
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=_KEPT)
 def opened_tokenizer(content: bytes) -> Any:
     """A tokenizer of its JSON, made once.
 
