@@ -1,12 +1,13 @@
 """Prefixes that bring a tokenizer: bounded, checked in another process, and used only as the request names it."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
 from frostline.engines.measure.operations import GraphLimits
-from frostline.errors import UnsafeArtifact
+from frostline.errors import OverBudget, UnsafeArtifact
 from frostline.models import cut_network, freeze
 from frostline.models.files import artifact
 from frostline.models.files.artifact import header_of, read_outline, read_prefix, tokenizer_of, write_prefix
@@ -52,6 +53,13 @@ def test_a_tokenizer_is_read_in_another_process_first(prefix, inspector):
     for broken in (b"{}", b"\xff" * 10, b'{"model": {"type": "BPE"}}', prefix.tokenizer[:-20]):
         with pytest.raises(UnsafeArtifact, match="tokenizer"):
             inspect(inspector, write_prefix(replace(prefix, tokenizer=broken)))
+
+
+def test_a_tokenizer_whose_time_nothing_bounds_is_left_to_the_trainer(prefix, inspector):
+    slow = json.loads(prefix.tokenizer)
+    slow["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+    with pytest.raises(OverBudget, match="does not run this tokenizer"):
+        inspect(inspector, write_prefix(replace(prefix, tokenizer=json.dumps(slow).encode())))
 
 
 def test_a_tokenizer_that_is_too_large_is_refused(prefix, monkeypatch):

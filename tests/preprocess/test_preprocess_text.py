@@ -110,7 +110,7 @@ def test_tokenize_stands_alone():
 def test_a_text_that_is_none_or_too_long_is_a_broken_sample():
     made = preprocess.text(tokenizer_of_words(), max_length=8)
     out = np.zeros(made.shape, np.int64)
-    for encoded, said in [(b"\xff\xfe", "UTF-8"), (b"a" * ((1 << 20) + 1), "up to 1048576")]:
+    for encoded, said in [(b"\xff\xfe", "UTF-8"), (b"a" * ((1 << 18) + 1), "up to 262144")]:
         with pytest.raises(SampleError, match=said):
             decode_into(made, encoded, out, id=0, view=None)
 

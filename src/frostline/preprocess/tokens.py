@@ -32,7 +32,7 @@ TextTokenizer = Any
 MAX_TOKENIZER_BYTES = 32 << 20
 """Maximum size of a tokenizer's JSON; those of large multilingual models take 17 MB."""
 
-_MAX_TEXT_BYTES = 1 << 20  # half a million words: whoever means more keeps documents, not samples
+_MAX_TEXT_BYTES = 1 << 18  # forty thousand words: whoever means more keeps documents, not samples
 _KEPT = 4  # tokenizers that are open at once in a process; each takes several times its JSON
 # Tokens to pad with, where nothing says which: those of BERT's and of RoBERTa's and T5's families.
 _PADS = ("[PAD]", "<pad>")

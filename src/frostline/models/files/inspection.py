@@ -12,8 +12,9 @@ from frostline.engines.base.protocols import Footprint
 from frostline.engines.base.runner import leaf_values
 from frostline.engines.measure.footprint import CutMemory, dry_run
 from frostline.engines.measure.operations import GraphLimits, Operations, count_operations
-from frostline.errors import SettingError, UnsafeArtifact
+from frostline.errors import OverBudget, SettingError, UnsafeArtifact
 from frostline.models.files.artifact import read_outline
+from frostline.preprocess.token_bounds import why_unbounded
 from frostline.preprocess.tokens import has_tokenizers, opened_tokenizer
 
 __all__ = ("Inspection", "inspect_graph", "inspect_prefix")
@@ -61,7 +62,7 @@ def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits, tokeniz
 
     Raises:
         UnsafeArtifact: It names or declares what is not allowed, or does not hold together.
-        OverBudget: The graph computes more than it may.
+        OverBudget: The graph computes more than it may, or nothing bounds the tokenizer's time.
     """
     if tokenizer:
         _try_tokenizer(tokenizer)
@@ -83,7 +84,11 @@ def _try_tokenizer(content: bytes) -> None:
     if not has_tokenizers():
         return  # the node says so when texts are asked for, and the trainer then tokenizes
     try:
-        opened_tokenizer(content).encode("a")
+        tokenizer = opened_tokenizer(content)
+        why = why_unbounded(content)
+        if why is not None:  # no reason to end a job: its trainer tokenizes
+            raise OverBudget(f"the node does not run this tokenizer for others: {why}")
+        tokenizer.encode("a")
     except SettingError as error:
         raise UnsafeArtifact(str(error)) from error
 
