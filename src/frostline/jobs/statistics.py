@@ -1,5 +1,6 @@
 """Counts what a job did, from its events and arriving batches, and keeps a log of skipped samples for its processes."""
 
+import inspect
 import json
 import os
 import tempfile
@@ -94,8 +95,8 @@ def _nowhere() -> None:
     return None
 
 
-# From a warning to the call of ``offload`` that it is about.
-_CALLER = 3
+# Where Frostline's own code lies: a warning is about the call from outside it.
+_PACKAGE = str(Path(__file__).parents[1])
 # A job of days has many, and each costs memory.
 _TUNINGS = 100
 
@@ -283,4 +284,12 @@ class StatisticsCollector:
 def warn_user(event: Event) -> None:
     """Warn, as Python does, where a job is not made as it was asked for: what happens to events without an observer."""
     if isinstance(event, NotAsAsked):
-        warnings.warn(event.reason, stacklevel=_CALLER)
+        warnings.warn(event.reason, stacklevel=_level_of_caller())
+
+
+def _level_of_caller() -> int:
+    """How many frames above ``warn_user`` the code stands that called Frostline."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
