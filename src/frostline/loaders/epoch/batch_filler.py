@@ -62,7 +62,7 @@ class FilledBatch:
 
     Attributes:
         arrays: features, labels, ids and targets.
-        nbytes: bytes of the tensors that it was made of.
+        nbytes: bytes of the columns that it was made of.
         places: ``int64[n]``, of its rows in the epoch.
         position: how far the epoch is when it is handed out.
         kept: rows of it that came from a cache.

@@ -156,7 +156,7 @@ class EpochStream:
         ids, labels, column, rows, *tensors = found
         self._given += 1
         places = column.astype(np.int64, copy=False)
-        nbytes = sum(tensor.nbytes for tensor in tensors)
+        nbytes = sum(part.nbytes for part in (ids, labels, *tensors))
         targets = tensors.pop().astype(np.int64) if self.source.has_targets else None
         arrays = Arrays(
             features=tensors[0] if len(tensors) == 1 else tuple(tensors),
