@@ -128,5 +128,7 @@ def test_a_change_of_shapes_that_tensorflow_has_no_place_for_is_a_sentence(job, 
         return dataclasses.replace(batch, features=batch.features.flatten(1))
 
     loader = TensorFlowLoader(job.arrays(BATCH, augment=flat, last="drop" if whole else "keep"))
-    with pytest.raises(SettingError, match=r"augment or map made float32 \[2, 3072\], and the data set has float32 \[.*map"):
+    with pytest.raises(
+        SettingError, match=r"augment or map made float32 \[2, 3072\], and the data set has float32 \[.*map"
+    ):
         next(iter(loader))
