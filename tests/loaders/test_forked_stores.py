@@ -1,11 +1,13 @@
 """Workers that are forked from a process which has used an object store or Cassandra: its node reads for them."""
 
 import multiprocessing
+import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets.copy.into_cql import put_into_table
 from frostline.errors import StoreError
+from frostline.io_service.client.socket import socket_address
 from frostline.io_service.process import start_io
 from frostline.io_service.upstream import Upstream
 from frostline.loaders import WorkerLoader
@@ -64,6 +67,13 @@ def forked(loader, workers=2):
 
 def ids_of(loader):
     return [batch.ids.tolist() for batch in loader]
+
+
+def is_running(pid):
+    """Whether a process has not ended, be it collected by its parent or not."""
+    with suppress(OSError):
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False
 
 
 def said_in_a_fork(say):
@@ -138,6 +148,33 @@ def test_a_job_that_is_closed_serves_nobody_any_more_and_workers_say_what_else_w
         list(forked(loader, 1))
 
 
+def test_a_fork_does_not_keep_open_a_connection_that_is_being_accepted(url, monkeypatch):
+    accepted, accept = threading.Event(), socket.socket.accept
+
+    def slow_accept(listening):
+        found = accept(listening)
+        accepted.set()
+        time.sleep(0.5)
+        return found
+
+    with Node(NODE, (url,)) as node, ExitStack() as stack:
+        served = serve_forked((), LocalTransport(node), fl.Dataset(url), SETTINGS, NODE, stack)
+        address = socket_address(said_in_a_fork(lambda: served.nodes[0]))
+        monkeypatch.setattr(socket.socket, "accept", slow_accept)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(GONE_S)
+            client.connect(address)
+            assert accepted.wait(GONE_S)
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+            child.start()
+            try:
+                served.close()
+                assert client.recv(1) == b""
+            finally:
+                child.kill()
+                child.join()
+
+
 def test_workers_of_a_process_that_is_killed_go_too(folder):
     code = (
         "import multiprocessing, sys, time, frostline as fl\n"
@@ -161,7 +198,7 @@ def test_workers_of_a_process_that_is_killed_go_too(folder):
             parent.kill()
     assert len(workers) == 2
     deadline = time.monotonic() + GONE_S
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+    while any(map(is_running, workers)):
         assert time.monotonic() < deadline, f"processes {workers} are still there"
         time.sleep(0.05)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -94,12 +94,21 @@ class IoService:
         upstream: to the node; the caller closes it.
         settings: bounds of the service.
         listening: a Unix-domain stream socket; the caller closes it.
+        accepting: held while a connection is accepted; None needs nothing. A process that forks holds it meanwhile, so
+            that its child knows every connection that it inherits.
     """
 
-    def __init__(self, upstream: Transport, settings: IoSettings, listening: socket.socket) -> None:
+    def __init__(
+        self,
+        upstream: Transport,
+        settings: IoSettings,
+        listening: socket.socket,
+        accepting: AbstractContextManager[Any] | None = None,
+    ) -> None:
         self._upstream = upstream
         self._settings = settings
         self._listening = listening
+        self._accepting = accepting or nullcontext()
         self._row_cache = RowCache(settings.memory_bytes - settings.window_bytes)
         self._room = ByteLimiter(settings.window_bytes)
         self._poller = Poller()
@@ -172,7 +181,7 @@ class IoService:
 
     def _accept(self) -> None:
         """In the watching thread: somebody connects."""
-        with suppress(BlockingIOError, ConnectionAbortedError):
+        with self._accepting, suppress(BlockingIOError, ConnectionAbortedError):
             one, _ = self._listening.accept()
             thread = threading.Thread(target=self._serve, args=(one,), name="frostline-io", daemon=True)
             with self._lock:

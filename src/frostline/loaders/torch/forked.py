@@ -115,22 +115,31 @@ class ForkedWorkers:
         from frostline.io_service.service import IoService
 
         url = unnamed()
-        with listening_at(url) as listening, IoService(self._transport, self._settings, listening) as self._io:
+        with (
+            listening_at(url) as listening,
+            IoService(self._transport, self._settings, listening, _FORKING) as self._io,
+        ):
             yield url
 
 
 # Those of this process, and of the ones that it was forked from.
 _ALL: weakref.WeakSet[ForkedWorkers] = weakref.WeakSet()
+# Held while this process forks, and while a service accepts: a child would keep open what nobody had counted yet.
+_FORKING = threading.Lock()
 
 
 def _before() -> None:
-    for workers in list(_ALL):
-        workers.open()
+    try:
+        for workers in list(_ALL):
+            workers.open()
+    finally:
+        _FORKING.acquire()
 
 
 def _after_in_child() -> None:
+    _FORKING.release()
     for workers in list(_ALL):
         workers.forked()
 
 
-os.register_at_fork(before=_before, after_in_child=_after_in_child)
+os.register_at_fork(before=_before, after_in_parent=_FORKING.release, after_in_child=_after_in_child)
