@@ -1,5 +1,7 @@
 """Preprocessing declared as data, with the same numbers on every side."""
 
+from typing import Literal
+
 from frostline.preprocess.applied import Applied
 from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
@@ -9,6 +11,7 @@ from frostline.preprocess.steps import (
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    ReadArray,
     Resize,
     Squeeze,
     Step,
@@ -26,11 +29,13 @@ __all__ = (
     "Preprocess",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "ReadArray",
     "Resize",
     "Squeeze",
     "Step",
     "Stored",
     "Tokenize",
+    "array",
     "efficientnet_lite",
     "imagenet",
     "text",
@@ -54,6 +59,22 @@ def efficientnet_lite(size: int) -> Preprocess:
     """What EfficientNet-lite expects: bicubic, the middle 7/8, pixels as ``(x - 127) / 128``."""
     normalise = Normalize(mean=(127.0,) * 3, std=(128.0,) * 3)
     return Preprocess(steps=(Decode(), Resize(size * 8 // 7, "bicubic"), CenterCrop(size), normalise))
+
+
+def array(shape: tuple[int, ...], dtype: Literal["float32", "int64"] = "float32") -> Preprocess:
+    """What networks take that were trained on rows of numbers, spectra or volumes: an array as it is kept.
+
+    Samples are ``.npy`` files in class folders or tars, or such bytes in a column of Parquet files; NumPy's ``save``
+    writes them. Every sample has the same shape. Stored numbers of any type become float32, whole ones may become int64.
+
+    Args:
+        shape: shape of every sample, without the batch.
+        dtype: type of the numbers that the network takes, ``float32`` or ``int64``.
+
+    Raises:
+        SettingError: The shape or the type makes no sense, or there are too many numbers.
+    """
+    return Preprocess(steps=(ReadArray(shape, dtype),))
 
 
 def text(

@@ -11,6 +11,7 @@ from PIL import Image
 from frostline.core import View
 from frostline.errors import SampleError
 from frostline.preprocess.applied import Applied
+from frostline.preprocess.arrays import numbers_into
 from frostline.preprocess.decoder import check_size, decoded, jittered, size_of
 from frostline.preprocess.records import unpacked
 from frostline.preprocess.spec import Preprocess, draws, middle, no_draw, random_box, scaled_size
@@ -20,9 +21,12 @@ from frostline.preprocess.steps import (
     Decode,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    ReadArray,
     Resize,
     Squeeze,
     Step,
+    Stored,
+    Tokenize,
 )
 from frostline.preprocess.tokens import tokens_into
 
@@ -44,14 +48,14 @@ def decode_into(
     view: View | None,
     max_pixels: int = MAX_PIXELS,
 ) -> None:
-    """Decode one image, or tokenize one text, and write the network's input into ``out``.
+    """Decode one image, tokenize one text or read one array, and write the network's input into ``out``.
 
     The orientation noted in EXIF is not applied, as with torchvision's data sets. An image of several frames
     gives its first one. JPEGs are decoded in full, unless the steps allow a reduced scale.
 
     Args:
         preprocess: the steps.
-        encoded: the image, the record of a ready form or the text in UTF-8, as stored; read, not kept.
+        encoded: the image, the record of a ready form, the text in UTF-8 or the array, as stored; read, not kept.
         out: array with the shape and type of ``preprocess.sample``; its content is undefined after a ``SampleError``.
         id: id of the sample; with the view it seeds the random steps, so that every side draws the same.
         view: which random view; None where no step is random.
@@ -65,13 +69,16 @@ def decode_into(
     Safe for use by several threads at once; decoding, scaling and arithmetic run without the interpreter's lock.
     """
     levels = preprocess.levels
-    if preprocess.tokens is not None:
-        tokens_into(preprocess.tokenizer, encoded, out)
-    elif levels is not None:
-        levels.into(_pixels(preprocess, encoded, draws(preprocess, id, view), max_pixels), out)
-    else:
-        assert preprocess.stored is not None
-        np.copyto(out, unpacked(preprocess.stored, encoded))
+    match preprocess.steps[0]:
+        case Tokenize():
+            tokens_into(preprocess.tokenizer, encoded, out)
+        case ReadArray() as array:
+            numbers_into(array, encoded, out)
+        case Stored() as stored if levels is None:
+            np.copyto(out, unpacked(stored, encoded))
+        case _:
+            assert levels is not None
+            levels.into(_pixels(preprocess, encoded, draws(preprocess, id, view), max_pixels), out)
 
 
 def pixels_into(
@@ -129,10 +136,13 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
 
     Returns:
         0 where the header is broken: decoding says why and needs next to nothing for it. Of a text, as many pixels
-        as take the memory of its tokens.
+        as take the memory of its tokens; of an array 0, as its numbers go where they belong.
     """
-    if preprocess.tokens is not None:
-        return _PIXELS_PER_BYTE_OF_TEXT * len(encoded)
+    match preprocess.steps[0]:
+        case Tokenize():
+            return _PIXELS_PER_BYTE_OF_TEXT * len(encoded)
+        case ReadArray():
+            return 0
     width, height = _size(preprocess, encoded)
     if not width or not height:
         return 0

@@ -16,6 +16,7 @@ __all__ = (
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomStep",
+    "ReadArray",
     "Resize",
     "Squeeze",
     "Step",
@@ -31,6 +32,10 @@ CHANNELS = {"RGB": 3, "L": 1}
 _DTYPES = ("uint8", "fp16")
 _MAX_TOKENS = 8192
 _MAX_NAME = 64
+_MAX_DIMENSIONS = 8
+_MAX_LENGTH = 1 << 24
+_MAX_NUMBERS = 50_000_000  # as many as there may be pixels
+_NUMBERS = ("float32", "int64")
 _INPUTS = 2
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -222,11 +227,32 @@ class Tokenize:
         object.__setattr__(self, "names", tuple(self.names))
 
 
+@dataclass(frozen=True, slots=True)
+class ReadArray:
+    """Take the numbers of an array as NumPy keeps it in ``.npy``; always the only step.
+
+    Attributes:
+        shape: shape of every sample, without the batch.
+        dtype: type of the numbers that the network takes, ``float32`` or ``int64``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "int64"] = "float32"
+
+    def __post_init__(self) -> None:
+        _lengths("shape", self.shape)
+        if math.prod(self.shape) > _MAX_NUMBERS:
+            raise SettingError(f"shape must have up to {_MAX_NUMBERS} numbers, not {math.prod(self.shape)}")
+        _one_of("dtype", self.dtype, _NUMBERS)
+        object.__setattr__(self, "shape", tuple(self.shape))
+
+
 RandomStep = RandomResizedCrop | RandomHorizontalFlip | ColorJitter
 Step = (
     Decode
     | Stored
     | Tokenize
+    | ReadArray
     | Resize
     | Squeeze
     | CenterCrop
@@ -242,6 +268,13 @@ def _two_arguments(names: object) -> None:
         raise SettingError("names must be names of arguments, such as input_ids and attention_mask")
     if len(set(names)) != len(names) or len(names) != _INPUTS:
         raise SettingError("names must be two: of the argument for token ids, and of that for the mask")
+
+
+def _lengths(name: str, value: object) -> None:
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= _MAX_DIMENSIONS:
+        raise SettingError(f"{name} must have from 1 to {_MAX_DIMENSIONS} lengths, such as (16, 3)")
+    for length in value:
+        _whole(f"every length of {name}", length, _MAX_LENGTH)
 
 
 def _is_argument(name: object) -> bool:
