@@ -105,7 +105,7 @@ def _optimiser(model):
 
 
 def _step(logits, labels, optimiser):
-    loss = nn.functional.cross_entropy(logits, labels)
+    loss = nn.functional.cross_entropy(getattr(logits, "logits", logits), labels)
     optimiser.zero_grad()
     loss.backward()
     optimiser.step()

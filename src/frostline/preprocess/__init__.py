@@ -2,12 +2,15 @@
 
 from typing import Literal
 
+from frostline.errors import SettingError
 from frostline.preprocess.applied import Applied
+from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages
 from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
     CenterCrop,
     ColorJitter,
     Decode,
+    DecodeAudio,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -25,6 +28,7 @@ __all__ = (
     "CenterCrop",
     "ColorJitter",
     "Decode",
+    "DecodeAudio",
     "Normalize",
     "Preprocess",
     "RandomHorizontalFlip",
@@ -36,6 +40,7 @@ __all__ = (
     "Stored",
     "Tokenize",
     "array",
+    "audio",
     "efficientnet_lite",
     "imagenet",
     "text",
@@ -65,7 +70,7 @@ def array(shape: tuple[int, ...], dtype: Literal["float32", "int64"] = "float32"
     """What networks take that were trained on rows of numbers, spectra or volumes: an array as it is kept.
 
     Samples are ``.npy`` files in class folders or tars, or such bytes in a column of Parquet files; NumPy's ``save``
-    writes them. Every sample has the same shape. Stored numbers of any type become float32, whole ones may become int64.
+    writes them. Every sample has the same shape. Stored numbers of any type become float32; whole ones may stay whole.
 
     Args:
         shape: shape of every sample, without the batch.
@@ -75,6 +80,40 @@ def array(shape: tuple[int, ...], dtype: Literal["float32", "int64"] = "float32"
         SettingError: The shape or the type makes no sense, or there are too many numbers.
     """
     return Preprocess(steps=(ReadArray(shape, dtype),))
+
+
+def audio(
+    seconds: float,
+    *,
+    sample_rate: int = 16_000,
+    features: Literal["log_mel", "waveform"] = "log_mel",
+    n_mels: int = 80,
+    n_fft: int = 400,
+    hop_length: int = 160,
+    normalize: bool = False,
+) -> Preprocess:
+    """What networks for sound expect: a log-mel spectrogram ``[1, n_mels, frames]``, or the wave ``[samples]``.
+
+    Sounds are WAV, FLAC or OGG files in class folders or tars, or such bytes in a column of Parquet files. Channels are
+    averaged, other rates resampled (soxr), and every sound is cut to one length or padded with silence behind it. A
+    spectrogram is ``log(MelSpectrogram(wave) + 1e-6)`` with torchaudio's ``MelSpectrogram``, to 1e-4.
+
+    Args:
+        seconds: length of every sample.
+        sample_rate: samples a second.
+        features: ``log_mel`` or ``waveform``.
+        n_mels: number of mel bands.
+        n_fft: samples of a frame, 25 ms by default.
+        hop_length: samples from one frame to the next, 10 ms by default.
+        normalize: bring a waveform to mean 0 and variance 1, as Wav2Vec2's feature extractor does.
+
+    Raises:
+        SettingError: An argument makes no sense, or the packages ``soundfile`` and ``soxr`` are not installed.
+    """
+    step = DecodeAudio(sample_rate, seconds, features, n_mels, n_fft, hop_length, normalize)
+    if not has_sound_packages():
+        raise SettingError(LACKS_SOUND)
+    return Preprocess(steps=(step,))
 
 
 def text(

@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 from frostline.errors import SampleError
 from frostline.preprocess.steps import ReadArray
 
-__all__ = ("classes_of", "numbers_into", "pixels_of", "size_of_array")
+__all__ = ("check_array", "classes_of", "numbers_into", "pixels_of", "size_of_array")
 
 _CHANNELS = (1, 3, 4)
 _LONGEST_HEADER = 1024
@@ -94,6 +94,18 @@ def numbers_into(step: ReadArray, encoded: bytes | memoryview, out: npt.NDArray[
     values = _values(encoded, shape, dtype, start).reshape(shape, order="F" if is_fortran else "C")
     with np.errstate(over="ignore"):  # a double beyond float32 becomes infinite, as everywhere
         np.copyto(out, values, casting="unsafe")
+
+
+def check_array(encoded: bytes | memoryview) -> None:
+    """Make sure that an array is one of numbers, and whole.
+
+    Raises:
+        SampleError: it holds something else, or is cut off.
+    """
+    shape, _, dtype, start = _header(encoded)
+    if dtype.kind not in "biuf":
+        raise SampleError(f"its array holds {dtype.name}, which are no numbers")
+    _values(encoded, shape, dtype, start)
 
 
 def _values(encoded: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype[Any], start: int) -> npt.NDArray[Any]:

@@ -14,11 +14,13 @@ from PIL import features
 
 from frostline.core import Levels, TensorSpec, View
 from frostline.errors import BadRequest, SettingError
+from frostline.preprocess.sounds import sounds_name
 from frostline.preprocess.steps import (
     CHANNELS,
     CenterCrop,
     ColorJitter,
     Decode,
+    DecodeAudio,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -52,6 +54,7 @@ _STEPS: dict[str, type[Step]] = {
     "center_crop": CenterCrop,
     "color_jitter": ColorJitter,
     "decode": Decode,
+    "decode_audio": DecodeAudio,
     "normalize": Normalize,
     "random_horizontal_flip": RandomHorizontalFlip,
     "random_resized_crop": RandomResizedCrop,
@@ -66,12 +69,12 @@ _NAMES = {kind: name for name, kind in _STEPS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """The steps from an encoded image to ``float32[C, H, W]``, from a text to ``int64[2, max_length]``, or an array.
+    """The steps from an encoded image to ``float32[C, H, W]``, or from a text, a sound or an array to what it gives.
 
     Attributes:
         steps: ``Decode`` first, ``Normalize`` last, between them at least one crop or ``Squeeze``, so that the size is
             known. Where the data is a ready form, ``Stored`` is first, and alone where it holds 16-bit floats.
-            ``Tokenize`` and ``ReadArray`` are alone.
+            ``Tokenize``, ``ReadArray`` and ``DecodeAudio`` are alone.
         tokenizer: JSON of the tokenizer, whose SHA-256 is in ``Tokenize``. It is no part of ``to_json``; empty where
             images are decoded, and where it has still to be attached.
     """
@@ -82,7 +85,7 @@ class Preprocess:
     def __post_init__(self) -> None:
         if len(self.steps) > _MAX_STEPS:
             raise SettingError(f"preprocessing has up to {_MAX_STEPS} steps, not {len(self.steps)}")
-        if self.steps and isinstance(self.steps[0], Tokenize | ReadArray):
+        if self.steps and isinstance(self.steps[0], Tokenize | ReadArray | DecodeAudio):
             _check_alone(self.steps, self.tokenizer)
         elif self.steps and isinstance(self.steps[0], Stored):
             _check_stored(self.steps[0], self.steps[1:])
@@ -91,12 +94,12 @@ class Preprocess:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a sample: channels, height and width; 2 and the number of tokens, ids and mask; or of the array."""
+        """Shape of a sample: channels, height and width; 2 and the number of tokens; or that of arrays and sounds."""
         match self.steps[0]:
             case Tokenize() as tokens:
                 return 2, tokens.max_length
-            case ReadArray() as array:
-                return array.shape
+            case (ReadArray() | DecodeAudio()) as step:
+                return step.shape
         stored = self.stored
         height, width = _size(self.steps[1:-1], None if stored is None else stored.side)
         return CHANNELS[self.mode], height, width
@@ -177,6 +180,8 @@ class Preprocess:
                 return tokenizers_name()
             case ReadArray():
                 return "the numbers themselves"
+            case DecodeAudio():
+                return sounds_name()
         return decoder_name()
 
     def with_tokenizer(self, content: bytes) -> "Preprocess":
@@ -274,8 +279,8 @@ def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
 
 
 def _check_rest(between: Sequence[Step], last: Normalize, mode: str) -> None:
-    if any(isinstance(step, Decode | Stored | Normalize | Tokenize | ReadArray) for step in between):
-        raise SettingError("Decode and Normalize stand once in a preprocessing, Tokenize and ReadArray alone")
+    if any(isinstance(step, Decode | Stored | Normalize | Tokenize | ReadArray | DecodeAudio) for step in between):
+        raise SettingError("Decode and Normalize stand once in a preprocessing; Tokenize, ReadArray, DecodeAudio alone")
     if not len(last.mean) == len(last.std) == CHANNELS[mode]:
         raise SettingError(f"mean and std need {CHANNELS[mode]} numbers each for {mode}")
 

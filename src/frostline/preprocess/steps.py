@@ -12,6 +12,7 @@ __all__ = (
     "CenterCrop",
     "ColorJitter",
     "Decode",
+    "DecodeAudio",
     "Normalize",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
@@ -36,6 +37,11 @@ _MAX_DIMENSIONS = 8
 _MAX_LENGTH = 1 << 24
 _MAX_NUMBERS = 50_000_000  # as many as there may be pixels
 _NUMBERS = ("float32", "int64")
+_SAMPLE_RATES = (1_000, 192_000)
+_MAX_SECONDS = 600
+_MAX_SAMPLES = 1 << 24
+_FRAMES = (16, 8192)
+_MAX_MELS = 512
 _INPUTS = 2
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -56,8 +62,7 @@ class Decode:
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, ("RGB", "L"))
-        if not isinstance(self.reduced, bool):
-            raise SettingError("reduced must be true or false")
+        _flag("reduced", self.reduced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +252,65 @@ class ReadArray:
         object.__setattr__(self, "shape", tuple(self.shape))
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeAudio:
+    """Decode a sound to one channel of one rate and length; always the only step, which ``preprocess.audio`` makes.
+
+    Attributes:
+        sample_rate: samples a second; sounds of other rates are resampled.
+        seconds: length that every sound is cut to, or padded to with silence behind it.
+        features: ``log_mel``, a spectrogram ``[1, n_mels, frames]``; or ``waveform``, ``[samples]``.
+        n_mels: number of mel bands of a spectrogram.
+        n_fft: samples of each of its frames.
+        hop_length: samples from one of its frames to the next.
+        normalize: bring a waveform to mean 0 and variance 1, before silence is put behind it.
+    """
+
+    sample_rate: int
+    seconds: float
+    features: Literal["log_mel", "waveform"] = "log_mel"
+    n_mels: int = 80
+    n_fft: int = 400
+    hop_length: int = 160
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("sample_rate", self.sample_rate, _SAMPLE_RATES[1], _SAMPLE_RATES[0])
+        object.__setattr__(self, "seconds", _between("seconds", self.seconds, 1e-3, _MAX_SECONDS))
+        _one_of("features", self.features, ("log_mel", "waveform"))
+        _whole("n_fft", self.n_fft, _FRAMES[1], _FRAMES[0])
+        if self.n_fft % 2:
+            raise SettingError("n_fft must be even, so that each frame has a middle")
+        _whole("hop_length", self.hop_length, self.n_fft)
+        _whole("n_mels", self.n_mels, min(_MAX_MELS, self.n_fft // 2 + 1))
+        _flag("normalize", self.normalize)
+        if self.normalize and self.features != "waveform":
+            raise SettingError("normalize is for features='waveform': leave it out for a spectrogram")
+        if not 1 <= self.samples <= _MAX_SAMPLES or math.prod(self.shape) > _MAX_NUMBERS:
+            raise SettingError("seconds and sample_rate make a sample too long: take less of either")
+        if self.features == "log_mel" and self.samples < self.n_fft:
+            raise SettingError(f"seconds must make at least one frame of n_fft={self.n_fft} samples")
+
+    @property
+    def samples(self) -> int:
+        """Samples of a wave."""
+        return round(self.seconds * self.sample_rate)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what it gives."""
+        if self.features == "waveform":
+            return (self.samples,)
+        return 1, self.n_mels, 1 + self.samples // self.hop_length
+
+
 RandomStep = RandomResizedCrop | RandomHorizontalFlip | ColorJitter
 Step = (
     Decode
     | Stored
     | Tokenize
     | ReadArray
+    | DecodeAudio
     | Resize
     | Squeeze
     | CenterCrop
@@ -285,9 +343,9 @@ def _side(name: str, value: object) -> None:
     _whole(name, value, _MAX_SIDE)
 
 
-def _whole(name: str, value: object, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise SettingError(f"{name} must be a whole number from 1 to {most}")
+def _whole(name: str, value: object, most: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise SettingError(f"{name} must be a whole number from {least} to {most}")
 
 
 def _between(name: str, value: object, least: float, most: float) -> float:
@@ -296,6 +354,11 @@ def _between(name: str, value: object, least: float, most: float) -> float:
     if not least <= value <= most or not math.isfinite(value):
         raise SettingError(f"{name} must lie from {least:g} to {most:g}")
     return float(value)
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise SettingError(f"{name} must be true or false")
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
