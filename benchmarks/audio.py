@@ -1,12 +1,13 @@
 """Who speaks: sounds through Frostline, and through the script to write instead, with the same network and order.
 
     scripts/voices.sh
-    python benchmarks/audio.py [--data build/voices] [--share 1] [--epochs 3] [--seed 0]
+    python benchmarks/audio.py [--data build/voices] [--share 1] [--epochs 3] [--threads N] [--seed 0]
 
 Each clip of DATA (one folder a voice) is two seconds of a log-mel spectrogram, in three colours for EfficientNet-lite0
 with its ImageNet weights, of which all but the classifier is frozen. One fifth of the clips is held out. The plain loop
 decodes with the same code in two workers of a DataLoader and runs the whole network in each epoch. Prints one line of
-JSON for each: seconds since its start at the end of every epoch, how many held-out clips are right, and the losses' largest difference.
+JSON for each: seconds since its start at the end of every epoch, how many held-out clips are right, and the losses'
+largest difference. On a busy machine give the plain loop fewer threads: OpenMP's wait for each other.
 """
 
 import argparse
@@ -72,6 +73,7 @@ def arguments():
     parser.add_argument("--data", default="build/voices")
     parser.add_argument("--share", type=float, default=1.0, help="share of the clips of each voice")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of the plain loop")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -98,6 +100,7 @@ def through_frostline(train, held_out, wanted):
 
 def plainly(train, held_out, orders, wanted):
     """The same of a loop over the whole network, in the same order."""
+    torch.set_num_threads(wanted.threads)
     started = time.perf_counter()
     losses, seconds, model = [], [], network(train).eval()
     optimizer = torch.optim.Adam(model.head.parameters(), 1e-3)
