@@ -10,8 +10,10 @@ from frostline.datasets import Dataset
 from frostline.datasets.check.check import check
 from frostline.datasets.copy.layout import suffix_by_content
 from frostline.datasets.copy.repack import repack
-from frostline.errors import EmptyDataset
-from support.signals import some_arrays, write_arrays
+from frostline.errors import EmptyDataset, SampleError
+from frostline.preprocess import imagenet
+from frostline.preprocess.apply import decode_into
+from support.signals import array_bytes, some_arrays, write_arrays
 
 SOUND = b"RIFF\x24\0\0\0WAVE" + bytes(20)
 
@@ -110,3 +112,13 @@ def test_a_check_decodes_whole_sounds(tmp_path):
     broken.write_bytes(broken.read_bytes()[:-500])
     found = check(Dataset(tmp_path / "data", cache=tmp_path), observe=quiet)
     assert [skipped.object for skipped in found.unreadable] == ["1/003.flac"]
+
+
+def test_whoever_declares_nothing_is_told_what_to_declare():
+    images, out = imagenet(8), np.zeros((3, 8, 8), np.float32)
+    for encoded, said in [
+        (SOUND, r"declare .*preprocess\.audio"),
+        (array_bytes(np.zeros(3)), r"with preprocess\.array"),
+    ]:
+        with pytest.raises(SampleError, match=said):
+            decode_into(images, encoded, out, id=0, view=None)

@@ -124,7 +124,7 @@ def _image_header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], int]:
     if dtype != np.uint8 or is_fortran or not (len(shape) == 2 or has_channels) or not all(shape):
         raise SampleError(
             f"an array of {dtype.name} {list(shape)} is no image: one is uint8 [H, W] or [H, W, C] with 1, 3 or 4 "
-            "channels, in C order"
+            "channels, in C order; other arrays are declared with preprocess.array(...)"
         )
     return shape, start
 

@@ -23,6 +23,7 @@ from PIL import (
 
 from frostline.errors import SampleError
 from frostline.preprocess.arrays import classes_of, pixels_of, size_of_array
+from frostline.preprocess.sounds import is_sound
 from frostline.preprocess.steps import ColorJitter
 
 __all__ = (
@@ -95,7 +96,7 @@ def decoded(
         check_size(size_of_array(encoded), max_pixels, "it has")
         image = Image.fromarray(pixels_of(encoded))
         return image if image.mode == mode else image.convert(mode)
-    with _in_words(max_pixels):
+    with _in_words(encoded, max_pixels):
         image = _opened(encoded)
         check_size(image.size, max_pixels, "it has")
         if image.mode not in _MODES:
@@ -119,7 +120,7 @@ def decoded_classes(encoded: bytes | memoryview, *, max_pixels: int) -> npt.NDAr
     """
     if is_array(encoded):
         return classes_of(encoded, max_pixels)
-    with _in_words(max_pixels):
+    with _in_words(encoded, max_pixels):
         image = _opened(encoded)
         check_size(image.size, max_pixels, "it has")
         if image.mode not in _CLASS_MODES:
@@ -154,11 +155,13 @@ def _of_a_size(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def _in_words(max_pixels: int) -> Iterator[None]:
+def _in_words(encoded: bytes | memoryview, max_pixels: int) -> Iterator[None]:
     """Say what Pillow found wrong."""
     try:
         yield
     except UnidentifiedImageError as error:
+        if is_sound(encoded):
+            raise SampleError("it is a sound and no image: declare preprocess=preprocess.audio(...)") from error
         raise SampleError("not an image of a known format, or its header is broken") from error
     except Image.DecompressionBombError as error:
         raise SampleError(f"too many pixels: the most are {max_pixels}") from error

@@ -102,7 +102,7 @@ def sound_into(step: DecodeAudio, encoded: bytes | memoryview, out: npt.NDArray[
             )
         mono, rate = _mono(_read(step, file)), file.samplerate
     if rate != step.sample_rate:
-        mono = import_module("soxr").resample(mono, rate, step.sample_rate)
+        mono = _package("soxr").resample(mono, rate, step.sample_rate)
     wave = _fitted(mono[: step.samples], step)
     if step.features == "waveform":
         out[:] = wave
@@ -110,13 +110,18 @@ def sound_into(step: DecodeAudio, encoded: bytes | memoryview, out: npt.NDArray[
         log_mel_into(wave, out[0], sample_rate=step.sample_rate, n_fft=step.n_fft, hop_length=step.hop_length)
 
 
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise SampleError(LACKS_SOUND) from error
+
+
 @contextmanager
 def _opened(encoded: bytes | memoryview) -> Iterator[Any]:
     """The sound, of which the header is read."""
-    if not has_sound_packages():
-        raise SampleError(LACKS_SOUND)
     _check_start(encoded)
-    soundfile = import_module("soundfile")
+    soundfile = _package("soundfile")
     try:
         with soundfile.SoundFile(BytesIO(encoded)) as file:
             _check_header(file)
