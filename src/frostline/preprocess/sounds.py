@@ -127,7 +127,9 @@ def _opened(encoded: bytes | memoryview) -> Iterator[Any]:
             _check_header(file)
             yield file
     except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
-        raise SampleError(f"broken sound: {' '.join(str(error).split())[:120] or type(error).__name__}") from error
+        # soundfile's own words begin with the name of what it opens, which has an address in memory here.
+        words = " ".join(str(getattr(error, "error_string", error)).split())
+        raise SampleError(f"broken sound: {words[:120] or type(error).__name__}") from error
 
 
 def _check_start(encoded: bytes | memoryview) -> None:
