@@ -68,14 +68,14 @@ def test_a_sound_is_the_sample_of_a_key_without_an_image(tmp_path):
     assert list(data.whole.names) == ["0.tar/1.wav", "0.tar/2.jpg", "0.tar/3.audio.wav"]
 
 
-@pytest.mark.parametrize("form", ["webdataset", "original", "parquet"])
-def test_sounds_and_arrays_are_copied_as_they_are(tmp_path, form):
+@pytest.mark.parametrize("format", ["webdataset", "original", "parquet"])
+def test_sounds_and_arrays_are_copied_as_they_are(tmp_path, format):
     written(tmp_path / "sounds", "no/1.wav", "yes/2.flac")
     arrays, labels = some_arrays(rows=4, shape=(2, 3))
     write_arrays(tmp_path / "arrays", "folders", arrays, labels)
     for kind in ("sounds", "arrays"):
         source = Dataset(tmp_path / kind, cache=tmp_path / "cache")
-        repack(source, tmp_path / f"{kind}-copy", form, observe=quiet)
+        repack(source, tmp_path / f"{kind}-copy", format, observe=quiet)
         copy = Dataset(tmp_path / f"{kind}-copy", cache=tmp_path / "cache")
         assert copy.classes == source.classes
         assert len(copy) == len(source)

@@ -139,6 +139,6 @@ def test_reading_an_array_stands_alone():
         Preprocess.from_json({"steps": [{"step": "read_array", "shape": 3, "dtype": "float32"}]})
 
 
-def test_a_ready_form_is_made_of_images():
+def test_a_ready_format_is_made_of_images():
     with pytest.raises(SettingError, match="made of images"):
         Applied.to(preprocess.array((3,)), "uint8")

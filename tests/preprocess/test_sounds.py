@@ -158,7 +158,7 @@ def test_a_wave_from_a_pipe_says_no_size_and_is_read():
         (b"fLaC" + bytes(100), "broken sound"),
         (b"OggS" + bytes(100), "broken sound"),
         (b"ID3\x04" + bytes(100), "no sound"),
-        (b"FORM\0\0\0\0AIFF", "no sound"),
+        (b"FORMAT\0\0\0\0AIFF", "no sound"),
     ],
 )
 def test_what_is_no_sound_is_refused_by_a_sentence(encoded, said):

@@ -58,7 +58,7 @@ def decode_into(
 
     Args:
         preprocess: the steps.
-        encoded: the image, record of a ready form, text in UTF-8, sound or array, as stored; read, not kept.
+        encoded: the image, record of a ready format, text in UTF-8, sound or array, as stored; read, not kept.
         out: array with the shape and type of ``preprocess.sample``; its content is undefined after a ``SampleError``.
         id: id of the sample; with the view it seeds the random steps, so that every side draws the same.
         view: which random view; None where no step is random.
@@ -112,12 +112,12 @@ def pixels_into(
 def decode_applied(
     applied: Applied, encoded: bytes | memoryview, *, rest: Preprocess | None = None, max_pixels: int = MAX_PIXELS
 ) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
-    """What a ready form keeps of one image.
+    """What a ready format keeps of one image.
 
     Args:
         applied: the steps.
         encoded: the image as stored.
-        rest: remaining steps, where ``encoded`` is the record of another ready form; by default all steps.
+        rest: remaining steps, where ``encoded`` is the record of another ready format; by default all steps.
         max_pixels: see ``decode_into``.
 
     Returns:
@@ -154,20 +154,20 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
     width, height = _size(preprocess, encoded)
     if not width or not height:
         return 0
-    most = width * height
+    maximum = width * height
     for step in preprocess.steps:
         match step:
             case Resize():
                 scaled_width, scaled_height = scaled_size(step, (width, height))
-                most = max(most, max(scaled_width, 1) * max(scaled_height, height))
+                maximum = max(maximum, max(scaled_width, 1) * max(scaled_height, height))
                 width, height = scaled_width, scaled_height
             case RandomResizedCrop() | Squeeze():
-                most = max(most, step.size * max(height, step.size))
+                maximum = max(maximum, step.size * max(height, step.size))
                 width = height = step.size
             case CenterCrop():
-                most = max(most, step.size**2)
+                maximum = max(maximum, step.size**2)
                 width = height = step.size
-    return most
+    return maximum
 
 
 def scratch_bytes(max_pixels: int = MAX_PIXELS) -> int:

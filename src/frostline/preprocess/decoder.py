@@ -234,8 +234,8 @@ def _drawn_order(draw: Callable[[], float]) -> list[int]:
 
 
 def _factor(amount: float, drawn: float) -> float:
-    least, most = max(0.0, 1 - amount), 1 + amount
-    return least + (most - least) * drawn
+    minimum, maximum = max(0.0, 1 - amount), 1 + amount
+    return minimum + (maximum - minimum) * drawn
 
 
 def _turned(image: Image.Image, turn: float) -> Image.Image:

@@ -73,7 +73,7 @@ class Preprocess:
 
     Attributes:
         steps: ``Decode`` first, ``Normalize`` last, between them at least one crop or ``Squeeze``, so that the size is
-            known. Where the data is a ready form, ``Stored`` is first, and alone where it holds 16-bit floats.
+            known. Where the data is a ready format, ``Stored`` is first, and alone where it holds 16-bit floats.
             ``Tokenize``, ``ReadArray`` and ``DecodeAudio`` are alone.
         tokenizer: JSON of the tokenizer, whose SHA-256 is in ``Tokenize``. It is no part of ``to_json``; empty where
             images are decoded, and where it has still to be attached.
@@ -139,18 +139,18 @@ class Preprocess:
 
     @property
     def are_images(self) -> bool:
-        """Samples are images, as they are encoded or in a ready form."""
+        """Samples are images, as they are encoded or in a ready format."""
         return isinstance(self.steps[0], Decode | Stored)
 
     @cached_property
     def stored(self) -> Stored | None:
-        """The first step, where pixels are taken from a ready form; None where images are decoded."""
+        """The first step, where pixels are taken from a ready format; None where images are decoded."""
         first = self.steps[0]
         return first if isinstance(first, Stored) else None
 
     @cached_property
     def levels(self) -> Levels | None:
-        """What the pixels before the last step mean to the network; None where a ready form holds more than pixels."""
+        """What the pixels before the last step mean to the network; None where a ready format holds more than pixels."""
         last = self.steps[-1]
         return Levels(mean=last.mean, std=last.std) if isinstance(last, Normalize) else None
 
@@ -271,7 +271,7 @@ def _check_alone(steps: tuple[Step, ...], content: bytes) -> None:
 def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
     if first.dtype == "fp16":
         if rest:
-            raise SettingError("a ready form of fp16 holds what the network takes: no step follows it")
+            raise SettingError("a ready format of fp16 holds what the network takes: no step follows it")
         return
     if not rest or not isinstance(rest[-1], Normalize):
         raise SettingError("preprocessing ends with Normalize")
@@ -327,8 +327,8 @@ def random_box(step: RandomResizedCrop, size: tuple[int, int], draw: Callable[[]
     width, height = size
     for _ in range(10):
         area = width * height * (step.min_area + (step.max_area - step.min_area) * draw())
-        least, most = math.log(step.min_ratio), math.log(step.max_ratio)
-        ratio = math.exp(least + (most - least) * draw())
+        minimum, maximum = math.log(step.min_ratio), math.log(step.max_ratio)
+        ratio = math.exp(minimum + (maximum - minimum) * draw())
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             top, left = int(draw() * (height - h + 1)), int(draw() * (width - w + 1))

@@ -185,10 +185,10 @@ class Normalize:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Take the pixels of a ready form as they lie in the store, in place of decoding.
+    """Take the pixels of a ready format as they lie in the store, in place of decoding.
 
-    Nobody needs to write this step: a job on a ready form puts it in the place of the steps that were applied when
-    the form was made.
+    Nobody needs to write this step: a job on a ready format puts it in the place of the steps that were applied when
+    the format was made.
 
     Attributes:
         side: side of the square, in pixels.
@@ -343,16 +343,16 @@ def _side(name: str, value: object) -> None:
     _whole(name, value, _MAX_SIDE)
 
 
-def _whole(name: str, value: object, most: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise SettingError(f"{name} must be a whole number from {least} to {most}")
+def _whole(name: str, value: object, maximum: int, minimum: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise SettingError(f"{name} must be a whole number from {minimum} to {maximum}")
 
 
-def _between(name: str, value: object, least: float, most: float) -> float:
+def _between(name: str, value: object, minimum: float, maximum: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SettingError(f"{name} must be a number")
-    if not least <= value <= most or not math.isfinite(value):
-        raise SettingError(f"{name} must lie from {least:g} to {most:g}")
+    if not minimum <= value <= maximum or not math.isfinite(value):
+        raise SettingError(f"{name} must lie from {minimum:g} to {maximum:g}")
     return float(value)
 
 

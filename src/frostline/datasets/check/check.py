@@ -19,7 +19,7 @@ from frostline.core import Samples, Skipped, Targets
 from frostline.core.samples import taken
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.open import open_samples
-from frostline.datasets.sequential import InOrder, Workers
+from frostline.datasets.sequential import SequentialReader, Workers
 from frostline.errors import ObjectNotFound, SampleError
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied
@@ -173,7 +173,7 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
     work = _Check(data)
     with ExitStack() as stack:
         threads: Workers[Skipped | bytes | None] = Workers(
-            InOrder(data.url, data.reading, most=_THREADS, roots=data.roots), _THREADS, stack
+            SequentialReader(data.url, data.reading, maximum=_THREADS, roots=data.roots), _THREADS, stack
         )
         for piece in kept.found() if work.is_versioned else ():
             work.take(piece, observe)

@@ -1,4 +1,4 @@
-"""Decides what objects hold some samples in another form: class folders, tar shards or Parquet files. Pure."""
+"""Decides what objects hold some samples in another format: class folders, tar shards or Parquet files. Pure."""
 
 import io
 import json
@@ -123,13 +123,13 @@ class ClassFolderLayout:
                 yield from self._pair(sample, sample.mask, classes[sample.label] if sample.label >= 0 else "")
                 continue
             if sample.label < 0:
-                raise SettingError(f"{sample.name} has no label, so that it belongs to no folder: use another --form")
+                raise SettingError(f"{sample.name} has no label, so that it belongs to no folder: use another --format")
             yield OutputObject(self._place(sample, classes[sample.label]), sample.encoded)
 
     def _pair(self, one: Loose, mask: bytes, folder: str) -> Iterable[OutputObject]:
         key = f"{folder}/{one.id:016x}" if folder else f"{one.id:016x}"
         if not names_a_class(folder) or folder.startswith("."):
-            raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --form")
+            raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --format")
         image, beside = f"images/{key}{one.suffix}", f"masks/{key}{suffix_by_content(mask)}"
         yield OutputObject(image, one.encoded)
         if mask:
@@ -137,7 +137,7 @@ class ClassFolderLayout:
 
     def _place(self, one: Loose, folder: str) -> str:
         if "/" in folder or folder.startswith("."):
-            raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --form")
+            raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --format")
         if not one.object:
             return f"{folder}/{one.id:016x}{one.suffix}"
         return one.object if suffix_of(one.object) == one.suffix else one.object + one.suffix
@@ -214,15 +214,15 @@ PACKERS: Mapping[str, Packer] = {"original": ClassFolderLayout(), "parquet": Tab
 """By the name of the format."""
 
 
-def packer_named(form: str) -> Packer:
+def packer_named(format: str) -> Packer:
     """The packer of a format.
 
     Raises:
         SettingError: no packer makes such a format.
     """
-    if form not in PACKERS:
-        raise SettingError(f"samples cannot be packed as {form!r}, only as {', '.join(PACKERS)}")
-    return PACKERS[form]
+    if format not in PACKERS:
+        raise SettingError(f"samples cannot be packed as {format!r}, only as {', '.join(PACKERS)}")
+    return PACKERS[format]
 
 
 def divided(lengths: npt.NDArray[np.int64], *, max_bytes: int, max_rows: int) -> list[range]:

@@ -287,7 +287,9 @@ def _targets(
         Mask(shard.object, sample.mask.offset, sample.mask.size, shard.etag) if sample.mask else NO_MASK
         for sample in samples
     ]
-    found = heads.map(lambda one: size_at(store, shard.object, one.offset, one.length) if one.mask else (0, 0), samples)
+    found = heads.map(
+        lambda sample: size_at(store, shard.object, sample.offset, sample.length) if sample.mask else (0, 0), samples
+    )
     return target_columns(masks, list(found))
 
 

@@ -204,8 +204,8 @@ class Profiler:
         if run is not None:
             run.check()
         limits = [] if run is None else [run.limit]
-        most = batch_size(limits, wanted=len(request.samples), most=self._settings.device_batch)
-        return min(len(request.samples), most)
+        maximum = batch_size(limits, wanted=len(request.samples), maximum=self._settings.device_batch)
+        return min(len(request.samples), maximum)
 
 
 def _can_be_tried(preprocess: Preprocess) -> bool:
