@@ -59,7 +59,7 @@ def test_archives_are_named_with_what_to_do_about_them():
 def test_images_in_no_folder_are_counted():
     listing = listing_of("a.jpg", "b.jpg", "cat/c.jpg")
     assert column(listing, "object") == ["cat/c.jpg"]
-    with pytest.raises(EmptyDataset, match="2 images stand in no class folder"):
+    with pytest.raises(EmptyDataset, match="2 images or sounds stand in no class folder"):
         listing_of("a.jpg", "b.jpg")
 
 

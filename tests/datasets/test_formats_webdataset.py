@@ -212,5 +212,5 @@ def test_images_may_have_names_of_several_parts_as_webdataset_groups_them(store)
 
 def test_two_images_of_one_key_are_refused_where_neither_goes_first(store):
     store.write("0.tar", tar_of([("1.left.jpg", b"one"), ("1.right.jpg", b"two")]))
-    with pytest.raises(DataError, match="both be the image of '1'"):
+    with pytest.raises(DataError, match="both be the sample of '1'"):
         WebDataset().read(store, list(store.list()))

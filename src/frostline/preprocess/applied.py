@@ -45,7 +45,7 @@ class Applied:
         Raises:
             SettingError: Images would have several sizes, or a step is random where all are to be applied.
         """
-        if preprocess.stored is not None:
+        if preprocess.stored is not None or not preprocess.are_images:
             raise SettingError("a ready format is made of images: the preprocessing starts with Decode")
         if dtype == "fp16":
             return cls(steps=preprocess.steps, dtype=dtype, decoder=decoder_name())

@@ -23,9 +23,8 @@ from frostline.datasets.sequential import SequentialReader, Workers
 from frostline.errors import ObjectNotFound, SampleError
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied
-from frostline.preprocess.apply import MAX_PIXELS
-from frostline.preprocess.decoder import decoded
 from frostline.preprocess.masks import open_mask
+from frostline.preprocess.readable import check_readable
 from frostline.preprocess.records import unpacked
 from frostline.private import make_private_folder, open_private
 from frostline.stores.base.protocols import Buffer
@@ -262,7 +261,7 @@ class _Check:
             return data
         try:
             if self._applied is None:
-                decoded(data, "RGB", max_pixels=MAX_PIXELS)
+                check_readable(data)
             else:
                 unpacked(self._applied.stored, data)
             if samples.targets is not None:

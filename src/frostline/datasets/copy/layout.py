@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frostline.datasets.formats.folders import IMAGE_SUFFIXES, suffix_of
+from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, suffix_of
 from frostline.datasets.formats.labels import SOURCE
 from frostline.datasets.formats.masks import names_a_class
 from frostline.errors import SettingError
@@ -22,7 +22,9 @@ __all__ = ("PACKERS", "Loose", "OutputObject", "Packer", "divided", "packer_name
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 # A row group is what one read of a cell decodes.
 _GROUP_ROWS = 64
-# The first bytes of what ``preprocess.decoder`` reads. WebP's begin with RIFF, their length and then its name.
+# What stands behind RIFF and a length.
+_RIFFS = {b"WEBP": ".webp", b"WAVE": ".wav"}
+# The first bytes of what ``preprocess`` reads.
 _STARTS = (
     (b"\xff\xd8\xff", ".jpg"),
     (b"\x89PNG\r\n\x1a\n", ".png"),
@@ -32,6 +34,8 @@ _STARTS = (
     (b"P5", ".pgm"),
     (b"P6", ".ppm"),
     (b"\x93NUMPY", ".npy"),
+    (b"fLaC", ".flac"),
+    (b"OggS", ".ogg"),
 )
 
 
@@ -78,9 +82,9 @@ class Loose:
 
     @property
     def suffix(self) -> str:
-        """What kind of image it is: as its name says, else as its first bytes do."""
+        """What kind of image or sound it is: as its name says, else as its first bytes do."""
         named = "" if self.is_remade else suffix_of(self.name)
-        return named if named in IMAGE_SUFFIXES else suffix_by_content(self.encoded)
+        return named if named in SAMPLE_SUFFIXES else suffix_by_content(self.encoded)
 
 
 class Packer(Protocol):
@@ -241,9 +245,9 @@ def divided(lengths: npt.NDArray[np.int64], *, max_bytes: int, max_rows: int) ->
 
 
 def suffix_by_content(encoded: bytes) -> str:
-    """The suffix that an image's first bytes ask for; ``.jpg`` where they are of no known kind."""
-    if encoded[:4] == b"RIFF" and encoded[8:12] == b"WEBP":
-        return ".webp"
+    """The suffix that a sample's first bytes ask for; ``.jpg`` where they are of no known kind."""
+    if encoded[:4] == b"RIFF" and encoded[8:12] in _RIFFS:
+        return _RIFFS[encoded[8:12]]
     return next((suffix for start, suffix in _STARTS if encoded.startswith(start)), ".jpg")
 
 

@@ -20,7 +20,8 @@ from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.resources import Resources
 from frostline.node.weights.prefix_registry import Prefixes, Resident
-from frostline.preprocess import Preprocess
+from frostline.preprocess import DecodeAudio, Preprocess
+from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages
 from frostline.preprocess.tokens import has_tokenizers, opened_tokenizer
 from frostline.stores.base.protocols import Place, Versioned
 from frostline.stores.cql.store import CqlStore
@@ -131,9 +132,11 @@ class RequestOpener:
 
         Raises:
             BadRequest: if the request names no prefix, or one with another tokenizer.
-            OverBudget: if this node cannot tokenize.
+            OverBudget: if this node cannot tokenize, or decode sounds.
             Refused: see ``Prefixes.used``.
         """
+        if isinstance(preprocess.steps[0], DecodeAudio) and request.cut and not has_sound_packages():
+            raise OverBudget(f"this node decodes no sounds: {LACKS_SOUND}")
         if preprocess.tokens is None or request.cut == 0:
             return preprocess
         if request.prefix is None:
