@@ -66,8 +66,8 @@ def load_model(
             cache of their library.
         seed: seed of the fresh parameters.
         augment: preprocess with random crops and flips instead of the centre crop.
-        tokenizer: tokenizer of a network that takes texts: ``tokenizer.json``, ``hf:FOLDER`` or ``hf:OWNER/NAME``; None takes
-            that of the folder of an ``hf:`` name.
+        tokenizer: tokenizer of a network that takes texts: ``tokenizer.json``, ``hf:FOLDER`` or ``hf:OWNER/NAME``; None
+            takes that of the folder of an ``hf:`` name.
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
         observe: told when weights are fetched, and where they came from.
 

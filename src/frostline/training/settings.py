@@ -38,7 +38,8 @@ class JobSettings:
         also_near: URLs of further nodes beside the same data; the work is spread over all of them.
         list_here: list the data with this process's own credentials, though a node could list it.
         weights: safetensors file of the whole network; ``random`` for none; None takes the name's own.
-        tokenizer: tokenizer of a network that takes texts (``training.networks.load_model``); None takes the network's own.
+        tokenizer: tokenizer of a network that takes texts (``training.networks.load_model``); None takes the
+            network's own.
         max_length: number of tokens that every text is padded or cut to; None takes 128, or fewer where the network
             has positions for no more.
         seed: seed of the order, the split, the fresh classifier, dropout and random preprocessing.
