@@ -16,7 +16,7 @@ from frostline.cli import main
 from frostline.config import NodeSettings
 from frostline.node.process.subprocess import start_node
 from frostline.training.networks import load_model
-from support.forms import tar_of
+from support.formats import tar_of
 
 ROWS = 40
 MODEL = "support.networks:Small"

@@ -88,9 +88,9 @@ def test_features_of_every_length_are_those_of_padded_texts_and_zeros_behind_the
 
 @pytest.mark.parametrize("kind", UNTIL)
 def test_a_text_of_as_many_tokens_as_the_network_has_positions_is_shortened_too(kind):
-    most = tokens(64)
-    model = freeze(MAKE[kind]().train(), UNTIL[kind], input_shape=most.inputs)
-    prefix = PartitionedModel.of(model, most, frozen_in_eval=True).parts.prefix
+    maximum = tokens(64)
+    model = freeze(MAKE[kind]().train(), UNTIL[kind], input_shape=maximum.inputs)
+    prefix = PartitionedModel.of(model, maximum, frozen_in_eval=True).parts.prefix
     bucketed, whole, leaves = runners(prefix)
     batch, last = batch_of([5, 30, 64], 64), prefix.cuts[-1]
     found, meant = bucketed.run(batch, last.number), whole.run([batch], leaves, upto=last)

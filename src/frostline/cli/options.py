@@ -22,7 +22,7 @@ __all__ = (
     "as_json",
     "changed_option",
     "epochs_option",
-    "form_option",
+    "format_option",
     "job_options",
     "list_here_option",
     "list_option",
@@ -39,10 +39,10 @@ NODE_MEMORY = "a quarter of the machine's or container's; of a small one 6GiB, o
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result alone, as JSON, on stdout.")
 
-form_option = click.option(
-    "--form",
+format_option = click.option(
+    "--format",
     metavar="NAME",
-    help="Form of the data, where several lie there: folders, masks, webdataset, parquet (parquet:COLUMN for texts), "
+    help="Format of the data, where several lie there: folders, masks, webdataset, parquet (parquet:COLUMN for texts), "
     "arrow, urls, cql or ready.",
 )
 changed_option = click.option(
@@ -126,7 +126,7 @@ _NODE = (
 )
 _JOB = (
     click.option("--data", required=True, metavar="URL", help="Folder or URL of the data."),
-    form_option,
+    format_option,
     click.option(
         "--column", metavar="NAME", help="Column of Parquet files that has the samples: texts, or encoded images."
     ),

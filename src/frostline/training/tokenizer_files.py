@@ -32,10 +32,10 @@ def texts_for(tokenizer: TextTokenizer, max_length: int | None, config: object =
         SettingError: The network has fewer positions, or the tokenizer cannot be used.
     """
     positions = getattr(config, "max_position_embeddings", None)
-    most = positions if isinstance(positions, int) and positions > 0 else None
-    if max_length is not None and most is not None and max_length > most:
-        raise SettingError(f"--max-length {max_length}: the network has positions for {most} tokens")
-    return text(tokenizer, max_length or min(_MAX_LENGTH, most or _MAX_LENGTH))
+    maximum = positions if isinstance(positions, int) and positions > 0 else None
+    if max_length is not None and maximum is not None and max_length > maximum:
+        raise SettingError(f"--max-length {max_length}: the network has positions for {maximum} tokens")
+    return text(tokenizer, max_length or min(_MAX_LENGTH, maximum or _MAX_LENGTH))
 
 
 def tokenizer_in(name: str, folder: Path) -> TextTokenizer:

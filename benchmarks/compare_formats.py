@@ -1,4 +1,4 @@
-"""The data of benchmarks/compare.py in every form that its loaders take, made once and put into a store."""
+"""The data of benchmarks/compare.py in every format that its loaders take, made once and put into a store."""
 
 import io
 import random
@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 OBJECT_BYTES = 100_000
-# Of each shard, whatever its form: several for each worker, in data that is small.
+# Of each shard, whatever its format: several for each worker, in data that is small.
 SHARD_BYTES = 8 << 20
 # Samples of the warm-up, which have objects of their own.
 WARM = 128
@@ -31,23 +31,23 @@ def samples_of(what, photographs, count):
     ]
 
 
-def make_forms(folder, photographs, counts):
-    """Write all forms under a folder; what it has is kept.
+def make_formats(folder, photographs, counts):
+    """Write all formats under a folder; what it has is kept.
 
     Args:
-        folder: becomes ``WHAT/PART/FORM/...``.
+        folder: becomes ``WHAT/PART/FORMAT/...``.
         photographs: folders of them, one a class.
         counts: of samples, by what they are.
     """
     for what, count in counts.items():
         for part, number in zip(PARTS, (WARM, count), strict=True):
-            for form, write in FORMS.items():
-                target = folder / what / part / form
-                if not (target.parent / f"{form}.done").exists():
+            for format, write in FORMS.items():
+                target = folder / what / part / format
+                if not (target.parent / f"{format}.done").exists():
                     target.mkdir(parents=True, exist_ok=True)
                     write(target, what, samples_of(what, photographs, number))
-                    (target.parent / f"{form}.done").touch()
-                    print(f"{what}, {part}: {form}", flush=True)
+                    (target.parent / f"{format}.done").touch()
+                    print(f"{what}, {part}: {format}", flush=True)
 
 
 def _files(folder, what, samples):

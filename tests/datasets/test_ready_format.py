@@ -1,4 +1,4 @@
-"""The ready form: the same pixels with no decode, whole or not there, taken up again after a kill."""
+"""The ready format: the same pixels with no decode, whole or not there, taken up again after a kill."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ from frostline.preprocess import (
 )
 from frostline.preprocess.records import unpacked
 from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.objects.mmap import MmapFolder
 from frostline.stores.open import open_store
 from frostline.wire.messages import FeatureRequest
 from support import plain
@@ -54,7 +54,7 @@ def quiet(_):
 
 
 def ready(source, destination, preprocess, *, dtype="uint8", object_bytes=1 << 20, **options):
-    """The ready form of a data set."""
+    """The ready format of a data set."""
     options = {"observe": quiet, **options}
     ingest(source, destination, Applied.to(preprocess, dtype), object_bytes=object_bytes, **options)
     return fl.Dataset(destination)
@@ -99,28 +99,28 @@ AUGMENTED = Preprocess(
     ],
 )
 def test_photographs_give_the_same_pixels_to_the_bit(some_photographs, tmp_path, kept, declared, cut):
-    form = ready(some_photographs, tmp_path / "ready", kept)
-    assert same(rows(form, declared, cut=cut), rows(some_photographs, declared, cut=cut))
+    format = ready(some_photographs, tmp_path / "ready", kept)
+    assert same(rows(format, declared, cut=cut), rows(some_photographs, declared, cut=cut))
 
 
 def test_nothing_is_decoded_when_it_is_read(images, tmp_path):
-    form = ready(fl.Dataset(images), tmp_path, imagenet(32))
-    rest = form.rest_of(imagenet(32))
+    format = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    rest = format.rest_of(imagenet(32))
     assert [type(step).__name__ for step in rest.steps] == ["Stored", "Normalize"]
 
 
 def test_ids_labels_classes_and_names_are_those_of_the_images(images, tmp_path):
     source = fl.Dataset(images)
-    form = ready(source, tmp_path, imagenet(32), object_bytes=20_000)
-    assert form.samples.ids.tolist() == source.samples.ids.tolist()
-    assert form.samples.labels.tolist() == source.samples.labels.tolist()
-    assert (form.classes, form.names) == (source.classes, tuple(source.samples.objects))
-    part = form.take(np.array([5, 2]))
+    format = ready(source, tmp_path, imagenet(32), object_bytes=20_000)
+    assert format.samples.ids.tolist() == source.samples.ids.tolist()
+    assert format.samples.labels.tolist() == source.samples.labels.tolist()
+    assert (format.classes, format.names) == (source.classes, tuple(source.samples.objects))
+    part = format.take(np.array([5, 2]))
     assert part.names == (source.samples.objects[5], source.samples.objects[2])
-    assert set(form.samples.offsets % 512) == {0}
+    assert set(format.samples.offsets % 512) == {0}
 
 
-def test_grey_and_16_bit_forms_keep_what_the_network_takes(images, tmp_path):
+def test_grey_and_16_bit_formats_keep_what_the_network_takes(images, tmp_path):
     source = fl.Dataset(images)
     grey = Preprocess(steps=(Decode("L"), Resize(32), CenterCrop(32), Normalize(mean=(3.0,), std=(2.0,))))
     assert same(rows(ready(source, tmp_path / "grey", grey), grey), rows(source, grey))
@@ -134,21 +134,21 @@ def test_grey_and_16_bit_forms_keep_what_the_network_takes(images, tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "dtype"), [("RGB", "uint8"), ("RGB", "fp16"), ("L", "uint8"), ("L", "fp16")])
-def test_a_form_becomes_images_with_the_same_pixels(some_photographs, tmp_path, mode, dtype):
+def test_a_format_becomes_images_with_the_same_pixels(some_photographs, tmp_path, mode, dtype):
     channels = {"RGB": 3, "L": 1}[mode]
     rest = (CenterCrop(96), Normalize(mean=(124.0, 116.5, 103.0)[:channels], std=(58.0, 57.0, 0.5)[:channels]))
     declared = Preprocess(steps=(Decode(mode), Resize(112), *rest))
-    form = ready(some_photographs, tmp_path / "ready", declared, dtype=dtype)
-    repack(form, tmp_path / "images", "original", observe=quiet)
+    format = ready(some_photographs, tmp_path / "ready", declared, dtype=dtype)
+    repack(format, tmp_path / "images", "original", observe=quiet)
     ours, images = fl.Dataset(tmp_path / "images"), Preprocess(steps=(Decode(mode), *rest))
     assert {Path(name).suffix for name in ours.names} == {".png"}
     found, wanted = (
-        sorted(map(np.ndarray.tobytes, rows(*one)[0])) for one in ((ours, images), (some_photographs, declared))
+        sorted(map(np.ndarray.tobytes, rows(*item)[0])) for item in ((ours, images), (some_photographs, declared))
     )
     assert found == wanted
 
 
-def test_a_form_becomes_another_as_its_images_would(some_photographs, tmp_path):
+def test_a_format_becomes_another_as_its_images_would(some_photographs, tmp_path):
     squares = ready(some_photographs, tmp_path / "squares", SQUARE)
     for name, declared, dtype in (
         ("crops", imagenet(224), "uint8"),
@@ -159,25 +159,25 @@ def test_a_form_becomes_another_as_its_images_would(some_photographs, tmp_path):
         ready(some_photographs, tmp_path / "direct" / name, declared, dtype=dtype)
         ours, direct = (path / "pixels" / "000000.ready" for path in (tmp_path / name, tmp_path / "direct" / name))
         assert ours.read_bytes() == direct.read_bytes()
-    with pytest.raises(SettingError, match=r"this ready form was made with .* does not start with that"):
+    with pytest.raises(SettingError, match=r"this ready format was made with .* does not start with that"):
         ready(squares, tmp_path / "other", efficientnet_lite(96))
 
 
 def test_damaged_records_are_left_out_of_a_copy(images, tmp_path):
-    form = ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
+    format = ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
     path = tmp_path / "ready" / "pixels" / "000000.ready"
     path.chmod(0o644)
     contents = bytearray(path.read_bytes())
-    contents[int(form.samples.offsets[2])] ^= 1
+    contents[int(format.samples.offsets[2])] ^= 1
     path.write_bytes(contents)
-    form = fl.Dataset(tmp_path / "ready")
+    format = fl.Dataset(tmp_path / "ready")
     for to in ("webdataset", "ready"):
         seen = []
         if to == "ready":
-            ingest(form, tmp_path / "copy", form.applied, skip_allowance=0.1, observe=seen.append)
+            ingest(format, tmp_path / "copy", format.applied, skip_allowance=0.1, observe=seen.append)
         else:
-            repack(form, tmp_path / to, to, skip_allowance=0.1, observe=seen.append)
-        (skipped,) = (one for one in seen if isinstance(one, SampleSkipped))
+            repack(format, tmp_path / to, to, skip_allowance=0.1, observe=seen.append)
+        (skipped,) = (event for event in seen if isinstance(event, SampleSkipped))
         assert "damaged record" in skipped.reason
 
 
@@ -203,7 +203,7 @@ def test_images_of_several_sizes_cannot_be_kept():
         Applied.to(imagenet(224, augment=True), "uint8")
 
 
-def test_a_form_that_is_whole_is_left_as_it_is(images, tmp_path):
+def test_a_format_that_is_whole_is_left_as_it_is(images, tmp_path):
     source, applied = fl.Dataset(images), Applied.to(imagenet(32), "uint8")
     first = ingest(source, tmp_path, applied, object_bytes=20_000, observe=quiet)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -236,7 +236,7 @@ def test_other_data_or_other_steps_do_not_mix(images, tmp_path):
         ready(fl.Dataset(tmp_path / "one"), tmp_path / "two", imagenet(40))
 
 
-def test_what_is_lost_is_made_again_and_a_form_that_is_not_whole_is_refused(images, tmp_path):
+def test_what_is_lost_is_made_again_and_a_format_that_is_not_whole_is_refused(images, tmp_path):
     source = fl.Dataset(images)
     whole = ready(source, tmp_path, imagenet(32), object_bytes=20_000)
     objects = sorted((tmp_path / "pixels").iterdir())
@@ -272,35 +272,35 @@ def test_an_object_damaged_at_the_same_size_is_made_again_when_all_is_verified(i
 
 
 def test_a_damaged_record_is_skipped_and_never_handed_out(images, tmp_path):
-    form = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    format = ready(fl.Dataset(images), tmp_path, imagenet(32))
     [path] = (tmp_path / "pixels").iterdir()
     path.chmod(0o644)
     with path.open("r+b") as file:
-        file.seek(int(form.samples.offsets[4]) + 77)
+        file.seek(int(format.samples.offsets[4]) + 77)
         file.write(b"\xff\x00\xff")
-    form, heard = fl.Dataset(tmp_path), []
-    ids = rows(form, imagenet(32), observe=heard.append)[2]
-    assert set(form.samples.ids.tolist()) - set(ids.tolist()) == {int(form.samples.ids[4])}
-    assert ["checksum" in one.reason for one in heard if isinstance(one, SampleSkipped)] == [True]
+    format, heard = fl.Dataset(tmp_path), []
+    ids = rows(format, imagenet(32), observe=heard.append)[2]
+    assert set(format.samples.ids.tolist()) - set(ids.tolist()) == {int(format.samples.ids[4])}
+    assert ["checksum" in item.reason for item in heard if isinstance(item, SampleSkipped)] == [True]
 
 
 @pytest.mark.parametrize("length", [1, 1 << 20, 1 << 62], ids=["short", "long", "absurd"])
 def test_a_record_that_a_request_names_wrongly_costs_none_of_those_that_are_read_with_it(images, tmp_path, length):
-    form = ready(fl.Dataset(images), tmp_path, imagenet(32))
-    samples = form.samples.take(np.arange(8))
+    format = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    samples = format.samples.take(np.arange(8))
     lengths = samples.lengths.copy()
     lengths[[3, 5]] = length
     asked = {
-        "data": form.url, "prefix": None, "cut": 1, "reading": form.reading,
-        "preprocess": form.applied.rest(imagenet(32)).to_json(),
+        "data": format.url, "prefix": None, "cut": 1, "reading": format.reading,
+        "preprocess": format.applied.rest(imagenet(32)).to_json(),
     }  # fmt: skip
-    with Node(NodeSettings(memory_bytes=256 << 20), (form.url,)) as node:
+    with Node(NodeSettings(memory_bytes=256 << 20), (format.url,)) as node:
         whole = joined(node.features(FeatureRequest(samples=samples, **asked)))
         ids, (pixels,), _, skipped = joined(
             node.features(FeatureRequest(samples=replace(samples, lengths=lengths), **asked))
         )
         assert skipped == samples.ids[[3, 5]].tolist()
-        assert ids == [one for one in whole[0] if one not in skipped]
+        assert ids == [item for item in whole[0] if item not in skipped]
         np.testing.assert_array_equal(pixels, np.delete(whole[1][0], [3, 5], axis=0))
         assert within_budget(node)
         assert is_idle(node)
@@ -312,18 +312,18 @@ def test_images_that_cannot_be_read_are_left_out_up_to_the_allowance(images, tmp
     with pytest.raises(TooManySkipped, match="1 of 24"):
         ready(fl.Dataset(broken), tmp_path / "none", imagenet(32), skip_allowance=0)
     heard = []
-    form = ready(fl.Dataset(broken), tmp_path / "some", imagenet(32), skip_allowance=0.1, observe=heard.append)
-    assert [one.object for one in heard if isinstance(one, SampleSkipped)] == ["noise/003.jpg"]
-    assert len(form) == 23
-    assert "noise/003.jpg" not in form.names
+    format = ready(fl.Dataset(broken), tmp_path / "some", imagenet(32), skip_allowance=0.1, observe=heard.append)
+    assert [item.object for item in heard if isinstance(item, SampleSkipped)] == ["noise/003.jpg"]
+    assert len(format) == 23
+    assert "noise/003.jpg" not in format.names
 
 
-def test_objects_of_a_local_form_are_sealed_and_mapped(images, tmp_path):
-    form = ready(fl.Dataset(images), tmp_path, imagenet(32))
+def test_objects_of_a_local_format_are_sealed_and_mapped(images, tmp_path):
+    format = ready(fl.Dataset(images), tmp_path, imagenet(32))
     [path] = (tmp_path / "pixels").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
-    store = MappedFolder(FolderStore(str(tmp_path)))
-    name, offset, length = form.samples.objects[0], int(form.samples.offsets[3]), int(form.samples.lengths[3])
+    store = MmapFolder(FolderStore(str(tmp_path)))
+    name, offset, length = format.samples.objects[0], int(format.samples.offsets[3]), int(format.samples.lengths[3])
     view = store.read(name, offset, length)
     assert bytes(view) == path.read_bytes()[offset : offset + length]
     assert type(view.obj).__name__ == "mmap"
@@ -338,44 +338,44 @@ def test_objects_of_a_local_form_are_sealed_and_mapped(images, tmp_path):
     assert isinstance(store.read(name, offset, length), bytes)
 
 
-def test_a_form_in_a_bucket_gives_the_same_pixels(images, s3, monkeypatch):
+def test_a_format_in_a_bucket_gives_the_same_pixels(images, s3, monkeypatch):
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
-    s3.make_bucket("forms")
+    s3.make_bucket("formats")
     source = fl.Dataset(images)
-    form = ready(source, "s3://forms/one", imagenet(32), object_bytes=20_000)
-    assert same(rows(form, imagenet(32)), rows(source, imagenet(32)))
-    again = ingest(source, "s3://forms/one", Applied.to(imagenet(32), "uint8"), object_bytes=20_000, observe=quiet)
+    format = ready(source, "s3://formats/one", imagenet(32), object_bytes=20_000)
+    assert same(rows(format, imagenet(32)), rows(source, imagenet(32)))
+    again = ingest(source, "s3://formats/one", Applied.to(imagenet(32), "uint8"), object_bytes=20_000, observe=quiet)
     assert again.made == 0
 
 
-def test_training_on_a_form_has_the_losses_of_a_plain_loop_on_the_images(images, tmp_path):
+def test_training_on_a_format_has_the_losses_of_a_plain_loop_on_the_images(images, tmp_path):
     source, flipped = fl.Dataset(images), tiny_preprocess(flip=True)  # the flip is left to the job
-    form = ready(source, tmp_path, tiny_preprocess())
+    format = ready(source, tmp_path, tiny_preprocess())
     model = fl.freeze(Small(), "stem", input_shape=(3, 32, 32))
     twin = copy.deepcopy(model)
-    with fl.offload(model, form, preprocess=flipped) as job:
+    with fl.offload(model, format, preprocess=flipped) as job:
         ours = plain.through(job, batch_size=8, epochs=2)
     assert ours == plain.losses(twin, images, source, flipped, batch_size=8, epochs=2)
 
 
-def test_a_node_stays_within_its_budget_on_forms_of_any_size(images, tmp_path):
+def test_a_node_stays_within_its_budget_on_formats_of_any_size(images, tmp_path):
     large = Preprocess(steps=(Decode(), Resize(1024), CenterCrop(1024), CenterCrop(128), PLAIN))
-    form = ready(fl.Dataset(images), tmp_path, Preprocess(steps=(*large.steps[:3], PLAIN)))
-    rest = form.rest_of(large)
-    with Node(NodeSettings(memory_bytes=256 << 20), (form.url,)) as node:
-        asked = FeatureRequest(data=form.url, samples=form.samples, prefix=None, cut=1, preprocess=rest.to_json())
+    format = ready(fl.Dataset(images), tmp_path, Preprocess(steps=(*large.steps[:3], PLAIN)))
+    rest = format.rest_of(large)
+    with Node(NodeSettings(memory_bytes=256 << 20), (format.url,)) as node:
+        asked = FeatureRequest(data=format.url, samples=format.samples, prefix=None, cut=1, preprocess=rest.to_json())
         ids, *_ = joined(batch for batch in node.features(asked))
         assert within_budget(node)
         assert is_idle(node)
-    assert ids == form.samples.ids.tolist()
+    assert ids == format.samples.ids.tolist()
 
 
-def test_a_form_in_another_store_gives_the_same_pixels(images):
+def test_a_format_in_another_store_gives_the_same_pixels(images):
     source = fl.Dataset(images)
-    form = ready(source, "memory://forms/one", imagenet(32), object_bytes=20_000)
-    assert same(rows(form, imagenet(32)), rows(source, imagenet(32)))
-    assert open_store(form.url).url == "memory://forms/one"
+    format = ready(source, "memory://formats/one", imagenet(32), object_bytes=20_000)
+    assert same(rows(format, imagenet(32)), rows(source, imagenet(32)))
+    assert open_store(format.url).url == "memory://formats/one"
 
 
 def test_a_killed_ingest_goes_on_where_it_was(tmp_path):
@@ -396,8 +396,8 @@ def test_a_killed_ingest_goes_on_where_it_was(tmp_path):
         process.send_signal(signal.SIGKILL)
     done = json.loads(subprocess.run(verb, check=True, capture_output=True).stdout)
     assert 0 < done["made"] < done["objects"]
-    form = fl.Dataset(tmp_path / "ready")
-    assert form.samples.ids.tolist() == straight.samples.ids.tolist()
+    format = fl.Dataset(tmp_path / "ready")
+    assert format.samples.ids.tolist() == straight.samples.ids.tolist()
     for path in sorted((tmp_path / "straight" / "pixels").iterdir()):
         assert (tmp_path / "ready" / "pixels" / path.name).read_bytes() == path.read_bytes()
 
@@ -410,10 +410,10 @@ def test_what_comes_back_otherwise_than_it_was_written_is_noticed(images, tmp_pa
     monkeypatch.setattr(module, "open_store", Forgetful)
     monkeypatch.setattr(module, "_READ_BACK_BYTES", 1000)
     with pytest.raises(DataError, match="came back"):
-        ready(fl.Dataset(images), tmp_path / "form", imagenet(32))
-    assert not (tmp_path / "form" / TABLE).exists()
+        ready(fl.Dataset(images), tmp_path / "format", imagenet(32))
+    assert not (tmp_path / "format" / TABLE).exists()
     monkeypatch.undo()
-    assert len(ready(fl.Dataset(images), tmp_path / "form", imagenet(32))) == len(fl.Dataset(images))
+    assert len(ready(fl.Dataset(images), tmp_path / "format", imagenet(32))) == len(fl.Dataset(images))
 
 
 def test_a_record_of_another_length_is_no_record():
@@ -440,7 +440,7 @@ def test_a_mistake_at_the_verb_is_a_sentence(images, tmp_path, capsys, arguments
     assert not Path(tmp_path / "to").exists()
 
 
-def test_the_verb_copies_a_form_as_it_is(images, tmp_path, capsys):
+def test_the_verb_copies_a_format_as_it_is(images, tmp_path, capsys):
     ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
     with pytest.raises(SystemExit) as ended:
         main(["ingest", str(tmp_path / "ready"), str(tmp_path / "copy"), "--json"])

@@ -15,9 +15,9 @@ from frostline.datasets.formats.arrow import ArrowFiles, splits_of_folders
 from frostline.datasets.open import open_samples
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.open import open_store
-from support.forms import ENCODED, arrow_of
+from support.formats import ENCODED, arrow_of
 
-FORM = ArrowFiles()
+FORMAT = ArrowFiles()
 NAMES = ["stripe", "circle", "noise"]
 FEATURES = datasets.Features(
     {
@@ -54,7 +54,7 @@ def store():
 
 
 def read(store):
-    return FORM.read(store, list(store.list()))
+    return FORMAT.read(store, list(store.list()))
 
 
 def contents(data):
@@ -147,7 +147,7 @@ def test_only_headers_and_what_stands_beside_the_images_is_read(store):
             read_bytes.append(length)
             return store.read_version(object, offset, length)
 
-    assert len(FORM.read(Counting(), list(store.list())).table) == 30
+    assert len(FORMAT.read(Counting(), list(store.list())).table) == 30
     assert sum(read_bytes) < len(data) / 20
     assert len(read_bytes) <= 2 * 10 + 1
 

@@ -1,4 +1,4 @@
-"""Copies between any two forms and stores: each sample once, with its class, pixels, mask and metadata."""
+"""Copies between any two formats and stores: each sample once, with its class, pixels, mask and metadata."""
 
 import io
 import json
@@ -81,31 +81,31 @@ def lists(url, *, masks):
     return url
 
 
-def made(source, url, form):
+def made(source, url, format):
     """A copy in several parts."""
-    if form == "ready":
+    if format == "ready":
         ingest(source, url, READY, object_bytes=2 * ALIGNMENT, observe=quiet)
-    elif form == "cql":
+    elif format == "cql":
         put_into_table(source, url, observe=quiet)
     else:
-        repack(source, url, form, part_bytes=600, observe=quiet)
+        repack(source, url, format, part_bytes=600, observe=quiet)
     return url
 
 
 @pytest.fixture
 def written(tmp_path):
-    """Writes a data set in a form that is read, at a URL."""
+    """Writes a data set in a format that is read, at a URL."""
 
-    def write(form, url, *, masks):
-        if form in ("folders", "urls"):
-            return (folders if form == "folders" else lists)(url, masks=masks)
-        return made(fl.Dataset(lists(f"memory://{uuid.uuid4()}", masks=masks), cache=tmp_path / "cache"), url, form)
+    def write(format, url, *, masks):
+        if format in ("folders", "urls"):
+            return (folders if format == "folders" else lists)(url, masks=masks)
+        return made(fl.Dataset(lists(f"memory://{uuid.uuid4()}", masks=masks), cache=tmp_path / "cache"), url, format)
 
     return write
 
 
 def picture(data, encoded):
-    """The pixels of a sample, whatever its form keeps."""
+    """The pixels of a sample, whatever its format keeps."""
     found = np.empty((SIDE, SIDE, 3), np.uint8)
     pixels_into(data.rest_of(SQUARE), encoded, found, id=0, view=None)
     return found.tobytes()
@@ -129,46 +129,46 @@ def contents(data):
 
 def pieces(store, samples):
     places = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
-    return [bytes(store.read(*one)) for one in places]
+    return [bytes(store.read(*place)) for place in places]
 
 
 def without_metadata(found):
-    return sorted((*one[:3], "{}") for one in found)
+    return sorted((*item[:3], "{}") for item in found)
 
 
-def wanted(source, form):
+def wanted(source, format):
     found = contents(source)
-    assert len({one[1] for one in found}) == len(NAMES)
-    return without_metadata(found) if form == "original" else found
+    assert len({item[1] for item in found}) == len(NAMES)
+    return without_metadata(found) if format == "original" else found
 
 
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("to", STORES)
-@pytest.mark.parametrize("form", MADE)
+@pytest.mark.parametrize("format", MADE)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("read", READ)
-def test_any_form_becomes_any_other_in_any_store(read, store, form, to, masks, written, tmp_path):
+def test_any_format_becomes_any_other_in_any_store(read, store, format, to, masks, written, tmp_path):
     source = fl.Dataset(written(read, place(store, tmp_path), masks=masks), cache=tmp_path / "cache")
     assert (source.applied is not None) == (read == "ready")
-    copy = fl.Dataset(made(source, place(to, tmp_path), form), cache=tmp_path / "cache")
+    copy = fl.Dataset(made(source, place(to, tmp_path), format), cache=tmp_path / "cache")
     assert copy.has_targets == source.has_targets == masks
-    assert contents(copy) == wanted(source, form)
-    if form == "ready":
+    assert contents(copy) == wanted(source, format)
+    if format == "ready":
         assert copy.samples.ids.tolist() == source.samples.ids.tolist()
         assert list(copy.names) == list(source.names)
-    elif form != "original":
+    elif format != "original":
         original = source.column(SOURCE).to_pylist() if SOURCE in source.columns else list(source.names)
         assert sorted(copy.column(SOURCE).to_pylist()) == sorted(original)
 
 
-@pytest.mark.parametrize("form", MADE)
-def test_a_bucket_takes_every_form_and_gives_it_back(form, s3, written, tmp_path, monkeypatch):
+@pytest.mark.parametrize("format", MADE)
+def test_a_bucket_takes_every_format_and_gives_it_back(format, s3, written, tmp_path, monkeypatch):
     for name, value in s3.environment().items():
         monkeypatch.setenv(name, value)
     s3.make_bucket("between")
     source = fl.Dataset(written("urls", place("local", tmp_path), masks=True), cache=tmp_path / "cache")
-    there = fl.Dataset(made(source, f"s3://between/{uuid.uuid4()}", form), cache=tmp_path / "cache")
-    assert contents(there) == wanted(source, form)
+    there = fl.Dataset(made(source, f"s3://between/{uuid.uuid4()}", format), cache=tmp_path / "cache")
+    assert contents(there) == wanted(source, format)
     for back in MADE:
         copy = fl.Dataset(made(there, place("local", tmp_path), back), cache=tmp_path / "cache")
         assert contents(copy) == wanted(there, back)
@@ -187,7 +187,7 @@ def table(server):
 
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("read", READ)
-def test_any_form_becomes_a_table(read, masks, server, written, tmp_path):
+def test_any_format_becomes_a_table(read, masks, server, written, tmp_path):
     source = fl.Dataset(written(read, place("memory", tmp_path), masks=masks), cache=tmp_path / "cache")
     copy = fl.Dataset(made(source, table(server), "cql"), cache=tmp_path / "cache")
     assert contents(copy) == wanted(source, "cql")
@@ -196,11 +196,11 @@ def test_any_form_becomes_a_table(read, masks, server, written, tmp_path):
 
 
 @pytest.mark.parametrize("masks", [False, True])
-def test_a_table_becomes_any_form(masks, server, written, tmp_path):
+def test_a_table_becomes_any_format(masks, server, written, tmp_path):
     url = written("cql", table(server), masks=masks)
     source = fl.Dataset(url, cache=tmp_path / "cache")
-    for form in (*MADE, "cql"):
-        to = table(server) if form == "cql" else place("local", tmp_path)
-        copy = fl.Dataset(made(source, to, form), cache=tmp_path / "cache")
+    for format in (*MADE, "cql"):
+        to = table(server) if format == "cql" else place("local", tmp_path)
+        copy = fl.Dataset(made(source, to, format), cache=tmp_path / "cache")
         assert copy.has_targets == masks
-        assert contents(copy) == wanted(source, form)
+        assert contents(copy) == wanted(source, format)

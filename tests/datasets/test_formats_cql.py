@@ -222,7 +222,7 @@ def test_a_folder_that_is_put_into_a_table_twice_is_there_once_and_trains_alike(
 
 def test_the_verb_ingest_puts_a_folder_into_a_table(server, session, tmp_path, capsys):
     folder = image_folder(tmp_path / "photos", per_class=2)
-    command = ["ingest", str(folder), url(server, "f_sized"), "--form", "cql", "--json"]
+    command = ["ingest", str(folder), url(server, "f_sized"), "--format", "cql", "--json"]
     with pytest.raises(SystemExit, match="0"):
         main(command)
     assert json.loads(capsys.readouterr().out)["samples"] == 6
@@ -234,7 +234,7 @@ def test_the_verb_ingest_puts_a_folder_into_a_table(server, session, tmp_path, c
         assert json.loads(capsys.readouterr().out)["made"] == made
     with pytest.raises(SystemExit, match="2"):
         main([*command, "--dtype", "fp16"])
-    assert "--form ready" in capsys.readouterr().err
+    assert "--format ready" in capsys.readouterr().err
 
 
 def test_what_is_no_table_or_has_no_keyspace_is_said_before_anything_is_read(server, tmp_path):

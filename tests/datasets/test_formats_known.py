@@ -1,4 +1,4 @@
-"""Which form a listing has."""
+"""Which format a listing has."""
 
 import json
 import uuid
@@ -15,18 +15,18 @@ from frostline.stores.open import Entry, open_store
 from support.images import image_folder
 
 
-def form_in(*names):
+def format_in(*names):
     return format_of([Entry(name, 1, "e") for name in names]).name
 
 
-def test_the_first_form_that_claims_a_listing_has_it():
-    assert form_in("cat/1.jpg") == "folders"
-    assert form_in("cat/1.jpg", LAYOUT) == "ready"
+def test_the_first_format_that_claims_a_listing_has_it():
+    assert format_in("cat/1.jpg") == "folders"
+    assert format_in("cat/1.jpg", LAYOUT) == "ready"
 
 
-def test_of_a_listing_that_no_form_claims_class_folders_say_what_is_missing():
-    assert form_in("notes.txt") == "folders"
-    assert form_in() == "folders"
+def test_of_a_listing_that_no_format_claims_class_folders_say_what_is_missing():
+    assert format_in("notes.txt") == "folders"
+    assert format_in() == "folders"
 
 
 def code_of(*argv):
@@ -35,22 +35,22 @@ def code_of(*argv):
     return ended.value.code
 
 
-def test_the_command_line_names_every_form_and_takes_it(tmp_path, capsys):
-    words = next(param.help for param in index.params if param.name == "form")
-    assert all(form.name in words for form in FORMATS)
+def test_the_command_line_names_every_format_and_takes_it(tmp_path, capsys):
+    words = next(param.help for param in index.params if param.name == "format")
+    assert all(format.name in words for format in FORMATS)
     image_folder(tmp_path, per_class=2)
     rows = [f"{path.relative_to(tmp_path)},{path.stem}" for path in sorted(tmp_path.rglob("*.jpg"))]
     (tmp_path / "labels.csv").write_text("\n".join(["file_name,label", *rows]))
-    for form, classes in (("folders", ["circle", "noise", "stripe"]), ("urls", ["000", "001"])):
-        assert code_of("index", "--data", tmp_path, "--form", form, "--json") == 0
+    for format, classes in (("folders", ["circle", "noise", "stripe"]), ("urls", ["000", "001"])):
+        assert code_of("index", "--data", tmp_path, "--format", format, "--json") == 0
         assert list(json.loads(capsys.readouterr().out)["per_class"]) == classes
-    assert code_of("index", "--data", tmp_path, "--form", "nothing") == 2
+    assert code_of("index", "--data", tmp_path, "--format", "nothing") == 2
 
 
-def test_a_form_is_found_by_its_name():
-    assert [format_named(form.name) for form in FORMATS] == list(FORMATS)
+def test_a_format_is_found_by_its_name():
+    assert [format_named(format.name) for format in FORMATS] == list(FORMATS)
     with pytest.raises(SettingError, match=r"there is no 'folder', only ready, .*folders, .*; did you mean folders"):
-        Dataset("memory://x", form="folder")
+        Dataset("memory://x", format="folder")
 
 
 @pytest.mark.parametrize(

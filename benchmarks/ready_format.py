@@ -1,13 +1,13 @@
-"""The ready form against the images it was made from: images a second read alone, and through a node.
+"""The ready format against the images it was made from: images a second read alone, and through a node.
 
-    python benchmarks/ready_form.py --data DIR [--model NAME] [--engine openvino-bf16] [--samples 512]
+    python benchmarks/ready_format.py --data DIR [--model NAME] [--engine openvino-bf16] [--samples 512]
 
-Makes ready forms of some images (pixels, and 16-bit floats), and asks a node in its own process for pixels (cut 1) and
-for features (the last cut) of each, with several requests in flight: JPEGs, pixels from memory maps, pixels by ordinary
-reads, 16-bit floats. The forms take turns, so that all meet the same machine. Checks that pixels are those of the JPEGs
-to the bit. Beside it, decoding at reduced scale against decoding in full, of the same images enlarged to 2048 pixels as
-cameras make them. Processor time is given too, which neighbours on the machine change less than rates. Writes the same
-as JSON with --out FILE.
+Makes ready formats of some images (pixels, and 16-bit floats), and asks a node in its own process for pixels (cut 1)
+and for features (the last cut) of each, with several requests in flight: JPEGs, pixels from memory maps, pixels by
+ordinary reads, 16-bit floats. The formats take turns, so that all meet the same machine. Checks that pixels are those
+of the JPEGs to the bit. Beside it, decoding at reduced scale against decoding in full, of the same images enlarged to
+2048 pixels as cameras make them. Processor time is given too, which neighbours on the machine change less than rates.
+Writes the same as JSON with --out FILE.
 """
 
 import argparse
@@ -37,13 +37,13 @@ from frostline.node.process.subprocess import start_node
 from frostline.preprocess import Applied, Preprocess
 from frostline.preprocess.apply import decode_into
 from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.objects.mmap import MmapFolder
 from frostline.stores.open import open_store
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 
 @dataclass(frozen=True)
-class Form:
+class Format:
     data: Dataset
     preprocess: Preprocess
 
@@ -66,36 +66,36 @@ def main():
     }
     print(f"{wanted.model}, {len(images)} images, {hardware_name('cpu')}, load {result['load']:.1f}")
     with tempfile.TemporaryDirectory(dir=wanted.scratch) as scratch:
-        forms, result["ingest"] = made(images, declared, Path(scratch))
-        roots = tuple(dict.fromkeys(form.data.url for form in forms.values()))
+        formats, result["ingest"] = made(images, declared, Path(scratch))
+        roots = tuple(dict.fromkeys(format.data.url for format in formats.values()))
         settings = NodeSettings(memory_bytes=wanted.memory << 20)
         with start_node(roots, settings) as node:
             transport = HttpTransport(node.url)
             transport.put_prefix(digest, artifact)
             if wanted.engine != REFERENCE:  # have the node make it ready
-                features = next(requests(forms["jpeg"], last, digest, 32, wanted.engine))
+                features = next(requests(formats["jpeg"], last, digest, 32, wanted.engine))
                 transport.profile(ProfileRequest(features=features))
-            result["same_pixels"] = same_pixels(transport, forms, wanted)
+            result["same_pixels"] = same_pixels(transport, formats, wanted)
             keys = ("alone", "cut_1", f"cut_{last}", "alone_cpu_ms", "cut_1_cpu_ms", f"cut_{last}_cpu_ms")
-            measured = {name: {key: [] for key in keys} for name in forms}
+            measured = {name: {key: [] for key in keys} for name in formats}
             for cut in (1, last):
-                asked(transport, forms["jpeg"], cut, digest, wanted)  # warm
+                asked(transport, formats["jpeg"], cut, digest, wanted)  # warm
             for _ in range(wanted.rounds):
-                for name, form in forms.items():
+                for name, format in formats.items():
                     rates = measured[name]
-                    seconds, cpu_s = alone(form)
+                    seconds, cpu_s = alone(format)
                     rates["alone"].append(len(images) / seconds)
                     rates["alone_cpu_ms"].append(cpu_s / len(images) * 1e3)
                     for cut in (1, last):
                         before = cpu_of(node.pid)
-                        rates[f"cut_{cut}"].append(len(images) / asked(transport, form, cut, digest, wanted))
+                        rates[f"cut_{cut}"].append(len(images) / asked(transport, format, cut, digest, wanted))
                         rates[f"cut_{cut}_cpu_ms"].append((cpu_of(node.pid) - before) / len(images) * 1e3)
-    result["forms"] = {name: {key: spread(values) for key, values in one.items()} for name, one in measured.items()}
+    result["formats"] = {name: {key: spread(values) for key, values in item.items()} for name, item in measured.items()}
     print("median (best) images/s, and processor ms an image in the node; alone is one thread without a node")
-    for name, one in result["forms"].items():
+    for name, item in result["formats"].items():
         ways = [
-            f"{way.replace('_', ' ')} {one[way]['median']:.0f} ({one[way]['most']:.0f}), "
-            f"{one[f'{way}_cpu_ms']['median']:.2f} ms"
+            f"{way.replace('_', ' ')} {item[way]['median']:.0f} ({item[way]['most']:.0f}), "
+            f"{item[f'{way}_cpu_ms']['median']:.2f} ms"
             for way in ("alone", "cut_1", f"cut_{last}")
         ]
         print(f"{name:<14}" + "; ".join(ways))
@@ -105,7 +105,7 @@ def main():
 
 
 def made(images, declared, scratch):
-    """The forms to compare, and what making the ready one took."""
+    """The formats to compare, and what making the ready one took."""
     figures = {}
     for dtype in ("uint8", "fp16"):
         done = ingest(images, scratch / dtype, Applied.to(declared, dtype), observe=lambda _: None)
@@ -122,25 +122,25 @@ def made(images, declared, scratch):
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
     read = Dataset(scratch / "read")
-    forms = {
-        "jpeg": Form(images, declared),
-        "ready mapped": Form(pixels, pixels.rest_of(declared)),
-        "ready read": Form(read, read.rest_of(declared)),
-        "ready fp16": Form(half, half.rest_of(declared)),
+    formats = {
+        "jpeg": Format(images, declared),
+        "ready mapped": Format(pixels, pixels.rest_of(declared)),
+        "ready read": Format(read, read.rest_of(declared)),
+        "ready fp16": Format(half, half.rest_of(declared)),
     }
-    return forms, figures
+    return formats, figures
 
 
-def alone(form):
+def alone(format):
     """Seconds to read and decode every sample in one thread, without a node; and of its processor."""
-    store = open_store(form.data.url)
-    if form.preprocess.stored is not None and isinstance(store, FolderStore):
-        store = MappedFolder(store)
-    samples, out = form.data.samples, np.empty(form.preprocess.shape, np.float32)
+    store = open_store(format.data.url)
+    if format.preprocess.stored is not None and isinstance(store, FolderStore):
+        store = MmapFolder(store)
+    samples, out = format.data.samples, np.empty(format.preprocess.shape, np.float32)
     started, cpu = time.perf_counter(), time.thread_time()
     for row in range(len(samples)):
         encoded = store.read(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
-        decode_into(form.preprocess, encoded, out, id=int(samples.ids[row]), view=None)
+        decode_into(format.preprocess, encoded, out, id=int(samples.ids[row]), view=None)
     return time.perf_counter() - started, time.thread_time() - cpu
 
 
@@ -167,7 +167,7 @@ def reduced(images, declared, rounds):
     return found
 
 
-def asked(transport, form, cut, digest, wanted):
+def asked(transport, format, cut, digest, wanted):
     """Seconds until the node has answered for every sample."""
 
     def one(request):
@@ -175,38 +175,40 @@ def asked(transport, form, cut, digest, wanted):
 
     started = time.perf_counter()
     with ThreadPoolExecutor(wanted.in_flight) as threads:
-        rows = sum(threads.map(one, requests(form, cut, digest, wanted.per_request, wanted.engine)))
-    assert rows == len(form.data)
+        rows = sum(threads.map(one, requests(format, cut, digest, wanted.per_request, wanted.engine)))
+    assert rows == len(format.data)
     return time.perf_counter() - started
 
 
-def requests(form, cut, digest, size, engine=REFERENCE):
-    samples = form.data.samples
+def requests(format, cut, digest, size, engine=REFERENCE):
+    samples = format.data.samples
     for start in range(0, len(samples), size):
         yield FeatureRequest(
-            data=form.data.url,
+            data=format.data.url,
             samples=samples.take(np.arange(start, min(start + size, len(samples)))),
             prefix=digest if cut > 1 else None,
             cut=cut,
-            preprocess=form.preprocess.to_json(),
+            preprocess=format.preprocess.to_json(),
             engine=engine if cut > 1 else REFERENCE,
         )
 
 
-def same_pixels(transport, forms, wanted):
-    """Whether pixels of the ready form are those of the JPEGs to the bit."""
+def same_pixels(transport, formats, wanted):
+    """Whether pixels of the ready format are those of the JPEGs to the bit."""
 
-    def pixels(form):
+    def pixels(format):
         return [
             tensor.copy()
-            for request in requests(form, 1, None, wanted.per_request)
+            for request in requests(format, 1, None, wanted.per_request)
             for batch in transport.features(request)
             for tensor in batch.tensors
         ]
 
-    expected = np.concatenate(pixels(forms["jpeg"]))
-    same = all(np.array_equal(expected, np.concatenate(pixels(forms[name]))) for name in ("ready mapped", "ready read"))
-    print(f"pixels of the ready form are those of the JPEGs to the bit: {same}")
+    expected = np.concatenate(pixels(formats["jpeg"]))
+    same = all(
+        np.array_equal(expected, np.concatenate(pixels(formats[name]))) for name in ("ready mapped", "ready read")
+    )
+    print(f"pixels of the ready format are those of the JPEGs to the bit: {same}")
     return same
 
 

@@ -1,4 +1,4 @@
-"""Every form passes the shipped tests, on a folder, in memory and on S3; tables do on a real Cassandra."""
+"""Every format passes the shipped tests, on a folder, in memory and on S3; tables do on a real Cassandra."""
 
 import uuid
 
@@ -9,12 +9,12 @@ from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import ClassFolderFormat
 from frostline.datasets.formats.masks import MaskPairs
 from frostline.datasets.formats.parquet import Parquet
-from frostline.datasets.formats.ready_form import ReadyFormat
+from frostline.datasets.formats.ready_format import ReadyFormat
 from frostline.datasets.formats.url_lists import UrlLists
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.stores.open import open_store
-from frostline.testing.forms import ODD_EXAMPLES, FormTests, MaskTests
-from support import forms
+from frostline.testing.formats import ODD_EXAMPLES, FormatTests, MaskTests
+from support import formats
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import tiny_preprocess
 
@@ -31,83 +31,85 @@ class Stores:
         server = request.getfixturevalue("s3")
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
-        server.make_bucket("forms")
-        return open_store(f"s3://forms/{uuid.uuid4()}")
+        server.make_bucket("formats")
+        return open_store(f"s3://formats/{uuid.uuid4()}")
 
 
-class TestClassFolders(Stores, FormTests):
-    form = ClassFolderFormat()
-
-    def put(self, store, examples, part=0):
-        forms.put_folders(store, examples, part)
-
-
-class TestWebDataset(Stores, FormTests, MaskTests):
-    form = WebDataset()
+class TestClassFolders(Stores, FormatTests):
+    format = ClassFolderFormat()
 
     def put(self, store, examples, part=0):
-        forms.put_webdataset(store, examples, part)
+        formats.put_folders(store, examples, part)
+
+
+class TestWebDataset(Stores, FormatTests, MaskTests):
+    format = WebDataset()
+
+    def put(self, store, examples, part=0):
+        formats.put_webdataset(store, examples, part)
 
     def put_masked(self, store, examples):
-        forms.put_masked_webdataset(store, examples)
+        formats.put_masked_webdataset(store, examples)
 
 
-class TestMaskPairs(Stores, FormTests, MaskTests):
-    form = MaskPairs()
+class TestMaskPairs(Stores, FormatTests, MaskTests):
+    format = MaskPairs()
     needs_masks = True
 
     def put(self, store, examples, part=0):
-        forms.put_masks(store, examples, part)
+        formats.put_masks(store, examples, part)
 
     def put_masked(self, store, examples):
-        forms.put_masked_pairs(store, examples)
+        formats.put_masked_pairs(store, examples)
 
 
-class TestParquet(Stores, FormTests, MaskTests):
-    form = Parquet()
+class TestParquet(Stores, FormatTests, MaskTests):
+    format = Parquet()
     reads_again = True
 
     def put(self, store, examples, part=0):
-        forms.put_parquet(store, examples, part)
+        formats.put_parquet(store, examples, part)
 
     def put_masked(self, store, examples):
-        forms.put_masked_parquet(store, examples)
+        formats.put_masked_parquet(store, examples)
 
 
-class TestArrowFiles(Stores, FormTests, MaskTests):
-    form = ArrowFiles()
+class TestArrowFiles(Stores, FormatTests, MaskTests):
+    format = ArrowFiles()
     reads_again = True
 
     def put(self, store, examples, part=0):
-        forms.put_arrow(store, examples, part)
+        formats.put_arrow(store, examples, part)
 
     def put_masked(self, store, examples):
-        forms.put_masked_arrow(store, examples)
+        formats.put_masked_arrow(store, examples)
 
 
-class TestReadyForm(Stores, FormTests, MaskTests):
-    form = ReadyFormat()
+class TestReadyFormat(Stores, FormatTests, MaskTests):
+    format = ReadyFormat()
 
     def put(self, store, examples, part=0):
-        forms.put_ready(store, examples, part)
+        formats.put_ready(store, examples, part)
 
     def put_masked(self, store, examples):
-        forms.put_masked_ready(store, examples)
+        formats.put_masked_ready(store, examples)
 
     def size_of(self, example):
         return tiny_preprocess().shape[1:]
 
 
-class TestUrlLists(Stores, FormTests, MaskTests):
-    form = UrlLists()
-    odd = tuple(one for one in ODD_EXAMPLES if "?" not in one.key)  # what follows it in a bucket's URL are options
+class TestUrlLists(Stores, FormatTests, MaskTests):
+    format = UrlLists()
+    odd = tuple(
+        example for example in ODD_EXAMPLES if "?" not in example.key
+    )  # what follows it in a bucket's URL are options
     reads_again = True
 
     def put(self, store, examples, part=0):
-        forms.put_urls(store, examples, part)
+        formats.put_urls(store, examples, part)
 
     def put_masked(self, store, examples):
-        forms.put_masked_urls(store, examples)
+        formats.put_masked_urls(store, examples)
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +127,8 @@ def session(cql):
         yield session
 
 
-class TestCqlTables(FormTests):
-    form = CqlTables()
+class TestCqlTables(FormatTests):
+    format = CqlTables()
     beside = ()
 
     @pytest.fixture
@@ -137,11 +139,11 @@ class TestCqlTables(FormTests):
         return table
 
     def put(self, store, examples, part=0):
-        forms.put_table(store, examples, part)
+        formats.put_table(store, examples, part)
 
 
 class TestTablesWithMasks(MaskTests):
-    form = CqlTables()
+    format = CqlTables()
 
     @pytest.fixture
     def store(self, table):
@@ -150,4 +152,4 @@ class TestTablesWithMasks(MaskTests):
         return store
 
     def put_masked(self, store, examples):
-        forms.put_masked_table(store, examples)
+        formats.put_masked_table(store, examples)

@@ -1,4 +1,4 @@
-"""The same images give the same losses from every form and store, over a node too."""
+"""The same images give the same losses from every format and store, over a node too."""
 
 import uuid
 from pathlib import Path
@@ -12,8 +12,8 @@ from frostline.config import NodeSettings
 from frostline.errors import TooManySkipped
 from frostline.node import Node
 from frostline.stores.open import open_store
-from frostline.testing.forms import Example
-from support import forms
+from frostline.testing.formats import Example
+from support import formats
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
@@ -21,10 +21,10 @@ from support.nodes import served
 
 SETTINGS = NodeSettings(device_batch=8)
 PUT = {
-    "folders": forms.put_folders,
-    "webdataset": forms.put_webdataset,
-    "parquet": forms.put_parquet,
-    "urls": forms.put_urls,
+    "folders": formats.put_folders,
+    "webdataset": formats.put_webdataset,
+    "parquet": formats.put_parquet,
+    "urls": formats.put_urls,
 }
 
 
@@ -65,18 +65,18 @@ def place(kind, request, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def plain(examples):
     url = f"memory://{uuid.uuid4()}"
-    forms.put_folders(open_store(url), examples)
+    formats.put_folders(open_store(url), examples)
     return losses(fl.Dataset(url))
 
 
-@pytest.mark.parametrize("form", PUT)
+@pytest.mark.parametrize("format", PUT)
 @pytest.mark.parametrize("store", ["folder", "memory", "s3"])
-def test_a_run_has_the_same_losses_from_every_form_and_store(
-    form, store, plain, examples, request, tmp_path, monkeypatch
+def test_a_run_has_the_same_losses_from_every_format_and_store(
+    format, store, plain, examples, request, tmp_path, monkeypatch
 ):
     url = place(store, request, tmp_path, monkeypatch)
-    PUT[form](open_store(url), examples)
-    data = fl.Dataset(url, form=form)
+    PUT[format](open_store(url), examples)
+    data = fl.Dataset(url, format=format)
     assert data.classes == ("circle", "noise", "stripe")
     assert len(plain) == 6
     assert losses(data) == plain
@@ -86,23 +86,23 @@ def test_a_run_has_the_same_losses_from_a_table_of_cassandra(plain, examples, cq
     monkeypatch.setenv("FROSTLINE_CQL_PASSWORD", PASSWORD)
     table = open_store(f"cql://{USER}@{cql.place}/{KEYSPACE}/alike?protocol=3")
     table.create()
-    forms.put_table(table, examples)
+    formats.put_table(table, examples)
     data = fl.Dataset(table.url, cache=tmp_path)
     assert data.classes == ("circle", "noise", "stripe")
     assert losses(data) == plain
 
 
-@pytest.mark.parametrize("form", ["webdataset", "parquet", "urls"])
-def test_a_node_elsewhere_reads_them_too(form, plain, examples, tmp_path):
-    PUT[form](open_store(str(tmp_path)), examples)
+@pytest.mark.parametrize("format", ["webdataset", "parquet", "urls"])
+def test_a_node_elsewhere_reads_them_too(format, plain, examples, tmp_path):
+    PUT[format](open_store(str(tmp_path)), examples)
     with Node(SETTINGS, (tmp_path.as_uri(),)) as node, served(node) as near:
-        assert losses(fl.Dataset(tmp_path, form=form), near) == pytest.approx(plain, abs=1e-6)
+        assert losses(fl.Dataset(tmp_path, format=format), near) == pytest.approx(plain, abs=1e-6)
 
 
-@pytest.mark.parametrize("form", PUT)
-def test_encoded_samples_come_as_they_are_stored(form, examples, tmp_path):
-    PUT[form](open_store(str(tmp_path)), examples)
-    data = fl.Dataset(tmp_path, form=form)
+@pytest.mark.parametrize("format", PUT)
+def test_encoded_samples_come_as_they_are_stored(format, examples, tmp_path):
+    PUT[format](open_store(str(tmp_path)), examples)
+    data = fl.Dataset(tmp_path, format=format)
     with fl.offload(None, data, preprocess=tiny_preprocess()) as job:
         batches = list(job.loader(8))
     assert sum(len(batch.labels) for batch in batches) == len(examples)
@@ -110,13 +110,13 @@ def test_encoded_samples_come_as_they_are_stored(form, examples, tmp_path):
     assert sorted(labels.tolist()) == sorted([*range(3)] * 8)
 
 
-@pytest.mark.parametrize("form", PUT)
-def test_objects_that_change_behind_a_job_are_named_and_end_it(form, examples, tmp_path):
+@pytest.mark.parametrize("format", PUT)
+def test_objects_that_change_behind_a_job_are_named_and_end_it(format, examples, tmp_path):
     store = open_store(str(tmp_path))
-    PUT[form](store, examples)
-    data = fl.Dataset(tmp_path, form=form)
+    PUT[format](store, examples)
+    data = fl.Dataset(tmp_path, format=format)
     with fl.offload(None, data, preprocess=tiny_preprocess()) as job:
-        PUT[form](store, examples[::-1])
+        PUT[format](store, examples[::-1])
         with pytest.raises(TooManySkipped) as caught:
             list(job.loader(8))
     assert "changed" in str(caught.value)

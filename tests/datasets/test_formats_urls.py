@@ -13,13 +13,13 @@ from frostline.errors import BadRequest, DataError
 from frostline.node import Node
 from frostline.stores.objects.obstore import DriverStore
 from frostline.stores.open import open_store
-from frostline.testing.forms import EXAMPLES
+from frostline.testing.formats import EXAMPLES
 from frostline.wire.messages import FeatureRequest
-from support.forms import put_urls
+from support.formats import put_urls
 from support.images import image_folder, tiny_preprocess
 from support.web import ETAG, web_server
 
-FORM = UrlLists()
+FORMAT = UrlLists()
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def store():
 
 def read(store, text):
     store.write("labels.csv", text.encode())
-    return FORM.read(store, list(store.list()))
+    return FORMAT.read(store, list(store.list()))
 
 
 def refused(store, text):
@@ -44,12 +44,14 @@ def test_samples_lie_wherever_their_urls_lead(store, tmp_path):
     put_urls(store, EXAMPLES[:4], 0, away=other)
     put_urls(store, EXAMPLES[4:8], 1, away=folder)
     put_urls(store, EXAMPLES[8:], 2)
-    listed = FORM.read(store, list(store.list()))
+    listed = FORMAT.read(store, list(store.list()))
     reader = UrlReader([store.url, other.url, "file:///"])
     rows = listed.table.to_pylist()
-    assert [bytes(reader.read(row["object"], 0, row["length"])) for row in rows] == [one.data for one in EXAMPLES]
-    assert [listed.classes[row["label"]] for row in rows] == [one.label for one in EXAMPLES]
-    assert [row["key"] for row in rows] == [one.key for one in EXAMPLES]
+    assert [bytes(reader.read(row["object"], 0, row["length"])) for row in rows] == [
+        example.data for example in EXAMPLES
+    ]
+    assert [listed.classes[row["label"]] for row in rows] == [example.label for example in EXAMPLES]
+    assert [row["key"] for row in rows] == [example.key for example in EXAMPLES]
 
 
 def test_labels_stay_as_they_are_written_and_may_be_missing(store):
@@ -176,8 +178,8 @@ def test_a_node_reads_no_url_outside_of_what_it_serves(tmp_path):
     with Node(NodeSettings(), (data.url,)) as node, pytest.raises(BadRequest, match="does not lie within"):
         node.features(asked)
     with Node(NodeSettings(), (data.url, away.url)) as node:
-        assert [bytes(one) for batch in node.features(asked) for one in batch.encoded] == [
-            one.data for one in EXAMPLES[:2]
+        assert [bytes(item) for batch in node.features(asked) for item in batch.encoded] == [
+            example.data for example in EXAMPLES[:2]
         ]
 
 

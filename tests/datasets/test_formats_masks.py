@@ -41,7 +41,7 @@ def entries(*names):
 
 
 def paired(*names):
-    return [(one.image.object, one.mask and one.mask.object) for one in pairs_of(entries(*names))]
+    return [(item.image.object, item.mask and item.mask.object) for item in pairs_of(entries(*names))]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -147,7 +147,7 @@ def test_a_check_reads_the_masks_too(tmp_path):
     store.write("masks/1.tif", tiff(5, 5))
     store.write("masks/2.tif", b"broken")
     data = Dataset(tmp_path)
-    found = {one.object: one.reason for one in check(data, nobody, progress=tmp_path / "progress").unreadable}
+    found = {item.object: item.reason for item in check(data, nobody, progress=tmp_path / "progress").unreadable}
     assert found.keys() == {"images/1.tif", "images/2.tif", "images/3.tif"}
     assert found["images/1.tif"].startswith("masks/1.tif: the mask has 5 x 5 pixels and its image 6 x 5")
     assert found["images/2.tif"].startswith("masks/2.tif: not an image")

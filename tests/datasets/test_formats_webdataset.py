@@ -13,10 +13,10 @@ from frostline.datasets.formats.labels import classified, columns_of
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.open import open_store
-from frostline.testing.forms import EXAMPLES
-from support.forms import put_webdataset, tar_of, webdataset_files
+from frostline.testing.formats import EXAMPLES
+from support.formats import put_webdataset, tar_of, webdataset_files
 
-FORM = WebDataset()
+FORMAT = WebDataset()
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def store():
 
 def read(store, *files, **options):
     store.write("x.tar", tar_of(files, **options))
-    return FORM.read(store, list(store.list()))
+    return FORMAT.read(store, list(store.list()))
 
 
 def labels(listed):
@@ -37,7 +37,7 @@ def labels(listed):
 def refused(store, data):
     store.write("bad.tar", data)
     with pytest.raises(DataError) as caught:
-        FORM.read(store, list(store.list()))
+        FORMAT.read(store, list(store.list()))
     assert "bad.tar" in str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -55,7 +55,7 @@ def test_members_are_found_whatever_way_their_names_are_written(store, fmt):
 
 def test_of_large_members_little_more_than_the_headers_is_read(tmp_path):
     store, asked = open_store(str(tmp_path)), []
-    put_webdataset(store, [one._replace(data=bytes(1 << 20)) for one in EXAMPLES])
+    put_webdataset(store, [example._replace(data=bytes(1 << 20)) for example in EXAMPLES])
     read = store.read_version
 
     def counted(object, offset, length):
@@ -63,7 +63,7 @@ def test_of_large_members_little_more_than_the_headers_is_read(tmp_path):
         return read(object, offset, length)
 
     store.read_version = counted
-    listed = FORM.read(store, list(store.list()))
+    listed = FORMAT.read(store, list(store.list()))
     assert listed.table["length"].to_pylist() == [1 << 20] * len(EXAMPLES)
     assert sum(asked) < (12 << 20) / 20
     assert len(asked) <= 3 * len(EXAMPLES)
@@ -124,7 +124,7 @@ def test_columns_of_several_shards_are_one(store):
         about = {"a": value, "b": "x" if number else 3, "c": number} if value else {}
         files = [("k/1.jpg", b"1"), ("k/1.json", json.dumps(about).encode())]
         store.write(f"{number}.tar", tar_of(files))
-    table = FORM.read(store, list(store.list())).table
+    table = FORMAT.read(store, list(store.list())).table
     assert table["a"].to_pylist() == [1.0, 0.5, None]
     assert table["b"].to_pylist() == ["3", "x", None]
     assert table["c"].to_pylist() == [0, 1, None]
@@ -176,7 +176,7 @@ def test_a_shard_that_changes_while_it_is_read_gets_a_sentence(store):
     entries = list(store.list())
     store.write("x.tar", tar_of([("a/1.jpg", b"2")]))
     with pytest.raises(DataError, match=r"x\.tar changed while it was read"):
-        FORM.read(store, entries)
+        FORMAT.read(store, entries)
 
 
 def test_nothing_half_written_stays_of_a_data_set_that_is_refused(tmp_path):
@@ -212,5 +212,5 @@ def test_images_may_have_names_of_several_parts_as_webdataset_groups_them(store)
 
 def test_two_images_of_one_key_are_refused_where_neither_goes_first(store):
     store.write("0.tar", tar_of([("1.left.jpg", b"one"), ("1.right.jpg", b"two")]))
-    with pytest.raises(DataError, match="both be the image of '1'"):
+    with pytest.raises(DataError, match="both be the sample of '1'"):
         WebDataset().read(store, list(store.list()))

@@ -1,4 +1,4 @@
-"""The ready form: pixels that ``ingest`` kept, with a table of their own."""
+"""The ready format: pixels that ``ingest`` kept, with a table of their own."""
 
 from collections.abc import Sequence
 
@@ -36,10 +36,10 @@ class ReadyFormat:
         """
         there = {entry.object: entry for entry in entries}
         if LAYOUT not in there:
-            raise EmptyDataset(f"{store.url} holds no ready form: frostline ingest makes one")
+            raise EmptyDataset(f"{store.url} holds no ready format: frostline ingest makes one")
         if TABLE not in there:
             raise DataError(
-                f"the ready form at {store.url} is not whole: run frostline ingest again, it goes on where it was"
+                f"the ready format at {store.url} is not whole: run frostline ingest again, it goes on where it was"
             )
         ready = ReadyTable.from_file(store.read(TABLE, 0, there[TABLE].size))
         _check_whole(ready, there, store.url)
@@ -55,7 +55,7 @@ class ReadyFormat:
 def _check_whole(ready: ReadyTable, there: dict[str, Entry], url: str) -> None:
     lost = [name for name, size in ready.sizes.items() if name not in there or there[name].size != size]
     if lost:
-        raise DataError(f"{lost[0]} of the ready form at {url} is gone or cut off: run frostline ingest again")
+        raise DataError(f"{lost[0]} of the ready format at {url} is gone or cut off: run frostline ingest again")
 
 
 def _table(ready: ReadyTable, there: dict[str, Entry]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Masks in shards, Parquet files and lists, and copies that take them along from any form into any other."""
+"""Masks in shards, Parquet files and lists, and copies that take them along from any format into any other."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SettingError
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet
 from frostline.stores.open import open_store
-from support.forms import tar_of
+from support.formats import tar_of
 
 SQUARE = Preprocess(steps=(Decode(), Resize(48), CenterCrop(48), Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)))
 
@@ -78,20 +78,20 @@ def contents(data):
     )
 
 
-@pytest.mark.parametrize("form", PACKERS)
-def test_masks_go_along_into_every_form_and_out_of_it(pairs, tmp_path, form):
-    repack(pairs, tmp_path / "copy", form, part_bytes=200, observe=quiet)
+@pytest.mark.parametrize("format", PACKERS)
+def test_masks_go_along_into_every_format_and_out_of_it(pairs, tmp_path, format):
+    repack(pairs, tmp_path / "copy", format, part_bytes=200, observe=quiet)
     copy = fl.Dataset(tmp_path / "copy")
     assert copy.has_targets
     assert contents(copy) == contents(pairs)
-    again = "webdataset" if form == "parquet" else "parquet"
+    again = "webdataset" if format == "parquet" else "parquet"
     repack(copy, tmp_path / "again", again, observe=quiet)
     assert contents(fl.Dataset(tmp_path / "again")) == contents(pairs)
 
 
-@pytest.mark.parametrize("form", PACKERS)
-def test_masks_are_scaled_down_with_their_images(pairs, tmp_path, form):
-    repack(pairs, tmp_path / "copy", form, shorter_side=3, observe=quiet)
+@pytest.mark.parametrize("format", PACKERS)
+def test_masks_are_scaled_down_with_their_images(pairs, tmp_path, format):
+    repack(pairs, tmp_path / "copy", format, shorter_side=3, observe=quiet)
     copy = fl.Dataset(tmp_path / "copy")
     found = [(opened(image), opened(mask), size) for _, image, mask, size in contents(copy) if mask]
     assert all(image.size == mask.size == size == (4, 3) for image, mask, size in found)
@@ -102,7 +102,7 @@ def test_a_mask_that_cannot_be_read_leaves_its_sample_out_of_a_copy(pairs, tmp_p
     _ = pairs.samples  # listed before it changes
     open_store(pairs.url).write("masks/a/0.npy", array(9, 3, 3))
     done = repack(pairs, tmp_path / "copy", "webdataset", skip_allowance=0.5, observe=quiet)
-    assert [one.object for one in done.skipped] == ["masks/a/0.npy"]
+    assert [sample.object for sample in done.skipped] == ["masks/a/0.npy"]
     assert len(fl.Dataset(tmp_path / "copy")) == 4
 
 
@@ -127,7 +127,7 @@ def targets_of(data, preprocess, **options):
 
 @pytest.mark.parametrize("declared", [imagenet(32), imagenet(32, augment=True)])
 @pytest.mark.parametrize("store", ["local", "memory"])
-def test_a_ready_form_hands_out_the_masks_of_its_images_to_the_bit(pairs, tmp_path, store, declared):
+def test_a_ready_format_hands_out_the_masks_of_its_images_to_the_bit(pairs, tmp_path, store, declared):
     url = str(tmp_path / "ready") if store == "local" else f"memory://{uuid.uuid4()}"
     square = Preprocess(steps=(*declared.steps[:-1], declared.steps[-1]))
     done = kept(pairs, url, Applied.to(SQUARE if declared.is_random else square, "uint8"))
@@ -139,13 +139,13 @@ def test_a_ready_form_hands_out_the_masks_of_its_images_to_the_bit(pairs, tmp_pa
     assert found == targets_of(pairs, steps)
 
 
-def test_masks_of_16_bit_forms_are_the_same(pairs, tmp_path):
+def test_masks_of_16_bit_formats_are_the_same(pairs, tmp_path):
     kept(pairs, tmp_path / "half", Applied.to(imagenet(32), "fp16"))
     half = fl.Dataset(tmp_path / "half")
     assert targets_of(half, imagenet(32), accuracy="fp16") == targets_of(pairs, imagenet(32))
 
 
-def test_a_ready_form_with_masks_is_left_as_it_is_where_it_is_whole_and_mended_where_not(pairs, tmp_path):
+def test_a_ready_format_with_masks_is_left_as_it_is_where_it_is_whole_and_mended_where_not(pairs, tmp_path):
     assert kept(pairs, tmp_path / "ready").made == 5
     assert kept(pairs, tmp_path / "ready", verify=True).made == 0
     before = {path: path.read_bytes() for path in (tmp_path / "ready" / "masks").iterdir()}
@@ -154,22 +154,22 @@ def test_a_ready_form_with_masks_is_left_as_it_is_where_it_is_whole_and_mended_w
     first.unlink()
     second.chmod(0o644)
     second.write_bytes(before[second][::-1])
-    with pytest.raises(DataError, match=r"masks/\d+\.ready of the ready form .* is gone or cut off"):
+    with pytest.raises(DataError, match=r"masks/\d+\.ready of the ready format .* is gone or cut off"):
         _ = fl.Dataset(tmp_path / "ready").samples
     assert kept(pairs, tmp_path / "ready").made == 1
     assert kept(pairs, tmp_path / "ready", verify=True).made == 1
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_mask_that_cannot_be_read_leaves_its_sample_out_of_a_ready_form(pairs, tmp_path):
+def test_a_mask_that_cannot_be_read_leaves_its_sample_out_of_a_ready_format(pairs, tmp_path):
     _ = pairs.samples  # listed before it changes
     open_store(pairs.url).write("masks/a/0.npy", array(9, 3, 3))
     done = kept(pairs, tmp_path / "ready", skip_allowance=0.5)
-    assert [(one.object, one.changed) for one in done.skipped] == [("masks/a/0.npy", True)]
+    assert [(sample.object, sample.changed) for sample in done.skipped] == [("masks/a/0.npy", True)]
     assert len(targets_of(fl.Dataset(tmp_path / "ready"), imagenet(32))) == 3
 
 
-def test_a_check_reads_the_masks_of_a_ready_form(pairs, tmp_path):
+def test_a_check_reads_the_masks_of_a_ready_format(pairs, tmp_path):
     kept(pairs.select("target_length > 0"), tmp_path / "ready")
     assert not check(fl.Dataset(tmp_path / "ready"), observe=quiet).unreadable
 
@@ -195,7 +195,7 @@ def test_members_of_one_key_are_image_and_mask(tmp_path):
 def table_of(**columns):
     cells = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     return pa.table({
-        name: pa.array([one and {"bytes": one, "path": None} for one in column], cells)
+        name: pa.array([item and {"bytes": item, "path": None} for item in column], cells)
         for name, column in columns.items()
     })  # fmt: skip
 
@@ -205,7 +205,7 @@ def test_a_second_column_of_images_is_that_of_masks(tmp_path, name):
     store = open_store(f"memory://{uuid.uuid4()}")
     # The masks stand first: it is the names that tell them apart.
     table = table_of(**{name: [png(1), None, png(3)], "image": [png(10), png(20), png(30)]})
-    said = {"info": {"features": {one: {"_type": "Image"} for one in table.schema.names}}}
+    said = {"info": {"features": {name: {"_type": "Image"} for name in table.schema.names}}}
     sink = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(said)}), sink, row_group_size=2)
     store.write("x.parquet", sink.getvalue().to_pybytes())
@@ -228,7 +228,7 @@ def test_a_list_says_where_masks_are(tmp_path):
     away.write("1.npy", array(8))
     rows = ["i/0.png,m/0.png,a", f"i/1.png,{away.url}/1.npy,b", "i/2.png,,a"]
     store.write("list.csv", "\n".join(["url,mask,label", *rows]).encode())
-    data = fl.Dataset(store.url, form="urls", cache=tmp_path / "cache")
+    data = fl.Dataset(store.url, format="urls", cache=tmp_path / "cache")
     found = [("a", png(0), png(7), (9, 6)), ("a", png(2), b"", ()), ("b", png(1), array(8), (9, 6))]
     assert contents(data) == sorted(found)
     assert set(data.roots) == {store.url, "file:///"}

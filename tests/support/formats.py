@@ -1,4 +1,4 @@
-"""Writes samples in every form there is, to any store; some of them broken on purpose."""
+"""Writes samples in every format there is, to any store; some of them broken on purpose."""
 
 import csv
 import hashlib
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from frostline.core import Samples
 from frostline.datasets.formats.base import stable_ids
-from frostline.datasets.formats.ready_form import ReadyFormat
+from frostline.datasets.formats.ready_format import ReadyFormat
 from frostline.datasets.ready.layout import LAYOUT, TABLE, Layout, ReadyPart, masks_beside, object_name, table_file
 from frostline.datasets.ready.masks import MaskPlaces
 from frostline.preprocess import Applied
@@ -176,13 +176,13 @@ def put_table(store, examples, part=0):
 
 
 def put_ready(store, examples, part=0):
-    """A ready form of all that was put until now: one record an object, each as long as the example's bytes are."""
+    """A ready format of all that was put until now: one record an object, each as long as the example's bytes are."""
     put = {f"{example.label}/{example.key}-{part}.jpg": (example.label, example.data) for example in examples}
     names = [entry.object for entry in store.list()]
     if TABLE in names:
         put = _ready_records(store) | put
     applied = Applied.to(tiny_preprocess(), "uint8")
-    layout = Layout.of("forms", len(put), applied, object_bytes=1)
+    layout = Layout.of("formats", len(put), applied, object_bytes=1)
     classes = sorted({label for label, _ in put.values()})
     ids = stable_ids(list(put))
     parts = []

@@ -1,15 +1,15 @@
-"""What every form of data must do, as test classes: a new form subclasses them, and inherits their tests.
+"""What every format of data must do, as test classes: a new format subclasses them, and inherits their tests.
 
-Say which form it is and how to write a few samples in it, and the tests run over your form under pytest; give a
+Say which format it is and how to write a few samples in it, and the tests run over your format under pytest; give a
 fixture ``store`` too, to run them over another store than memory:
 
-    class TestMyForm(FormTests):
-        form = MyForm()
+    class TestMyFormat(FormatTests):
+        format = MyFormat()
 
         def put(self, store, examples, part=0):
             store.write(f"part-{part}.mine", packed(examples))
 
-A form that brings masks has ``MaskTests`` too, with ``put_masked`` in the place of ``put``.
+A format that brings masks has ``MaskTests`` too, with ``put_masked`` in the place of ``put``.
 """
 
 import random
@@ -29,7 +29,7 @@ from frostline.stores.open import open_store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ("EXAMPLES", "MASKED_EXAMPLES", "ODD_EXAMPLES", "Example", "FormTests", "MaskTests", "MaskedExample")
+__all__ = ("EXAMPLES", "MASKED_EXAMPLES", "ODD_EXAMPLES", "Example", "FormatTests", "MaskTests", "MaskedExample")
 
 _THREADS = 8
 
@@ -95,20 +95,20 @@ MASKED_EXAMPLES = tuple(
 """Ten samples of two classes and several sizes, of which two have no mask."""
 
 
-class FormTests:
+class FormatTests:
     """For every ``Format``."""
 
-    form: Format
-    """The form under test."""
+    format: Format
+    """The format under test."""
     odd: Sequence[Example] = ODD_EXAMPLES
-    """What is found as it is; leave out what the form itself cannot name."""
+    """What is found as it is; leave out what the format itself cannot name."""
     reads_again: bool = False
     """It reads a little of objects that did not change too: the end of a file that says what is in it, or a list."""
     beside: Sequence[str] = ("notes.txt", ".hidden/notes.txt", ".frostline/manifests/0.parquet", "deep/.cache/x.tar")
     """Names of objects that belong to no sample; none where the store takes samples alone, as a table does."""
 
     def put(self, store: ObjectStore, examples: Sequence[Example], part: int = 0) -> None:
-        """Write samples in this form, in one step.
+        """Write samples in this format, in one step.
 
         Args:
             store: where to.
@@ -118,22 +118,22 @@ class FormTests:
         Raises:
             NotImplementedError: a subclass did not say.
         """
-        raise NotImplementedError("say how samples are written in this form")
+        raise NotImplementedError("say how samples are written in this format")
 
     @pytest.fixture
     def store(self) -> ObjectStore:
         """An empty store that ``frostline.stores.open.open_store`` opens by its URL."""
-        return open_store(f"memory://{uuid.uuid4()}/forms")
+        return open_store(f"memory://{uuid.uuid4()}/formats")
 
     def read(self, store: ObjectStore, before: ListedSamples | None = None) -> ListedSamples:
-        """What the form makes of all that lies in a store."""
-        return self.form.read(store, list(store.list()), before)
+        """What the format makes of all that lies in a store."""
+        return self.format.read(store, list(store.list()), before)
 
     def test_it_claims_its_own_and_not_an_empty_place(self, store: ObjectStore) -> None:
-        assert not self.form.claims([])
-        assert not self.form.claims([Entry("notes.txt", 5, "e"), Entry(".frostline/x", 5, "e")])
+        assert not self.format.claims([])
+        assert not self.format.claims([Entry("notes.txt", 5, "e"), Entry(".frostline/x", 5, "e")])
         self.put(store, EXAMPLES)
-        assert self.form.claims(list(store.list()))
+        assert self.format.claims(list(store.list()))
 
     def test_every_sample_is_found_once_with_its_bytes_and_its_class(self, store: ObjectStore) -> None:
         self.put(store, EXAMPLES)
@@ -163,10 +163,10 @@ class FormTests:
     def test_the_digest_is_that_of_the_listing_in_any_order(self, store: ObjectStore) -> None:
         self.put(store, EXAMPLES)
         entries = list(store.list())
-        listed = self.form.read(store, entries)
+        listed = self.format.read(store, entries)
         shuffled = random.Random(0).sample(entries, len(entries))  # noqa: S311 (an order, no secret)
-        assert listed.digest == self.form.digest(entries) == self.form.digest(shuffled)
-        assert self.form.read(store, shuffled).table.equals(listed.table)
+        assert listed.digest == self.format.digest(entries) == self.format.digest(shuffled)
+        assert self.format.read(store, shuffled).table.equals(listed.table)
 
     def test_what_belongs_to_no_sample_is_passed_over(self, store: ObjectStore) -> None:
         self.put(store, EXAMPLES)
@@ -187,8 +187,8 @@ class FormTests:
         self.put(store, EXAMPLES)
         before = self.read(store)
         counting = _CountingTable(store) if isinstance(store, Tabular) else _Counting(store)
-        assert self.form.read(counting, list(store.list()), before).table.equals(before.table)
-        # Where a form has a table of its own, that is all that may be read.
+        assert self.format.read(counting, list(store.list()), before).table.equals(before.table)
+        # Where a format has a table of its own, that is all that may be read.
         assert self.reads_again or counting.objects_read <= {before.kept_at}
         self.put(store, self.odd, part=1)
         both = self.read(store, before)
@@ -220,35 +220,35 @@ class FormTests:
 class MaskTests:
     """For every ``Format`` whose samples may have masks."""
 
-    form: Format
-    """The form under test."""
+    format: Format
+    """The format under test."""
     needs_masks: bool = False
-    """Where none of them is there, it is another form's data."""
+    """Where none of them is there, it is another format's data."""
 
     def put_masked(self, store: ObjectStore, examples: Sequence[MaskedExample]) -> None:
-        """Write samples and their masks in this form, in one step, in the place of those of the same keys.
+        """Write samples and their masks in this format, in one step, in the place of those of the same keys.
 
         Raises:
             NotImplementedError: a subclass did not say.
         """
-        raise NotImplementedError("say how samples with masks are written in this form")
+        raise NotImplementedError("say how samples with masks are written in this format")
 
     def size_of(self, example: MaskedExample) -> tuple[int, int]:
-        """Width and height that the table has of an image; that of a form which keeps all of them alike is its own."""
+        """Width and height of an image in the table; a format that keeps all of them alike has its own."""
         return example.size
 
     @pytest.fixture
     def store(self) -> ObjectStore:
         """An empty store that ``frostline.stores.open.open_store`` opens by its URL."""
-        return open_store(f"memory://{uuid.uuid4()}/forms")
+        return open_store(f"memory://{uuid.uuid4()}/formats")
 
     def read(self, store: ObjectStore, before: ListedSamples | None = None) -> ListedSamples:
-        """What the form makes of all that lies in a store."""
-        return self.form.read(store, list(store.list()), before)
+        """What the format makes of all that lies in a store."""
+        return self.format.read(store, list(store.list()), before)
 
     def test_every_sample_is_found_once_with_its_mask(self, store: ObjectStore) -> None:
         self.put_masked(store, MASKED_EXAMPLES)
-        assert self.form.claims(list(store.list()))
+        assert self.format.claims(list(store.list()))
         assert _found_masks(store, self.read(store)) == sorted(
             (example.data, example.mask) for example in MASKED_EXAMPLES
         )
@@ -281,7 +281,7 @@ class MaskTests:
 
     def test_data_without_masks_has_no_columns_of_them(self, store: ObjectStore) -> None:
         self.put_masked(store, [example._replace(mask=b"") for example in MASKED_EXAMPLES])
-        assert self.form.claims(list(store.list())) == (not self.needs_masks)
+        assert self.format.claims(list(store.list())) == (not self.needs_masks)
         if not self.needs_masks:
             assert not set(TARGET_COLUMNS.names) & set(self.read(store).table.schema.names)
 

@@ -10,7 +10,7 @@ from frostline.datasets.formats.folders import ClassFolderFormat, suffix_of
 from frostline.errors import EmptyDataset
 from frostline.stores.open import Entry
 
-FORM = ClassFolderFormat()
+FORMAT = ClassFolderFormat()
 
 
 class Nothing:
@@ -20,7 +20,7 @@ class Nothing:
 
 
 def listed(entries):
-    return FORM.read(Nothing(), entries)
+    return FORMAT.read(Nothing(), entries)
 
 
 def listing_of(*names):
@@ -59,7 +59,7 @@ def test_archives_are_named_with_what_to_do_about_them():
 def test_images_in_no_folder_are_counted():
     listing = listing_of("a.jpg", "b.jpg", "cat/c.jpg")
     assert column(listing, "object") == ["cat/c.jpg"]
-    with pytest.raises(EmptyDataset, match="2 images stand in no class folder"):
+    with pytest.raises(EmptyDataset, match="2 images or sounds stand in no class folder"):
         listing_of("a.jpg", "b.jpg")
 
 
@@ -71,8 +71,8 @@ entries = st.builds(lambda folder, base, size, etag: Entry(f"{folder}/{base}.jpg
 @given(st.lists(entries, min_size=1, unique_by=lambda entry: entry.object), st.randoms())
 def test_digest_and_table_do_not_depend_on_the_order_of_the_listing(entries, source: random.Random):
     shuffled = source.sample(entries, len(entries))
-    assert FORM.digest(shuffled) == FORM.digest(entries)
-    assert listed(shuffled).digest == FORM.digest(entries)
+    assert FORMAT.digest(shuffled) == FORMAT.digest(entries)
+    assert listed(shuffled).digest == FORMAT.digest(entries)
     assert listed(shuffled).table.equals(listed(entries).table)
 
 
@@ -90,7 +90,7 @@ def test_any_change_of_a_name_size_or_etag_changes_the_digest(entries, data):
         )
     )
     changed = [*entries[:row], after, *entries[row + 1 :]]
-    assert FORM.digest(changed) != FORM.digest(entries)
+    assert FORMAT.digest(changed) != FORMAT.digest(entries)
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("a/b.JPG", ".jpg"), ("a.b/c", ""), ("a/.jpg", ""), ("x.tar.gz", ".gz")])

@@ -19,10 +19,10 @@ from frostline.datasets.parquet.cells import Cell, CellCache, CellReader
 from frostline.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
 from frostline.stores.base.protocols import Entry
 from frostline.stores.open import open_store
-from frostline.testing.forms import EXAMPLES
-from support.forms import parquet_of, put_parquet
+from frostline.testing.formats import EXAMPLES
+from support.formats import parquet_of, put_parquet
 
-FORM = Parquet()
+FORMAT = Parquet()
 BINARY = pa.field("image", pa.struct({"bytes": pa.binary(), "path": pa.string()}))
 
 
@@ -32,7 +32,7 @@ def store():
 
 
 def read(store):
-    return FORM.read(store, list(store.list()))
+    return FORMAT.read(store, list(store.list()))
 
 
 def put_table(store, name="x.parquet", **columns):
@@ -61,9 +61,11 @@ def found(store, listed, reader=None):
 def test_images_are_found_as_structs_and_as_plain_bytes_however_they_are_packed(store, nested, options):
     put_parquet(store, EXAMPLES, nested=nested, **options)
     listed = read(store)
-    assert found(store, listed) == [one.data for one in EXAMPLES]
-    assert [listed.classes[label] for label in listed.table["label"].to_pylist()] == [one.label for one in EXAMPLES]
-    assert listed.table["key"].to_pylist() == [one.key for one in EXAMPLES]
+    assert found(store, listed) == [example.data for example in EXAMPLES]
+    assert [listed.classes[label] for label in listed.table["label"].to_pylist()] == [
+        example.label for example in EXAMPLES
+    ]
+    assert listed.table["key"].to_pylist() == [example.key for example in EXAMPLES]
 
 
 def test_classes_have_the_names_and_the_order_that_hugging_face_gives_them(store):
@@ -71,7 +73,7 @@ def test_classes_have_the_names_and_the_order_that_hugging_face_gives_them(store
     put_parquet(store, EXAMPLES, names=names)
     listed = read(store)
     assert listed.classes == names
-    assert listed.table["label"].to_pylist() == [names.index(one.label) for one in EXAMPLES]
+    assert listed.table["label"].to_pylist() == [names.index(example.label) for example in EXAMPLES]
 
 
 def test_a_label_that_no_class_has_gets_a_sentence(store):
@@ -122,11 +124,11 @@ def test_files_without_images_get_a_sentence(store):
         read(store)
 
 
-def test_a_list_of_urls_without_its_form_says_which_to_name(store):
+def test_a_list_of_urls_without_its_format_says_which_to_name(store):
     sink = io.BytesIO()
     pq.write_table(pa.table({"url": ["https://a/1.jpg"], "label": ["cat"]}), sink)
     store.write("list.parquet", sink.getvalue())
-    with pytest.raises(DataError, match="if url says where images are, name the form: form='urls'"):
+    with pytest.raises(DataError, match="if url says where images are, name the format: format='urls'"):
         Parquet().read(store, list(store.list()))
 
 
@@ -182,14 +184,14 @@ def test_a_file_that_has_changed_since_it_was_listed_is_not_read(store):
     put_parquet(store, EXAMPLES)
     listed = read(store)
     reader = open_samples(store.url, "cells")
-    assert found(store, listed, reader) == [one.data for one in EXAMPLES]
-    changed = [one._replace(data=one.data[::-1]) for one in EXAMPLES]
+    assert found(store, listed, reader) == [example.data for example in EXAMPLES]
+    changed = [example._replace(data=example.data[::-1]) for example in EXAMPLES]
     put_parquet(store, changed)
     fresh = open_samples(store.url, "cells")
     with pytest.raises(ObjectNotFound, match=r"train-00000\.parquet .*changed"):
         found(store, listed, fresh)
     # Whoever kept the old ones gives them to those who ask for them, and the new ones to others.
-    assert found(store, read(store), reader) == [one.data for one in changed]
+    assert found(store, read(store), reader) == [item.data for item in changed]
 
 
 def test_cells_that_are_not_there_are_not_found(store):
