@@ -127,6 +127,9 @@ _NODE = (
 _JOB = (
     click.option("--data", required=True, metavar="URL", help="Folder or URL of the data."),
     format_option,
+    click.option(
+        "--column", metavar="NAME", help="Column of Parquet files that has the samples: texts, or encoded images."
+    ),
     list_option,
     changed_option,
     where_option,
@@ -154,6 +157,18 @@ _JOB = (
         metavar="FILE|random",
         help="safetensors file of the whole network's state_dict; without it the name's pretrained ones, fetched once "
         "into their library's cache. 'random' freezes layers that have learned nothing.",
+    ),
+    click.option(
+        "--tokenizer",
+        metavar="FILE|hf:NAME",
+        help="Tokenizer of a network that takes texts: tokenizer.json, hf:FOLDER or hf:OWNER/NAME; without it the one "
+        "in the folder of an hf: model.",
+    ),
+    click.option(
+        "--max-length",
+        type=click.IntRange(min=1),
+        metavar="TOKENS",
+        help="Tokens that every text is padded or cut to; by default 128, or as many as the network has positions for.",
     ),
     click.option("--seed", default=0, show_default=True, help="Seed of order, split, fresh layers and augmentation."),
     click.option("--cut", type=int, metavar="N", help="Use this cut instead of the planned ones (see: plan)."),

@@ -116,7 +116,11 @@ def offload(
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[int] = set()
         transport = reach(nodes, data, settings, node, partial(_left_out, nodes, lacking, observe), stack)
-        network = None if model is None else _partitioned(model, preprocess, observe, frozen_in_eval=frozen_in_eval)
+        network = (
+            None
+            if model is None
+            else _partitioned(model, preprocess, observe, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
+        )
         asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
         context = JobContext(
             data=data,
@@ -145,14 +149,16 @@ def _left_out(
 
 
 def _partitioned(
-    model: "nn.Module", preprocess: Preprocess, observe: Observer, *, frozen_in_eval: bool
+    model: "nn.Module", preprocess: Preprocess, observe: Observer, *, frozen_in_eval: bool, accuracy: str | float
 ) -> "PartitionedModel":
     """Trace the network, and tell where it is not divided as it was meant."""
     observe(PhaseStarted(name="tracing the network"))
     # PyTorch takes a second to import and 220 MB, of which a plain loader has no use.
     from frostline.jobs.partition import PartitionedModel
 
-    network = PartitionedModel.of(model, preprocess, frozen_in_eval=frozen_in_eval)
+    network = PartitionedModel.of(
+        model, preprocess, frozen_in_eval=frozen_in_eval, may_shorten=accuracy not in (EXACT, 0)
+    )
     for reason in filter(None, (network.parts.fallback, network.not_averaged)):
         observe(NotAsAsked(reason=reason))
     return network

@@ -55,6 +55,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
     whole = Dataset(
         settings.data,
         format=settings.format,
+        column=settings.column,
         relist=settings.relist,
         changed=settings.changed,
         targets=declared_of(settings),

@@ -146,7 +146,7 @@ def _side(stage: str) -> str:
 
 def _crossing_bars(report: Report) -> list[_Bar]:
     sizes = (
-        ("encoded images", report.baseline_wire_bytes, "wire"),
+        ("encoded samples", report.baseline_wire_bytes, "wire"),
         ("with Frostline", report.wire_bytes, "store"),
     )
     maximum = max(size for _, size, _ in sizes) or 1
@@ -205,7 +205,7 @@ def _metric(report: Report) -> str:
 def _scores(report: Report) -> list[tuple[str, str]]:
     """What is said of the head that was kept, and its figure."""
     if _metric(report) == "accuracy":
-        return [("of the held-out images right", in_score("accuracy", report.val_accuracy))]
+        return [("of the held-out samples right", in_score("accuracy", report.val_accuracy))]
     return [(f"{METRICS[name]}, held out", in_score(name, value)) for name, value in report.val_score.items()]
 
 
