@@ -195,11 +195,12 @@ def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[s
     paths = dict(graph.leaves)
     names = [] if first is None else [paths[name] for name in reads(first) if paths.get(name) in trained]
     if first is None:
-        why = "there is no later place that only a few tensors cross, sample by sample"
+        why = "there is no later place that only a few tensors cross, sample by sample; freeze up to another"
     elif names:
-        why = f"parameter {names[0]!r} is trained"
+        why = f"parameter {names[0]!r} is trained; call requires_grad_(False) of it, or freeze up to before it"
     else:
-        why = f"{first.module or 'the network'} changes from run to run, as in train mode"
+        where = first.module or "the network"
+        why = f"{where} changes from run to run, as in train mode; put it into eval mode, or pass frozen_in_eval=True"
     return f"the frost line is at {line.name}, not behind {asked_line(model)} as asked: {why}"
 
 
