@@ -28,7 +28,7 @@ class FrozenPart:
     Attributes:
         traced: the whole trace, pruned and with its channels-last values ready to cross.
         frost_line: the last cut, as it stands in ``traced``.
-        turned: names of the values that were straightened for it (see ``models.graph.layout``).
+        turned: names of the values that were straightened for it (see ``models.graph.cuts``).
         cuts: all legal cuts, from 0 to the frost line, as they stand in the prefix.
         prefix: the part up to the frost line.
         stopped_by: an operator that nodes do not run, before which the part ends; empty where none ends it.
@@ -116,9 +116,7 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
         frost_line=cuts[-1],
         turned=turned,
         cuts=renumbered,
-        prefix=Prefix(
-            graph=frozen, cuts=renumbered[1:], tensors=named_tensors(model, replace(traced, constants=tensors), frozen)
-        ),
+        prefix=Prefix(graph=frozen, cuts=renumbered[1:], tensors=tensors),
         stopped_by=stopped_by,
         moved=_why_moved(model, graph, cuts[-1], changing),
     )

@@ -94,8 +94,9 @@ def _copied_there_and_back(node: GraphNode, order: tuple[int, ...], shape: tuple
     across = tuple(shape[dim] for dim in order)
     layout = (("memory_format", Token("memory_format", "contiguous_format")),)
     flat = replace(node, name=f"{node.name}{_FLAT}", op="aten.clone.default", args=(Ref(node.name),), kwargs=layout)
-    yield (flat := replace(flat, order=own, storage=""))
+    flat = replace(flat, order=own, storage="")
     turned = replace(flat, name=f"{node.name}{_TURNED}", op="aten.permute.default", args=(Ref(flat.name), order))
+    yield flat
     yield replace(turned, kwargs=(), shape=across, order=inverse, storage=flat.name)
     laid = replace(flat, name=f"{node.name}{_LAID}", args=(Ref(turned.name),), shape=across)
     yield laid
