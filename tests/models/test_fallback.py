@@ -83,7 +83,8 @@ def trained_alike(model, network, whole, batch, features):
         answers[-1].square().sum().backward()
     assert torch.equal(*answers)
     gradients = [
-        {name: one.grad for name, one in net.named_parameters() if one.grad is not None} for net in (model, whole)
+        {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+        for net in (model, whole)
     ]
     assert gradients[0].keys() == gradients[1].keys() != set()
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])

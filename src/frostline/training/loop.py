@@ -95,14 +95,14 @@ class Loop:
         """
         torch.manual_seed(self._recipe.seed)
         if self._passes.reason:
-            self._observe(EpochsChosen(epochs=self._passes.most, reason=self._passes.reason))
+            self._observe(EpochsChosen(epochs=self._passes.maximum, reason=self._passes.reason))
         # To make it imports torch's compiler, for a second in which the first batch is on its way.
         with ThreadPoolExecutor(1, "frostline-optimizer") as aside:
             self._epochs(aside.submit(_optimizer, self._recipe, self._parameters))
 
     def _epochs(self, made: Future[torch.optim.Optimizer]) -> None:
         try:
-            for epoch in range(self._passes.most):
+            for epoch in range(self._passes.maximum):
                 self._epoch(epoch, made)
                 if self._held_out is not None:
                     self._evaluate(epoch, self._held_out(epoch))
@@ -114,7 +114,7 @@ class Loop:
     def _epoch(self, epoch: int, made: Future[torch.optim.Optimizer]) -> None:
         self._head.train()
         batches = self._train(epoch)
-        steps = 0 if self._passes.patience is not None else self._passes.most * len(batches)
+        steps = 0 if self._passes.patience is not None else self._passes.maximum * len(batches)
         losses = []
         for batch in batches:
             started = time.perf_counter()

@@ -26,7 +26,8 @@ class JobSettings:
 
     Attributes:
         data: folder or URL of the data.
-        form: name of the form that it has (``datasets.formats``); None takes what it looks like.
+        format: name of the format that it has (``datasets.formats``); None takes what it looks like.
+        column: name of the column of Parquet files that has the samples, such as texts (``datasets.Dataset``).
         relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
         changed: policy for objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
@@ -37,6 +38,10 @@ class JobSettings:
         also_near: URLs of further nodes beside the same data; the work is spread over all of them.
         list_here: list the data with this process's own credentials, though a node could list it.
         weights: safetensors file of the whole network; ``random`` for none; None takes the name's own.
+        tokenizer: tokenizer of a network that takes texts (``training.networks.load_model``); None takes the
+            network's own.
+        max_length: number of tokens that every text is padded or cut to; None takes 128, or fewer where the network
+            has positions for no more.
         seed: seed of the order, the split, the fresh classifier, dropout and random preprocessing.
         cut: number of the cut to use; None lets the plan choose.
         codec: name of the codec to use with that cut; None takes the fastest one that ``accuracy`` allows.
@@ -52,7 +57,8 @@ class JobSettings:
     data: str
     model: str
     until: str
-    form: str | None = None
+    format: str | None = None
+    column: str | None = None
     relist: bool = True
     changed: str = CHANGED[0]
     where: str | None = None
@@ -61,6 +67,8 @@ class JobSettings:
     also_near: tuple[str, ...] = ()
     list_here: bool = False
     weights: str | None = None
+    tokenizer: str | None = None
+    max_length: int | None = None
     seed: int = 0
     cut: int | None = None
     codec: str | None = None
@@ -76,17 +84,19 @@ class JobSettings:
     def listed_by(self) -> tuple[str, ...]:
         """URLs of the nodes that list the data; none where it is listed here.
 
-        The nodes of a job list its data. It is listed here where that was asked for, where its form names other hosts,
-        and where it is a folder of this machine beside a node of this machine.
+        The nodes of a job list its data. It is listed here where that was asked for, where its format names other
+        hosts, and where it is a folder of this machine beside a node of this machine.
         """
         nodes = tuple(url for url in (self.near, *self.also_near) if url is not None)
-        if self.list_here or self.form == URLS or any(not url.startswith("http:") for url in nodes):
+        if self.list_here or self.format == URLS or any(not url.startswith("http:") for url in nodes):
             return ()
         return () if all(map(_is_here, nodes)) and _is_folder_here(self.data) else nodes
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 63:
             raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
+        if self.max_length is not None and self.max_length < 1:
+            raise SettingError(f"max_length must be at least 1, not {self.max_length}")
         if not self.relist and self.changed == "rebuild":
             raise SettingError("--changed rebuild lists the data, and --no-list does not: leave one of them out")
         if self.loss not in LOSSES:

@@ -115,8 +115,8 @@ def per_sample(node: GraphNode) -> tuple[int, ...]:
 def _with_one_as_asked(kept: list[Frontier], there: Sequence[Frontier]) -> list[Frontier]:
     if not there or any(frontier in there for frontier in kept):
         return kept
-    least = min(there, key=lambda frontier: frontier.nbytes)
-    return sorted([*kept, least], key=lambda frontier: frontier.after)
+    minimum = min(there, key=lambda frontier: frontier.nbytes)
+    return sorted([*kept, minimum], key=lambda frontier: frontier.after)
 
 
 def _legal(graph: Graph, first: Frontier, may_cross: Callable[[GraphNode], bool], asked: range) -> Iterator[Frontier]:

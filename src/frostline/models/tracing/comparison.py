@@ -1,4 +1,4 @@
-"""Runs two forms of one network on the same batch, and compares what they give to the bit."""
+"""Runs two variants of one network on the same batch, and compares what they give to the bit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,7 +60,7 @@ def observed(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: 
 
     Args:
         model: model whose buffers a run may change.
-        run: runs it once, in some form.
+        run: runs it once, in some variant.
         seed: seed of the random numbers that it draws.
         gradients: compute those of the trained parameters too.
     """
