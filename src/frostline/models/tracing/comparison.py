@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -64,14 +65,26 @@ def observed(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: 
         gradients: compute those of the trained parameters too.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad and gradients]
-    with kept_buffers(model), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with kept_buffers(model), _seeded(seed):
         outputs = tree_leaves(run())
         sums = [
             output.square().sum() for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad
         ]
         found = torch.autograd.grad(sums, trained, allow_unused=True) if sums and trained else ()
         return [*outputs, *found, *(buffer.clone() for buffer in model.buffers())]
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The random numbers of this seed, also those of NumPy, by which transformers masks parts of sounds."""
+    state = np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(state)
 
 
 @contextmanager
